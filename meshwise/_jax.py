@@ -1,0 +1,127 @@
+"""The only file that touches JAX's private or semi-private parts.
+
+What is used, and since when: `jax.extend.core` (jaxpr classes; semi-public), `jax._src.core`
+(`eval_context` pieces; private), `jax._src.source_info_util` (user lines; private),
+`jax._src.interpreters` (rules of our call primitive, in `_call.py`'s stead; private).
+Supported: jax 0.10.2 and 0.11.x. In 0.11 `Jaxpr` and `ClosedJaxpr` are one class, which has
+`.jaxpr` and `.consts` still.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+from jax._src import config as _config
+from jax._src import core as _core
+from jax._src import source_info_util
+from jax._src import tree_util as _tree_util
+from jax._src.sharding_impls import UnspecifiedValue
+from jax.extend import core as _xcore
+from jax.extend.core import ClosedJaxpr as ClosedJaxpr
+from jax.extend.core import Jaxpr as Jaxpr
+from jax.extend.core import JaxprEqn as JaxprEqn
+from jax.extend.core import Literal as Literal
+from jax.extend.core import Primitive as Primitive
+from jax.extend.core import Var as Var
+from jax.extend.core import jaxpr_as_fun as jaxpr_as_fun
+
+DropVar = _core.DropVar
+Tracer = jax.core.Tracer
+extended = jax.dtypes.extended
+
+
+def new_var(aval: Any) -> Var:
+    """A fresh variable of a type."""
+    return Var(aval)
+
+
+def close_jaxpr(
+    constvars: Sequence[Var],
+    invars: Sequence[Var],
+    outvars: Sequence[Any],
+    eqns: Sequence[JaxprEqn],
+    consts: Sequence[Any],
+) -> ClosedJaxpr:
+    """A closed jaxpr of some equations."""
+    effects = frozenset().union(*(e.effects for e in eqns)) if eqns else frozenset()
+    debug_info = _core.DebugInfo(
+        "meshwise", "meshwise", ("",) * len(invars), ("",) * len(outvars)
+    )
+    jaxpr = Jaxpr(list(constvars), list(invars), list(outvars), list(eqns), effects, debug_info)
+    return ClosedJaxpr(jaxpr, list(consts))
+
+
+def make_jaxpr_over_axes(
+    function: Callable[..., Any], axes: Sequence[tuple[str, int]], args: Sequence[Any]
+) -> ClosedJaxpr:
+    """Trace a function of local arrays in which the named axes may be used in collectives."""
+    with _config._check_vma(False):
+        return jax.make_jaxpr(function, axis_env=list(axes))(*args)
+
+
+@contextmanager
+def at_source(eqn: JaxprEqn) -> Iterator[None]:
+    """Equations bound inside carry the source line and names of a given equation."""
+    info = eqn.source_info
+    name_stack = source_info_util.current_name_stack() + info.name_stack
+    with source_info_util.user_context(info.traceback, name_stack=name_stack):
+        yield
+
+
+def bind(eqn: JaxprEqn, args: Sequence[Any], params: dict[str, Any] | None = None) -> list[Any]:
+    """Apply an equation's primitive to other arguments, perhaps with other parameters."""
+    bind_params = eqn.primitive.get_bind_params(eqn.params if params is None else params)
+    with eqn.ctx.manager:
+        out = eqn.primitive.bind(*args, **bind_params)
+    return list(out) if eqn.primitive.multiple_results else [out]
+
+
+def source_summary(eqn: JaxprEqn) -> str:
+    """The user's line of an equation as `file:line (function)`, or `unknown`."""
+    frame = source_info_util.user_frame(eqn.source_info.traceback)
+    if frame is None:
+        return "unknown"
+    return f"{frame.file_name}:{frame.start_line}"
+
+
+def rename(eqn: JaxprEqn, invars: Sequence[Any], outvars: Sequence[Var], call: JaxprEqn | None = None) -> JaxprEqn:
+    """The same equation on other variables; inside a call its names are prefixed by the call's."""
+    if call is None:
+        return eqn.replace(invars=list(invars), outvars=list(outvars))
+    info = eqn.source_info
+    stack = call.source_info.name_stack + info.name_stack
+    traceback = info.traceback or call.source_info.traceback
+    info = info.replace(name_stack=stack, traceback=traceback)
+    return eqn.replace(invars=list(invars), outvars=list(outvars), source_info=info)
+
+
+def is_unspecified(sharding: Any) -> bool:
+    """Whether JAX's marker for a sharding that was not given."""
+    return sharding is None or isinstance(sharding, UnspecifiedValue)
+
+
+def type_of(value: Any) -> Any:
+    """The abstract value of an array, tracer or literal."""
+    return jax.typeof(value)
+
+
+def flatten_axes(what: str, tree: Any, prefix: Any) -> list[Any]:
+    """Leaves of `prefix` repeated for the leaves of `tree` below them (None is a leaf)."""
+    return _tree_util.broadcast_prefix(prefix, tree, is_leaf=lambda x: x is None)
+
+
+def prefix_errors(prefix: Any, tree: Any) -> list[str]:
+    """Where `prefix` fails to be a prefix of `tree`, in words."""
+    errors = _tree_util.prefix_errors(prefix, tree, is_leaf=lambda x: x is None)
+    return [str(make("shardings")) for make in errors]
+
+
+threefry_partitionable: Callable[[], bool] = lambda: bool(_config.threefry_partitionable.value)
+
+
+def key_impl_name(aval: Any) -> str | None:
+    """The name of the generator of a typed key array, None for other arrays."""
+    if not jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key):
+        return None
+    return aval.dtype._impl.name

@@ -1,0 +1,65 @@
+"""Every public error: what was asked, each offender, the rule, the way out.
+
+Each class's docstring is its manual page. All inherit from `MeshwiseError`; most are also the
+class JAX raises for the same mistake, so code that catches JAX's errors keeps working.
+"""
+
+from collections.abc import Iterable
+
+import jax
+
+
+class MeshwiseError(Exception):
+    """Base class of every error that meshwise raises on purpose."""
+
+
+class HintError(MeshwiseError, ValueError):
+    """A hint does not fit the value, the mesh, or another hint on the same value.
+
+    A hint (a `PartitionSpec` or `NamedSharding`) names, for each dim of an array, the mesh axes
+    it is sharded over. It may not have more entries than the array has dims, may name only axes
+    of the mesh, and may use each axis once.
+    """
+
+
+class TreeError(MeshwiseError, ValueError):
+    """A tree of shardings is no prefix of the tree of arguments or results it describes."""
+
+
+class MeshError(MeshwiseError, ValueError):
+    """No mesh was given, or an argument or hint lives on other devices than the mesh."""
+
+
+class ArgumentError(MeshwiseError, TypeError):
+    """An argument of the function cannot be an array, or a call does not fit the program."""
+
+
+class TracerLeakError(MeshwiseError, jax.errors.UnexpectedTracerError):
+    """A traced value of an earlier call is used in this one.
+
+    The function stored an intermediate value outside itself (in a global, an attribute, a
+    list) and a later call reads it. Return the value instead.
+    """
+
+    def __init__(self, message: str):
+        """Keep the message as it is (JAX's class appends to it)."""
+        Exception.__init__(self, message)
+
+
+class MissingRuleError(MeshwiseError, NotImplementedError):
+    """In strict mode: an operator has no rule and would be computed whole on every device."""
+
+
+class ReplicationError(MeshwiseError, AssertionError):
+    """The simulator found a replicated result that differs between devices."""
+
+
+class RuleError(MeshwiseError, ValueError):
+    """An operator's rule does not fit its operands, or is registered twice."""
+
+
+def message(asked: str, offenders: Iterable[str], rule: str, way_out: str) -> str:
+    """Compose the text of an error: what was asked, each offender, the rule, the way out."""
+    offenders = list(offenders)
+    listed = f" {offenders[0]}" if len(offenders) == 1 else "".join(f"\n  - {o}" for o in offenders)
+    return f"{asked}:{listed}\n{rule}\n{way_out}"

@@ -1,0 +1,1 @@
+"""What things are: frozen data with checked invariants. No algorithm lives here."""

@@ -1,0 +1,268 @@
+"""Factor rules: one operator described by the factors of its dims.
+
+`"i k, k j -> i j | sum=k"` says that a matrix product has factors `i`, `j` and `k`; that each dim
+of each operand and result is a list of factors (here one each); and that `k` is a reduction: when
+it is sharded every device computes a term of a sum. A dim made of several factors is written in
+parentheses, major to minor: splitting heads off a dim is `"t (h d) -> t h d"`. A dim of size one
+that is stretched, or has nothing to shard, is written `1`.
+
+Kinds of factors (Shardy's names, arXiv 2105.04663 section 3 for what they serve):
+
+- pass-through: each shard computes its own part;
+- reduction (`sum=k`, `max=k`, ...): sharding it leaves the result unreduced;
+- need-replication (`whole=k`): must not be split;
+- permutation (`permute=k`): can be split with an exchange that the operator's local rule does.
+
+A factor is *compound* where it shares a dim with others; a compound factor is sharded only by
+axes whose size divides it, so that shards stay contiguous.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+from meshwise.errors import RuleError
+from meshwise.ir.mesh import Axes, Mesh
+from meshwise.ir.sharding import DimAxes, Reduction, Sharding, unreduced
+
+Dims = tuple[tuple[int, ...], ...]  # factors of each dim, major to minor
+
+
+@dataclass(frozen=True)
+class FactorRule:
+    """Factors of every dim of every operand and result, their sizes and their kinds."""
+
+    operands: tuple[Dims, ...]
+    results: tuple[Dims, ...]
+    sizes: tuple[int, ...]
+    reductions: tuple[tuple[int, Reduction], ...] = ()
+    whole: frozenset[int] = frozenset()
+    permuted: frozenset[int] = frozenset()
+
+    @cached_property
+    def reduction_of(self) -> dict[int, Reduction]:
+        """The operator of each reduction factor."""
+        return dict(self.reductions)
+
+    @cached_property
+    def compound(self) -> frozenset[int]:
+        """Factors that share a dim with another one somewhere."""
+        dims = [dim for tensor in (*self.operands, *self.results) for dim in tensor]
+        return frozenset(f for dim in dims if len(dim) > 1 for f in dim)
+
+    def __str__(self) -> str:
+        """The rule as text, as `parse_rule` reads it."""
+        operands = ", ".join(_show_dims(t) for t in self.operands)
+        results = ", ".join(_show_dims(t) for t in self.results)
+        kinds: dict[str, list[int]] = {}
+        for factor, reduction in self.reductions:
+            kinds.setdefault(reduction.value, []).append(factor)
+        kinds["whole"] = sorted(self.whole)
+        kinds["permute"] = sorted(self.permuted)
+        shown = [f"{k}={' '.join(_name(f) for f in fs)}" for k, fs in kinds.items() if fs]
+        return f"{operands} -> {results}" + (f" | {' '.join(shown)}" if shown else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """How one operator is split: the axes of each factor, and the axes carried unreduced."""
+
+    axes: DimAxes
+    carried: Axes = ()
+
+    def used_axes(self) -> frozenset[str]:
+        """Every axis that the strategy uses."""
+        return frozenset(a for axes in self.axes for a in axes).union(self.carried)
+
+
+def dims_sharding(dims: Dims, axes: DimAxes) -> DimAxes:
+    """Axes of each dim of a tensor, given the axes of each factor."""
+    return tuple([axes[d[0]] if len(d) == 1 else sum([axes[f] for f in d], ()) for d in dims])
+
+
+def operand_sharding(
+    rule: FactorRule, strategy: Strategy, operand: int, carries: bool = False
+) -> Sharding:
+    """The sharding a strategy wants of an operand (unreduced where it carries a sum)."""
+    dims = dims_sharding(rule.operands[operand], strategy.axes)
+    return unreduced(dims, strategy.carried if carries else (), Reduction.SUM)
+
+
+def result_sharding(rule: FactorRule, strategy: Strategy, result: int) -> Sharding:
+    """The sharding a strategy produces: unreduced over the axes of reduction factors."""
+    dims = dims_sharding(rule.results[result], strategy.axes)
+    axes = list(strategy.carried)
+    operator = Reduction.SUM
+    for factor, reduction in rule.reductions:
+        if strategy.axes[factor]:
+            axes += strategy.axes[factor]
+            operator = reduction
+    return unreduced(dims, axes, operator)
+
+
+def factor_axes(dims: Dims, rule: FactorRule, sharding: DimAxes, mesh: Mesh) -> dict[int, Axes]:
+    """Project a tensor's sharding onto its factors; what does not fit a factor is left out.
+
+    In a compound dim a factor takes axes while their sizes divide it, and the next, more minor
+    one gets axes only when this one is split completely.
+    """
+    found: dict[int, Axes] = {}
+    for factors, axes in zip(dims, sharding, strict=True):
+        if not axes or not factors:
+            continue
+        if len(factors) == 1 and factors[0] not in rule.compound:
+            found[factors[0]] = axes
+            continue
+        found.update(_split_axes(factors, axes, rule, mesh))
+    return {f: a for f, a in found.items() if f not in rule.whole}
+
+
+def _split_axes(
+    factors: tuple[int, ...], axes: Axes, rule: FactorRule, mesh: Mesh
+) -> dict[int, Axes]:
+    found: dict[int, Axes] = {}
+    position = 0
+    for factor in factors:
+        size = rule.sizes[factor]
+        taken: list[str] = []
+        while position < len(axes) and size % mesh.axis_size[axes[position]] == 0:
+            taken.append(axes[position])
+            size //= mesh.axis_size[axes[position]]
+            position += 1
+        if taken:
+            found[factor] = tuple(taken)
+        if size > 1:
+            break
+    return found
+
+
+def fits(rule: FactorRule, strategy: Strategy, mesh: Mesh) -> bool:
+    """Whether a strategy is allowed: axes disjoint, kinds respected, compound dims contiguous."""
+    used = [a for axes in strategy.axes for a in axes] + list(strategy.carried)
+    if len(used) != len(set(used)):
+        return False
+    for factor, axes in enumerate(strategy.axes):
+        if not axes:
+            continue
+        if factor in rule.whole:
+            return False
+        if factor in rule.compound and rule.sizes[factor] % mesh.size(axes):
+            return False
+    if len({rule.reduction_of[f] for f in rule.reduction_of if strategy.axes[f]}) > 1:
+        return False
+    return all(
+        _contiguous(dim, rule, strategy, mesh)
+        for tensor in (*rule.operands, *rule.results)
+        for dim in tensor
+        if len(dim) > 1
+    )
+
+
+def _contiguous(dim: tuple[int, ...], rule: FactorRule, strategy: Strategy, mesh: Mesh) -> bool:
+    """A minor factor may be sharded only where every factor more major is split completely."""
+    complete = True
+    for factor in dim:
+        if strategy.axes[factor] and not complete:
+            return False
+        complete = complete and mesh.size(strategy.axes[factor]) == rule.sizes[factor]
+    return True
+
+
+def bind_rule(text: str, operands: Sequence[Sequence[int]], results: Sequence[Sequence[int]],
+              sizes: dict[str, int] | None = None) -> FactorRule:
+    """Read a rule's text and find its factors' sizes from the shapes.
+
+    `sizes` gives factors that the shapes leave open (all but one of a compound dim's must be
+    known from elsewhere). Raises `RuleError` where the text does not fit the shapes.
+    """
+    parsed = _parse(text)
+    known: dict[str, int] = dict(sizes or {})
+    tensors = list(zip((*parsed.operands, *parsed.results), (*operands, *results), strict=False))
+    if (len(parsed.operands), len(parsed.results)) != (len(operands), len(results)):
+        raise RuleError(f"rule {text!r} is for {len(parsed.operands)} operands and "
+                        f"{len(parsed.results)} results, not {len(operands)} and {len(results)}")
+    for dims, shape in tensors:
+        _learn_sizes(text, dims, shape, known)
+    for dims, shape in tensors:
+        _learn_compound_sizes(text, dims, shape, known)
+    names = list(dict.fromkeys(f for dims, _ in tensors for dim in dims for f in dim))
+    index = {name: i for i, name in enumerate(names)}
+    bound = [tuple(tuple(index[f] for f in dim) for dim in dims) for dims, _ in tensors]
+    kinds = {kind: [index[f] for f in fs] for kind, fs in parsed.kinds}
+    return FactorRule(
+        operands=tuple(bound[: len(operands)]),
+        results=tuple(bound[len(operands):]),
+        sizes=tuple(known[name] for name in names),
+        reductions=tuple((f, r) for r in Reduction for f in kinds.get(r.value, ())),
+        whole=frozenset(kinds.get("whole", ())),
+        permuted=frozenset(kinds.get("permute", ())),
+    )
+
+
+def _learn_sizes(text: str, dims: tuple[tuple[str, ...], ...], shape: Sequence[int],
+                 known: dict[str, int]) -> None:
+    if len(dims) != len(shape):
+        raise RuleError(f"rule {text!r} has a tensor of rank {len(dims)}; the shape is {shape}")
+    for dim, size in zip(dims, shape, strict=True):
+        if len(dim) == 1 and known.setdefault(dim[0], size) != size:
+            raise RuleError(f"rule {text!r}: factor {dim[0]} has sizes {known[dim[0]]} and {size}")
+
+
+def _learn_compound_sizes(text: str, dims: tuple[tuple[str, ...], ...], shape: Sequence[int],
+                          known: dict[str, int]) -> None:
+    for dim, size in zip(dims, shape, strict=True):
+        unknown = [f for f in dim if f not in known]
+        product = math.prod(known[f] for f in dim if f in known)
+        if len(unknown) == 1 and product and size % product == 0:
+            known[unknown[0]] = size // product
+        elif unknown or (dim and product != size):
+            raise RuleError(f"rule {text!r}: dim ({' '.join(dim)}) does not fit size {size}")
+
+
+@dataclass(frozen=True)
+class _ParsedRule:
+    operands: tuple[tuple[tuple[str, ...], ...], ...]
+    results: tuple[tuple[tuple[str, ...], ...], ...]
+    kinds: tuple[tuple[str, tuple[str, ...]], ...]
+
+
+_KINDS = frozenset({r.value for r in Reduction} | {"whole", "permute"})
+
+
+@lru_cache(maxsize=4096)
+def _parse(text: str) -> _ParsedRule:
+    head, _, tail = text.partition("|")
+    left, arrow, right = head.partition("->")
+    if not arrow:
+        raise RuleError(f"rule {text!r} has no '->' between operands and results")
+    kinds: dict[str, tuple[str, ...]] = {}
+    for kind, factors in re.findall(r"(\w+)=([^=]*?)(?=\s+\w+=|\s*$)", tail):
+        if kind not in _KINDS:
+            raise RuleError(f"rule {text!r}: {kind!r} is none of {', '.join(sorted(_KINDS))}")
+        kinds[kind] = tuple(factors.split())
+    operands = tuple(_parse_dims(part) for part in left.split(","))
+    results = tuple(_parse_dims(part) for part in right.split(","))
+    known = {f for tensor in (*operands, *results) for dim in tensor for f in dim}
+    unknown = [f for fs in kinds.values() for f in fs if f not in known]
+    if unknown:
+        raise RuleError(f"rule {text!r}: {', '.join(unknown)} is a factor of no dim")
+    return _ParsedRule(operands, results, tuple(kinds.items()))
+
+
+def _parse_dims(part: str) -> tuple[tuple[str, ...], ...]:
+    dims = []
+    for compound, single in re.findall(r"\(([^)]*)\)|(\S+)", part):
+        factors = compound.split() if not single else [] if single == "1" else [single]
+        dims.append(tuple(factors))
+    return tuple(dims)
+
+
+def _name(factor: int) -> str:
+    return "ijklmnopqrstuvwxyzabcdefgh"[factor] if factor < 26 else f"f{factor}"
+
+
+def _show_dims(dims: Dims) -> str:
+    shown = [_name(d[0]) if len(d) == 1 else f"({' '.join(map(_name, d))})" if d else "1" for d in dims]
+    return " ".join(shown)

@@ -1,0 +1,112 @@
+"""A mesh whose axes are split in prime factors.
+
+The user's axis `model` of size 8 becomes the sub-axes `model.0, model.1, model.2` of size 2,
+major to minor. Reshaping the device array this way moves no device, so a sharding over the
+sub-axes of an axis is the same placement as one over the axis. Axes of prime size keep their
+name; axes of size one are dropped, as nothing can be sharded over them.
+
+Invariants of `Mesh`:
+
+- every size is a prime; names are unique;
+- `user_axes` lists each axis of the user's mesh with its sub-axes, in the user's order, and
+  their concatenation is `names`.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+Axes = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """The refined mesh: prime sub-axes, and the user's axes they come from."""
+
+    names: Axes
+    sizes: tuple[int, ...]
+    user_axes: tuple[tuple[str, Axes], ...]
+
+    def __post_init__(self) -> None:
+        """Check the invariants in the module's docstring."""
+        assert len(self.names) == len(self.sizes) == len(set(self.names)), self.names
+        assert tuple(a for _, sub in self.user_axes for a in sub) == self.names, self.user_axes
+        assert all(len(_prime_factors(size)) == 1 for size in self.sizes), self.sizes
+
+    @cached_property
+    def axis_size(self) -> dict[str, int]:
+        """Size of each sub-axis."""
+        return dict(zip(self.names, self.sizes, strict=True))
+
+    @cached_property
+    def sub_axes(self) -> dict[str, Axes]:
+        """Sub-axes of each of the user's axes, major to minor."""
+        return dict(self.user_axes)
+
+    @cached_property
+    def user_axis_of(self) -> dict[str, str]:
+        """The user's axis that a sub-axis is part of."""
+        return {sub: user for user, subs in self.user_axes for sub in subs}
+
+    @property
+    def device_count(self) -> int:
+        """How many devices the mesh has."""
+        return math.prod(self.sizes)
+
+    def size(self, axes: Iterable[str]) -> int:
+        """Product of the sizes of some sub-axes."""
+        sizes = self.axis_size
+        total = 1
+        for axis in axes:
+            total *= sizes[axis]
+        return total
+
+    def refine(self, axes: Iterable[str]) -> Axes:
+        """The sub-axes of a sequence of the user's axes."""
+        return tuple(sub for axis in axes for sub in self.sub_axes[axis])
+
+    def restore(self, axes: Axes) -> Axes | None:
+        """The user's axes that a sequence of sub-axes is, or None where one is not whole."""
+        restored = []
+        position = 0
+        while position < len(axes):
+            user = self.user_axis_of[axes[position]]
+            subs = self.sub_axes[user]
+            if axes[position : position + len(subs)] != subs:
+                return None
+            restored.append(user)
+            position += len(subs)
+        return tuple(restored)
+
+    def show(self, axes: Axes) -> str:
+        """Axes as text: the user's where whole, else the sub-axes."""
+        return ", ".join(self.restore(axes) or axes)
+
+
+def refine_mesh(names: Sequence[str], sizes: Sequence[int]) -> Mesh:
+    """Split each axis in its prime factors, major to minor.
+
+    >>> refine_mesh(("data", "model"), (3, 4)).names
+    ('data', 'model.0', 'model.1')
+    """
+    user_axes = []
+    prime_sizes: list[int] = []
+    for name, size in zip(names, sizes, strict=True):
+        primes = _prime_factors(size)
+        subs = (str(name),) if len(primes) == 1 else tuple(f"{name}.{i}" for i in range(len(primes)))
+        user_axes.append((name, subs))
+        prime_sizes.extend(primes)
+    all_names = tuple(sub for _, subs in user_axes for sub in subs)
+    return Mesh(all_names, tuple(prime_sizes), tuple(user_axes))
+
+
+def _prime_factors(size: int) -> list[int]:
+    factors = []
+    divisor = 2
+    while divisor * divisor <= size:
+        while size % divisor == 0:
+            factors.append(divisor)
+            size //= divisor
+        divisor += 1
+    return factors + ([size] if size > 1 else [])

@@ -1,0 +1,73 @@
+"""A program to partition: a flat jaxpr, the hints, and where everything came from.
+
+`Program` is what `trace` returns and every later step reads. Its jaxpr has no calls left in it
+(jit, custom_jvp and custom_vjp are inlined); values are the jaxpr's variables, and side tables
+are keyed by them.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from meshwise._jax import ClosedJaxpr, JaxprEqn, Literal, Var, source_summary
+from meshwise.ir.mesh import Axes, Mesh
+from meshwise.ir.sharding import DimAxes
+
+OpenDims = tuple[Axes | None, ...]  # per dim its axes, or None where the hint leaves it open
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """A sharding the user gave to one value: axes per dim, None for a dim left open."""
+
+    dims: OpenDims
+    given_as: str
+    source: str
+
+    @property
+    def closed(self) -> DimAxes | None:
+        """The dims, where none is left open."""
+        return None if None in self.dims else self.dims  # type: ignore[return-value]
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """A flat jaxpr with hints.
+
+    `hints` maps the index of an equation that is a hint (a sharding constraint) to what it says;
+    `in_hints` and `out_hints` belong to the jaxpr's inputs and outputs in order, None where the
+    sharding is left to completion. `paths` names the inputs and outputs for messages.
+    """
+
+    jaxpr: ClosedJaxpr
+    mesh: Mesh
+    in_hints: tuple[Hint | None, ...]
+    out_hints: tuple[Hint | None, ...]
+    hints: dict[int, Hint]
+    in_paths: tuple[str, ...]
+    out_paths: tuple[str, ...]
+    name: str = "fn"
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def equations(self) -> list[JaxprEqn]:
+        """The equations in order."""
+        return self.jaxpr.jaxpr.eqns
+
+    @property
+    def inputs(self) -> list[Var]:
+        """The program's arguments."""
+        return self.jaxpr.jaxpr.invars
+
+    @property
+    def outputs(self) -> list[Any]:
+        """The program's results: variables or literals."""
+        return self.jaxpr.jaxpr.outvars
+
+    def source(self, equation: int) -> str:
+        """The user's line that an equation comes from, as `file:line`."""
+        return source_summary(self.equations[equation])
+
+
+def variables(atoms: Any) -> list[Var]:
+    """The variables among some atoms; literals left out."""
+    return [a for a in atoms if not isinstance(a, Literal)]

@@ -1,0 +1,95 @@
+"""How one value lies on a mesh.
+
+A `Sharding` says, for each dim, the ordered tuple of sub-axes it is sharded over (major to
+minor), and over which axes the value is *unreduced*: there every device holds a term, and their
+sum (or max, min, ...) is the value. Over every other axis the value is replicated.
+
+Invariants: an axis is used at most once, in dims and unreduced together; unreduced axes are
+sorted; a value without unreduced axes has `Reduction.SUM` as its reduction.
+
+A dim of size `n` sharded over `k` devices has local size `ceil(n / k)`; where that is more than
+`n / k` the tail is padding, whose content is undefined.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from meshwise.ir.mesh import Axes, Mesh
+
+DimAxes = tuple[Axes, ...]
+
+
+class Reduction(Enum):
+    """The operator that joins the terms of an unreduced value."""
+
+    SUM = "sum"
+    MAX = "max"
+    MIN = "min"
+    PROD = "prod"
+    AND = "and"
+    OR = "or"
+
+
+@dataclass(frozen=True, slots=True)
+class Sharding:
+    """Axes of each dim, and the axes over which the value is unreduced."""
+
+    dims: DimAxes
+    unreduced: Axes = ()
+    reduction: Reduction = Reduction.SUM
+
+    def __post_init__(self) -> None:
+        """Check the invariants in the module's docstring."""
+        used = [axis for axes in self.dims for axis in axes] + list(self.unreduced)
+        assert len(used) == len(set(used)), f"an axis is used twice in {self}"
+        assert self.unreduced == tuple(sorted(self.unreduced)), self
+        assert self.unreduced or self.reduction is Reduction.SUM, self
+
+    def __str__(self) -> str:
+        """Short text, e.g. `[data, -] sum over model`."""
+        dims = ", ".join("*".join(axes) or "-" for axes in self.dims)
+        terms = f" {self.reduction.value} over {', '.join(self.unreduced)}" if self.unreduced else ""
+        return f"[{dims}]{terms}"
+
+    @property
+    def used_axes(self) -> frozenset[str]:
+        """Every axis over which the value is sharded or unreduced."""
+        return frozenset(a for axes in self.dims for a in axes).union(self.unreduced)
+
+    @property
+    def reduced(self) -> "Sharding":
+        """The same dims with nothing left to reduce."""
+        return Sharding(self.dims) if self.unreduced else self
+
+
+def replicated(rank: int) -> Sharding:
+    """The sharding that keeps a value of some rank whole on every device."""
+    return Sharding(((),) * rank)
+
+
+def unreduced(dims: DimAxes, axes: Sequence[str], reduction: Reduction) -> Sharding:
+    """A sharding with unreduced axes, in canonical form."""
+    if not axes:
+        return Sharding(dims)
+    return Sharding(dims, tuple(sorted(axes)), reduction)
+
+
+def local_shape(shape: Sequence[int], sharding: Sharding, mesh: Mesh) -> tuple[int, ...]:
+    """Shape on each device of a value of a global shape: `ceil(size / shards)` for each dim."""
+    return tuple(
+        -(-size // mesh.size(axes)) if axes else size
+        for size, axes in zip(shape, sharding.dims, strict=True)
+    )
+
+
+def padded_shape(shape: Sequence[int], sharding: Sharding, mesh: Mesh) -> tuple[int, ...]:
+    """Global shape with each dim rounded up to a multiple of its shards."""
+    local = local_shape(shape, sharding, mesh)
+    return tuple(n * mesh.size(axes) for n, axes in zip(local, sharding.dims, strict=True))
+
+
+def local_bytes(shape: Sequence[int], itemsize: int, sharding: Sharding, mesh: Mesh) -> int:
+    """Bytes that each device holds, padding included."""
+    return math.prod(local_shape(shape, sharding, mesh)) * itemsize

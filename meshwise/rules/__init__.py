@@ -1,0 +1,1 @@
+"""What each operator means: one factor rule an operator, one file an operator family."""

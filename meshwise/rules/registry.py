@@ -1,0 +1,172 @@
+"""What every operator means: one registry, keyed by primitive.
+
+A family file registers, for each of its primitives, a function that describes one application
+of the primitive as an `OpRule`. Propagation, choosing, partitioning, cost and explanation read
+nothing else. A primitive without a rule gets the opaque one: every dim must be whole.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from jax import lax
+
+from meshwise._jax import JaxprEqn, Literal, bind
+from meshwise.errors import RuleError
+from meshwise.ir.factors import FactorRule, Strategy, dims_sharding
+from meshwise.ir.mesh import Mesh
+from meshwise.ir.sharding import Sharding, local_shape
+
+
+@dataclass(frozen=True)
+class Application:
+    """One application of a primitive, as a rule sees it: parameters and global types."""
+
+    eqn: JaxprEqn
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The primitive's parameters."""
+        return self.eqn.params
+
+    @property
+    def operands(self) -> list[Any]:
+        """Abstract values of the operands (global shapes)."""
+        return [a.aval for a in self.eqn.invars]
+
+    @property
+    def results(self) -> list[Any]:
+        """Abstract values of the results (global shapes)."""
+        return [v.aval for v in self.eqn.outvars]
+
+    def is_zero(self, operand: int) -> bool:
+        """Whether an operand is the literal zero."""
+        atom = self.eqn.invars[operand]
+        return isinstance(atom, Literal) and not atom.aval.shape and not atom.val
+
+
+@dataclass(frozen=True)
+class LocalContext:
+    """What a local rule may ask while it computes on one device's part."""
+
+    eqn: JaxprEqn
+    rule: FactorRule
+    strategy: Strategy
+    mesh: Mesh
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The primitive's parameters (with global shapes in them)."""
+        return self.eqn.params
+
+    def axes(self, factor: int) -> tuple[str, ...]:
+        """Axes that a factor is sharded over."""
+        return self.strategy.axes[factor]
+
+    def shards(self, factor: int) -> int:
+        """In how many parts a factor is split."""
+        return self.mesh.size(self.strategy.axes[factor])
+
+    def local_size(self, factor: int) -> int:
+        """Size of a factor on each device, padding included."""
+        return -(-self.rule.sizes[factor] // self.shards(factor))
+
+    def offset(self, factor: int) -> Any:
+        """Global index of this device's first element along a factor (int32 scalar)."""
+        return shard_index(self.axes(factor), self.mesh) * self.local_size(factor)
+
+    def local_result_shape(self, result: int) -> tuple[int, ...]:
+        """Local shape of a result."""
+        dims = dims_sharding(self.rule.results[result], self.strategy.axes)
+        return local_shape(self.eqn.outvars[result].aval.shape, Sharding(dims), self.mesh)
+
+    def bind(self, *operands: Any, **changed: Any) -> list[Any]:
+        """The same primitive on local operands, with some parameters changed."""
+        return bind(self.eqn, operands, {**self.params, **changed})
+
+
+def shard_index(axes: Sequence[str], mesh: Mesh) -> Any:
+    """Which shard this device holds along some axes, major to minor (int32 scalar)."""
+    index: Any = 0
+    for axis in axes:
+        index = index * mesh.axis_size[axis] + lax.axis_index(axis)
+    return index
+
+
+LocalRule = Callable[..., Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class OpRule:
+    """One application of an operator, described once.
+
+    factors: dims of operands and results as factors, with kinds.
+    linear: sets of operands through which an unreduced sum may pass untouched, if *all* of a set
+        are unreduced over the same axes and no other operand is.
+    local: `(context, *local operands) -> local results`; by default the same primitive.
+    masked: operands whose padding along a sharded reduction factor is replaced by the
+        reduction's identity before `local` runs; by default every one that has such a factor.
+    flops: of the whole operator, for the cost of splitting it.
+    opaque: computed whole because there is no rule; shown to the user.
+    """
+
+    factors: FactorRule
+    linear: tuple[tuple[int, ...], ...] = ()
+    local: LocalRule | None = None
+    masked: tuple[int, ...] | None = None
+    flops: float = 0.0
+    opaque: bool = False
+
+
+Describe = Callable[[Application], OpRule]
+
+
+@dataclass
+class Registry:
+    """Rules by primitive name."""
+
+    rules: dict[str, Describe] = field(default_factory=dict)
+
+    def register(self, *names: str) -> Callable[[Describe], Describe]:
+        """Register a description for primitives by name; twice is an error."""
+
+        def decorate(describe: Describe) -> Describe:
+            for name in names:
+                if name in self.rules:
+                    raise RuleError(f"primitive {name!r} has a rule already")
+                self.rules[name] = describe
+            return describe
+
+        return decorate
+
+    def describe(self, eqn: JaxprEqn) -> OpRule:
+        """The rule of one equation; the opaque one where none is registered."""
+        application = Application(eqn)
+        describe = self.rules.get(eqn.primitive.name)
+        return describe(application) if describe else opaque_rule(application)
+
+
+def opaque_rule(application: Application) -> OpRule:
+    """Every dim whole: the operator is computed on every device from whole operands."""
+    factor = 0
+    tensors = []
+    sizes: list[int] = []
+    for aval in (*application.operands, *application.results):
+        shape = getattr(aval, "shape", ())
+        tensors.append(tuple((factor + d,) for d in range(len(shape))))
+        factor += len(shape)
+        sizes.extend(shape)
+    operands = len(application.operands)
+    rule = FactorRule(
+        operands=tuple(tensors[:operands]),
+        results=tuple(tensors[operands:]),
+        sizes=tuple(sizes),
+        whole=frozenset(range(factor)),
+    )
+    flops = float(sum(math.prod(t.shape) for t in application.results if hasattr(t, "shape")))
+    return OpRule(rule, flops=flops, opaque=True)
+
+
+REGISTRY = Registry()
+register = REGISTRY.register
