@@ -1,0 +1,54 @@
+# Each target makes what it needs. On a fresh machine, python3 (3.11 or newer) and make are enough.
+# Override on the command line: make test PYTHON=python3.12 WORKERS=4 PYTEST_ARGS="-k reshard"
+
+PYTHON      ?= python3
+WORKERS     ?= 2
+PYTEST_ARGS ?=
+
+VENV := .venv
+RUN  := $(VENV)/bin/python
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test test-slow lint format bench clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.examples ## train a small GPT on one device and on eight, under four schemes
+	$(RUN) examples/gpt/demo.py
+
+test: $(VENV)/.test ## the default suite
+	$(RUN) -m pytest -n $(WORKERS) $(PYTEST_ARGS)
+
+test-slow: $(VENV)/.test ## the long sweeps, which `make test` leaves out
+	$(RUN) -m pytest -n $(WORKERS) -m slow $(PYTEST_ARGS)
+
+lint: $(VENV)/.dev ## style, format and types
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m pyright --pythonpath $(RUN)
+
+format: $(VENV)/.dev ## rewrite files in the project's format
+	$(RUN) -m ruff check --fix .
+	$(RUN) -m ruff format .
+
+bench: $(VENV)/.examples ## measure beside XLA's own partitioners
+	$(RUN) benchmarks/gpt.py
+
+clean: ## remove the environment and the caches
+	rm -rf $(VENV) .hypothesis .pytest_cache .ruff_cache build dist
+
+# The environment. A changed pyproject.toml makes it anew; each stamp is one group of packages in it.
+$(VENV)/.made: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
+	  "meshwise needs Python 3.11 or newer, and $(PYTHON) is " + sys.version.split()[0] + \
+	  ". Name another: make PYTHON=python3.12 ...")'
+	@$(PYTHON) -m venv --clear $(VENV) || { \
+	  echo "$(PYTHON) cannot make environments. On Debian or Ubuntu: apt install python3-venv" >&2; \
+	  exit 1; }
+	@touch $@
+
+$(VENV)/.examples $(VENV)/.test $(VENV)/.dev: $(VENV)/.%: $(VENV)/.made
+	$(RUN) -m pip install --disable-pip-version-check -e '.[$*]'
+	@touch $@

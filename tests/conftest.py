@@ -1,0 +1,98 @@
+"""What every test shares: eight CPU devices, the meshes, golden files, Hypothesis's profiles."""
+
+import os
+import pathlib
+from collections.abc import Callable
+
+# Before the first import of jax, which reads both.
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+).strip()
+
+import hypothesis
+import jax
+import pytest
+from jax.sharding import AxisType, Mesh
+
+GOLDEN = pathlib.Path(__file__).parent / "golden"
+
+# "fixed" draws the same examples in every run, so that a failure is the change's and not luck's.
+# HYPOTHESIS_PROFILE=search draws new ones, and more of them.
+_SHARED_SETTINGS = {
+    "deadline": None,  # the first example of a shape pays for a compilation
+    "print_blob": True,
+    "suppress_health_check": [hypothesis.HealthCheck.too_slow],
+}
+hypothesis.settings.register_profile(
+    "fixed", derandomize=True, database=None, max_examples=50, **_SHARED_SETTINGS
+)
+hypothesis.settings.register_profile("search", max_examples=500, **_SHARED_SETTINGS)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update-golden",
+        action="store_true",
+        help="write the golden files anew instead of comparing with them",
+    )
+
+
+def pytest_report_header() -> str:
+    return f"jax {jax.__version__}, eight CPU devices"
+
+
+def _mesh(**axes: int) -> Mesh:
+    auto = (AxisType.Auto,) * len(axes)
+    return jax.make_mesh(tuple(axes.values()), tuple(axes), auto, devices=jax.devices()[:8])
+
+
+@pytest.fixture(scope="session")
+def mesh8() -> Mesh:
+    """Eight devices in a row: x."""
+    return _mesh(x=8)
+
+
+@pytest.fixture(scope="session")
+def mesh2x4() -> Mesh:
+    """Two by four devices: x, y."""
+    return _mesh(x=2, y=4)
+
+
+@pytest.fixture(scope="session")
+def mesh4x2() -> Mesh:
+    """Four by two devices: x, y."""
+    return _mesh(x=4, y=2)
+
+
+@pytest.fixture(scope="session")
+def mesh2x2x2() -> Mesh:
+    """Two by two by two devices: x, y, z."""
+    return _mesh(x=2, y=2, z=2)
+
+
+@pytest.fixture(params=["mesh8", "mesh2x4", "mesh4x2", "mesh2x2x2"])
+def any_mesh(request: pytest.FixtureRequest) -> Mesh:
+    """Each of the four meshes in turn; all have an axis x."""
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Compare a text with `tests/golden/NAME.txt`; `--update-golden` writes it anew."""
+
+    def check(name: str, text: str) -> None:
+        file = GOLDEN / f"{name}.txt"
+        text = text.rstrip("\n") + "\n"
+        if request.config.getoption("--update-golden"):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+            return
+        if not file.exists():
+            pytest.fail(f"no golden file {file}: run pytest --update-golden and read what it wrote")
+        assert text == file.read_text(encoding="utf-8"), (
+            f"{file.name} differs: if the new text is right, run pytest --update-golden"
+        )
+
+    return check
