@@ -19,10 +19,10 @@ demo: $(VENV)/.examples ## train a small GPT on one device and on eight, under f
 	$(RUN) examples/gpt/demo.py
 
 test: $(VENV)/.test ## the default suite
-	$(RUN) -m pytest -n $(WORKERS) $(PYTEST_ARGS)
+	$(RUN) -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 test-slow: $(VENV)/.test ## the long sweeps, which `make test` leaves out
-	$(RUN) -m pytest -n $(WORKERS) -m slow $(PYTEST_ARGS)
+	$(RUN) -m pytest -n $(WORKERS) --dist worksteal -m slow $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev ## style, format and types
 	$(RUN) -m ruff check .
