@@ -127,7 +127,7 @@ def parameter_shardings(scheme: Scheme, mesh: AnyMesh, params: Any) -> Any:
     def choose(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         spec = next(spec for pattern, spec in scheme.parameters if re.search(pattern, name))
-        if spec == "split":
+        if isinstance(spec, str):
             return NamedSharding(mesh, split_spec(leaf.shape, mesh))
         return NamedSharding(mesh, resolve(scheme, mesh, spec))
 
@@ -173,11 +173,11 @@ def hint_activations(scheme: Scheme, mesh: AnyMesh, step: Step) -> Step:
 
 def hinted_step(
     scheme: Scheme, mesh: AnyMesh, config: Config = DEMO
-) -> tuple[Step, tuple[State, Batch, NamedSharding], tuple[State, dict[str, NamedSharding]]]:
+) -> tuple[Step, tuple[State, Any, NamedSharding], tuple[State, dict[str, NamedSharding]]]:
     """The hinted training step, and the shardings of all it takes and all it returns."""
     state = state_shardings(scheme, mesh, config)
     rows = NamedSharding(mesh, resolve(scheme, mesh, scheme.batch))
     everywhere = NamedSharding(mesh, P())
     metrics = {"loss": everywhere, "grad_norm": everywhere}
     step = hint_activations(scheme, mesh, partial(train_step, config=config))
-    return step, (state, Batch(rows, rows), everywhere), (state, metrics)
+    return step, (state, Batch._make((rows, rows)), everywhere), (state, metrics)

@@ -137,7 +137,8 @@ def init(key: jax.Array, config: Config = DEMO) -> State:
 
 def loss(params: Any, batch: Batch, key: jax.Array, config: Config = DEMO) -> jax.Array:
     """Mean cross-entropy in nats per byte, with dropout drawn from `key`; a scalar."""
-    logits = Gpt(config).apply({"params": params}, batch.tokens, train=True, rngs={"dropout": key})
+    dropout = {"dropout": key}
+    logits: Any = Gpt(config).apply({"params": params}, batch.tokens, train=True, rngs=dropout)
     return optax.softmax_cross_entropy_with_integer_labels(logits, batch.targets).mean()
 
 

@@ -1,0 +1,1 @@
+"""What the partitioners we compare with emit, read from their compilers' output."""

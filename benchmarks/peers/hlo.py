@@ -1,0 +1,261 @@
+"""The collectives that XLA's partitioner emits, and the bytes that each device sends for them.
+
+    with partitioner("shardy"):
+        report = read(jax.jit(f, ...).lower(*args))
+    report.wire_bytes, report.credited_bytes, report.by_kind
+
+The text read is the one right after XLA's SPMD partitioning, before the passes of one backend
+change it; `stage="final"` reads the compiled program instead. Bytes follow the ring formulas,
+n devices in a group: all_gather (n-1)/n of its output, reduce_scatter and all_to_all (n-1)/n of
+their input, all_reduce 2(n-1)/n, ppermute its input; times the trips of the loops around it.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import jax
+from jax.stages import Lowered
+
+from benchmarks.peers.hlo_text import Computation, Instruction, Shape, parse_module
+from benchmarks.peers.replica_groups import Groups, parse_groups, parse_pairs
+from benchmarks.peers.scattered import Scope, scatter_ways
+
+Partitioner = Literal["gspmd", "shardy"]
+Stage = Literal["partitioned", "final"]
+
+PARTITIONERS: tuple[Partitioner, ...] = ("gspmd", "shardy")
+KINDS = {
+    "all-gather": "all_gather",
+    "all-reduce": "all_reduce",
+    "all-to-all": "all_to_all",
+    "collective-broadcast": "broadcast",
+    "collective-permute": "ppermute",
+    "ragged-all-to-all": "all_to_all",
+    "reduce-scatter": "reduce_scatter",
+}
+# The backend's own work changes nothing in the partitioned text, so as little of it as may be.
+DUMP_OPTIONS: dict[str, str | bool] = {
+    "xla_backend_optimization_level": "0",
+    "xla_dump_hlo_pass_re": "spmd-partitioning",
+    "xla_dump_large_constants": True,
+    "xla_llvm_disable_expensive_passes": True,
+}
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective instruction. Bytes are per device, all its runs (`count`) together.
+
+    `shapes` and `dtypes` are those of its local operands. `credited_bytes` are the wire bytes if
+    an all-reduce of which each device keeps a part were a reduce-scatter.
+    """
+
+    kind: str
+    groups: Groups
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+    count: int
+    wire_bytes: float
+    credited_bytes: float
+    name: str
+    op_name: str
+
+    @property
+    def group_size(self) -> int:
+        return max((len(group) for group in self.groups), default=1)
+
+
+@dataclass(frozen=True)
+class Report:
+    """The collectives of one program. `unknown_trips` names loops counted as one trip."""
+
+    collectives: tuple[Collective, ...]
+    unknown_trips: tuple[str, ...] = ()
+
+    @cached_property
+    def wire_bytes(self) -> float:
+        return sum(c.wire_bytes for c in self.collectives)
+
+    @cached_property
+    def credited_bytes(self) -> float:
+        return sum(c.credited_bytes for c in self.collectives)
+
+    @cached_property
+    def by_kind(self) -> Mapping[str, int]:
+        """How many collectives of each kind run, trips included."""
+        found: Counter[str] = Counter()
+        for collective in self.collectives:
+            found[collective.kind] += collective.count
+        return found
+
+
+@contextmanager
+def partitioner(which: Partitioner) -> Iterator[None]:
+    """Lower and compile with XLA's older (GSPMD) or newer (Shardy) completion of shardings."""
+    before = jax.config.jax_use_shardy_partitioner
+    jax.config.update("jax_use_shardy_partitioner", which == "shardy")
+    try:
+        yield
+    finally:
+        jax.config.update("jax_use_shardy_partitioner", before)
+
+
+def read(lowered: Lowered, stage: Stage = "partitioned") -> Report:
+    """Compile a lowered function and read its collectives. Call it where it was lowered."""
+    return parse(partitioned_text(lowered) if stage == "partitioned" else final_text(lowered))
+
+
+def partitioned_text(lowered: Lowered) -> str:
+    """HLO right after SPMD partitioning; the final HLO where nothing was partitioned."""
+    with tempfile.TemporaryDirectory() as folder:
+        compiled = lowered.compile(compiler_options={"xla_dump_to": folder, **DUMP_OPTIONS})
+        dumps = sorted(Path(folder).glob("*.after_spmd-partitioning.*txt"))
+        return dumps[-1].read_text() if dumps else compiled.as_text() or ""
+
+
+def final_text(lowered: Lowered) -> str:
+    """HLO of the compiled program."""
+    return lowered.compile().as_text() or ""
+
+
+def parse(text: str) -> Report:
+    """The collectives in a module's text."""
+    module = parse_module(text)
+    unknown: list[str] = []
+    walked = _walk(Scope(module, module.computations[module.entry]), 1, unknown)
+    return Report(tuple(walked), tuple(unknown))
+
+
+def _walk(scope: Scope, count: int, unknown: list[str]) -> Iterator[Collective]:
+    """The collectives of a computation that runs `count` times, and of those it calls."""
+    for instruction in scope.computation.instructions.values():
+        opcode = instruction.opcode
+        if opcode.endswith(("-done", "-update")):
+            continue  # the start was counted
+        base = opcode.removesuffix("-start")
+        if base in KINDS:
+            yield _collective(scope, instruction, base, count)
+        elif opcode == "while":
+            trips = trip_count(scope, instruction)
+            if trips is None:
+                unknown.append(instruction.name)
+            inner = Scope(
+                scope.module,
+                scope.module.computations[instruction.attribute("body") or ""],
+                (scope, instruction),
+            )
+            yield from _walk(inner, count * (1 if trips is None else trips), unknown)
+        elif opcode == "conditional":
+            # One branch runs; the dearest is a bound for all of them.
+            branches = [
+                list(_walk(Scope(scope.module, scope.module.computations[name]), count, unknown))
+                for name in instruction.called
+            ]
+            yield from max(branches, key=lambda found: sum(c.wire_bytes for c in found))
+        elif instruction.called and opcode in ("fusion", "call", "async-start"):
+            yield from _walk(scope.called(instruction), count, unknown)
+
+
+def _collective(scope: Scope, instruction: Instruction, base: str, count: int) -> Collective:
+    """The record of one instruction; sizes are those of its operands, as local as it gets."""
+    known = scope.computation.instructions
+    operands = [known[name].shapes[0] for name in instruction.operands if name in known]
+    if base in ("collective-permute", "collective-broadcast", "ragged-all-to-all"):
+        operands = operands[:1]  # others are buffers or offsets
+    permute = base == "collective-permute"
+    devices = scope.module.devices
+    attributes = instruction.attributes
+    groups = parse_pairs(attributes) if permute else parse_groups(attributes, devices)
+    plain = credited = 0.0
+    for element, shape in enumerate(operands):
+        sent = wire_bytes(base, shape, groups)
+        plain += sent
+        if base == "all-reduce":
+            ways = scatter_ways(scope, instruction.name, element, groups)
+            sent = credited_all_reduce(shape, groups, ways)
+        credited += sent
+    return Collective(
+        KINDS[base],
+        groups,
+        tuple(shape.dims for shape in operands),
+        tuple(shape.dtype for shape in operands),
+        count,
+        plain * count,
+        credited * count,
+        instruction.name,
+        instruction.op_name,
+    )
+
+
+def wire_bytes(opcode: str, operand: Shape, groups: Groups) -> float:
+    """Bytes that a device (of the largest group) sends for one operand of a collective, once."""
+    n = max((len(group) for group in groups), default=1)
+    if opcode == "collective-permute":
+        return float(operand.size) if any(source != target for source, target in groups) else 0.0
+    share = {"all-gather": n - 1, "all-reduce": 2 * (n - 1) / n}
+    return operand.size * share.get(opcode, (n - 1) / n)
+
+
+def credited_all_reduce(operand: Shape, groups: Groups, ways: int) -> float:
+    """Bytes of an all-reduce of which a group's devices keep `ways` different parts.
+
+    A reduce-scatter among `ways` devices, then an all-reduce of the part among those that keep
+    the same one: with 1 way the all-reduce it was, with all n a reduce-scatter.
+    """
+    n = max((len(group) for group in groups), default=1)
+    return operand.size * ((ways - 1) / ways + 2 * (n / ways - 1) / n)
+
+
+def trip_count(scope: Scope, loop: Instruction) -> int | None:
+    """How often a while loop runs: as the compiler notes, or counted from its condition."""
+    noted = re.search(r'"?known_trip_count"?:\s*\{\s*"?n"?:\s*"?(\d+)', loop.attributes)
+    if noted:
+        return int(noted[1])
+    computations = scope.module.computations
+    condition = computations[loop.attribute("condition") or ""]
+    body = computations[loop.attribute("body") or ""]
+    compare = condition.root
+    if compare.opcode != "compare" or compare.attribute("direction") != "LT":
+        return None
+    counter, limit = (condition.instructions[name] for name in compare.operands)
+    place = counter.attribute("index")
+    if limit.opcode != "constant" or counter.opcode != "get-tuple-element" or place is None:
+        return None
+    first = _constant_at(scope.computation, loop.operands[0], int(place))
+    step = _step(body, int(place))
+    if first is None or not step:
+        return None
+    return max(0, -(-(int(limit.arguments) - first) // step))
+
+
+def _constant_at(computation: Computation, name: str, place: int) -> int | None:
+    """The integer at a place of a tuple, if it is one written in the text."""
+    made = computation.instructions[name]
+    if made.opcode != "tuple":
+        return None
+    value = computation.instructions[made.operands[place]]
+    while value.opcode in ("copy", "bitcast", "reshape"):
+        value = computation.instructions[value.operands[0]]
+    return int(value.arguments) if value.opcode == "constant" else None
+
+
+def _step(body: Computation, place: int) -> int | None:
+    """What a loop's body adds to the counter at a place of its carry."""
+    if body.root.opcode != "tuple":
+        return None
+    value = body.instructions[body.root.operands[place]]
+    if value.opcode != "add":
+        return None
+    terms = [body.instructions[name] for name in value.operands]
+    steps = [int(term.arguments) for term in terms if term.opcode == "constant"]
+    reads = [term.attribute("index") for term in terms if term.opcode == "get-tuple-element"]
+    return steps[0] if len(steps) == 1 and reads == [str(place)] else None

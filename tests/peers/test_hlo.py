@@ -1,0 +1,404 @@
+"""XLA's collectives, read from recorded lines and from programs compiled here."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from benchmarks.peers import hlo
+from benchmarks.peers.hlo_text import Shape, parse_instruction, parse_shapes
+from benchmarks.peers.replica_groups import parse_groups, parse_pairs
+
+
+@pytest.mark.parametrize(
+    ("text", "groups"),
+    [
+        ("replica_groups={{0,1},{2,3}}, x=1", ((0, 1), (2, 3))),
+        ("replica_groups={{0, 4}, {1, 5}}", ((0, 4), (1, 5))),
+        ("replica_groups={}, to_apply=%add", ((0, 1, 2, 3, 4, 5, 6, 7),)),
+        ("channel_id=1, dimensions={0}", ((0, 1, 2, 3, 4, 5, 6, 7),)),
+        ("replica_groups=[2,4]<=[8], use", ((0, 1, 2, 3), (4, 5, 6, 7))),
+        ("replica_groups=[4,2]<=[2,4]T(1,0)", ((0, 4), (1, 5), (2, 6), (3, 7))),
+        ("replica_groups=[2,4]<=[2,2,2]T(1,0,2)", ((0, 1, 4, 5), (2, 3, 6, 7))),
+        ("replica_groups=mesh['x'=2,'y'=4] {'y'}", ((0, 1, 2, 3), (4, 5, 6, 7))),
+        ("replica_groups=mesh['x'=2,'y'=4] {'x'}", ((0, 4), (1, 5), (2, 6), (3, 7))),
+        ("replica_groups=mesh['x'=2,'y'=4] {'y','x'}", ((0, 4, 1, 5, 2, 6, 3, 7),)),
+        ("replica_groups=mesh['x'=2,'y'=4] {'y':(1)2}", ((0, 2), (1, 3), (4, 6), (5, 7))),
+        ("replica_groups=mesh['x'=2,'y'=4] {'y':(2)2}", ((0, 1), (2, 3), (4, 5), (6, 7))),
+        (
+            "replica_groups=mesh['axis_0'=4,'axis_1'=1,'axis_2'=2], "
+            "device_ids=([2,4]T(1,0)) {'axis_0'}, dimensions={1}",
+            ((0, 1, 2, 3), (4, 5, 6, 7)),
+        ),
+        (
+            "replica_groups=mesh['axis_0'=4,'axis_1'=2], "
+            "device_ids=([2,2,2]T(0,2,1)) {'axis_0':(2)2}, dimensions={0}",
+            ((0, 1), (2, 3), (4, 5), (6, 7)),
+        ),
+        (
+            "replica_groups=mesh['a'=2,'b'=2], device_ids=(3,1,2,0) {'b'}",
+            ((3, 1), (2, 0)),
+        ),
+    ],
+)
+def test_replica_groups(text, groups):
+    assert parse_groups(text, 8) == groups
+
+
+def test_source_target_pairs():
+    text = "channel_id=1, source_target_pairs={{0,0},{2,4},{1,1}}, metadata={}"
+    assert parse_pairs(text) == ((0, 0), (2, 4), (1, 1))
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes"),
+    [
+        ("f32[8,16]{1,0}", [512]),
+        ("bf16[3,5]", [30]),
+        ("pred[7]{0}", [7]),
+        ("f8e4m3fn[16]", [16]),
+        ("s4[7]", [4]),
+        ("c64[2]", [16]),
+        ("f32[]", [4]),
+        ("token[]", [0]),
+        ("f32[<=4,2]", [32]),
+        ("(s32[], f32[2,2]{1,0:T(8,128)}, /*index=2*/(u8[3], bf16[1]))", [4, 16, 3, 2]),
+    ],
+)
+def test_shapes(text, sizes):
+    assert [shape.size for shape in parse_shapes(text)] == sizes
+
+
+def test_instruction_with_a_tuple_and_quoted_parentheses():
+    line = (
+        "(f32[4]{0}, (f32[8]{0}, u32[])) custom-call(%a.1, f32[4]{0} %b), index=3, calls=%body, "
+        'metadata={op_name="jit(f)/while (x" stack_frame_id=2}'
+    )
+    instruction = parse_instruction("c", line)
+    assert instruction.opcode == "custom-call"
+    assert instruction.shapes == (Shape("f32", (4,)), Shape("f32", (8,)), Shape("u32", ()))
+    assert instruction.operands == ("a.1", "b")
+    assert instruction.called == ("body",)
+    assert instruction.attribute("index") == "3"
+    assert instruction.op_name == "jit(f)/while (x"
+
+
+ADD = """
+%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %c = f32[] add(%a, %b)
+}
+"""
+
+
+def module(*lines: str, before: str = "", partitions: int = 8) -> str:
+    """Text of a module whose entry has some lines."""
+    body = "\n".join(f"  {line}" for line in lines)
+    return (
+        f"HloModule m, num_partitions={partitions}\n{ADD}{before}\n"
+        f"ENTRY %main (p: f32[8,16]) -> f32[8,16] {{\n{body}\n}}\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "sent"),
+    [
+        (
+            "f32[32,16] all-gather(%p), replica_groups=[2,4]<=[8], dimensions={0}",
+            "all_gather",
+            1536,
+        ),
+        ("f32[8,16] all-reduce(%p), replica_groups=[2,4]<=[8], to_apply=%add", "all_reduce", 768),
+        ("f32[2,16] reduce-scatter(%p), replica_groups=[2,4]<=[8]", "reduce_scatter", 384),
+        ("f32[8,16] all-to-all(%p), replica_groups=[2,4]<=[8]", "all_to_all", 384),
+        ("f32[8,16] collective-permute(%p), source_target_pairs={{0,1},{1,0}}", "ppermute", 512),
+        ("f32[8,16] collective-permute(%p), source_target_pairs={{0,0},{1,1}}", "ppermute", 0),
+        ("f32[8,16] all-reduce(%p), replica_groups={{0},{1}}, to_apply=%add", "all_reduce", 0),
+    ],
+)
+def test_wire_bytes_of_each_kind(line, kind, sent):
+    report = hlo.parse(module("%p = f32[8,16] parameter(0)", f"ROOT %r = {line}"))
+    assert [(c.kind, c.wire_bytes, c.count) for c in report.collectives] == [(kind, sent, 1)]
+
+
+def test_asynchronous_chains_count_once():
+    report = hlo.parse(
+        module(
+            "%p = f32[8,16] parameter(0)",
+            "%s = (f32[8,16], f32[32,16]) all-gather-start(%p), replica_groups=[2,4]<=[8]",
+            "%d = f32[32,16] all-gather-done(%s)",
+            "%as = ((f32[8,16]), f32[2,16], u32[]) async-start(%p), calls=%wrapped",
+            "%au = ((f32[8,16]), f32[2,16], u32[]) async-update(%as), calls=%wrapped",
+            "ROOT %ad = f32[2,16] async-done(%au), calls=%wrapped",
+            before="""
+%wrapped (q: f32[8,16]) -> f32[2,16] {
+  %q = f32[8,16] parameter(0)
+  ROOT %rs = f32[2,16] reduce-scatter(%q), replica_groups=[2,4]<=[8], to_apply=%add
+}
+""",
+        )
+    )
+    assert report.by_kind == {"all_gather": 1, "reduce_scatter": 1}
+    assert report.wire_bytes == 1536 + 384
+
+
+def test_variadic_collectives_sum_their_operands():
+    report = hlo.parse(
+        module(
+            "%p = f32[8,16] parameter(0)",
+            "%h = bf16[4] parameter(1)",
+            "ROOT %r = (f32[8,16], bf16[4]) all-reduce(%p, %h), replica_groups=[2,4]<=[8], "
+            "to_apply=%add",
+        )
+    )
+    (found,) = report.collectives
+    assert found.shapes == ((8, 16), (4,))
+    assert found.dtypes == ("f32", "bf16")
+    assert found.wire_bytes == 1.5 * (512 + 8)
+
+
+LOOP = """
+%cond (c: (s32[], f32[8,16])) -> pred[] {
+  %c = (s32[], f32[8,16]) parameter(0)
+  %i = s32[] get-tuple-element(%c), index=0
+  %n = s32[] constant(LIMIT)
+  ROOT %lt = pred[] compare(%i, %n), direction=LT
+}
+%body (c: (s32[], f32[8,16])) -> (s32[], f32[8,16]) {
+  %c = (s32[], f32[8,16]) parameter(0)
+  %i = s32[] get-tuple-element(%c), index=0
+  %one = s32[] constant(2)
+  %next = s32[] add(%i, %one)
+  %x = f32[8,16] get-tuple-element(%c), index=1
+  %r = f32[8,16] all-reduce(%x), replica_groups=[2,4]<=[8], to_apply=%add
+  ROOT %t = (s32[], f32[8,16]) tuple(%next, %r)
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("limit", "noted", "trips"),
+    [("9", "", 4), ("10", "", 5), ("9", 'backend_config={"known_trip_count":{"n":"7"}}', 7)],
+)
+def test_trips_are_counted(limit, noted, trips):
+    report = hlo.parse(looping(limit, "constant(1)", noted))
+    assert report.by_kind == {"all_reduce": trips}
+    assert report.wire_bytes == 768 * trips
+    assert not report.unknown_trips
+
+
+def test_a_loop_that_cannot_be_counted_is_named():
+    report = hlo.parse(looping("9", "parameter(1)", ""))
+    assert report.unknown_trips == ("w",)
+    assert report.by_kind == {"all_reduce": 1}
+
+
+def looping(limit: str, first: str, noted: str) -> str:
+    return module(
+        "%p = f32[8,16] parameter(0)",
+        f"%zero = s32[] {first}",
+        "%t = (s32[], f32[8,16]) tuple(%zero, %p)",
+        f"%w = (s32[], f32[8,16]) while(%t), condition=%cond, body=%body, {noted}",
+        "ROOT %r = f32[8,16] get-tuple-element(%w), index=1",
+        before=LOOP.replace("LIMIT", limit),
+    )
+
+
+REDUCED = (
+    "%p = f32[8,16] parameter(0)",
+    "%ar = f32[8,16] all-reduce(%p), replica_groups=[2,4]<=[8], to_apply=%add",
+    "%id = u32[] partition-id()",
+    "%zero = s32[] constant(0)",
+)
+
+
+def start(table: str) -> tuple[str, ...]:
+    """Lines that look a device's start up: %at."""
+    return (
+        f"%table = s32[8] constant({table})",
+        "%row = s32[1] dynamic-slice(%table, %id), dynamic_slice_sizes={1}",
+        "%at = s32[] reshape(%row)",
+    )
+
+
+@pytest.mark.parametrize(
+    ("table", "part", "credited"),
+    [
+        ("{0, 2, 4, 6, 0, 2, 4, 6}", 2, 384),  # a part each: a reduce-scatter
+        ("{0, 0, 4, 4, 0, 0, 4, 4}", 4, 256 + 256),  # two parts: half scatter, half reduce
+        ("{0, 0, 0, 0, 4, 4, 4, 4}", 4, 768),  # the same part in a group: the all-reduce it was
+        ("{0, 1, 2, 3, 0, 1, 2, 3}", 5, 768),  # parts that overlap are no parts
+    ],
+)
+def test_per_device_slices_are_credited(table, part, credited):
+    lines = (
+        *REDUCED,
+        *start(table),
+        "%b = f32[8,16] bitcast(%ar)",
+        f"ROOT %r = f32[{part},16] dynamic-slice(%b, %at, %zero)",
+    )
+    report = hlo.parse(module(*lines))
+    assert (report.wire_bytes, report.credited_bytes) == (768, credited)
+
+
+def test_slices_in_a_fusion_and_computed_starts_are_credited():
+    inner = """
+%fused (x: f32[8,16], i: s32[]) -> bf16[2,16] {
+  %x = f32[8,16] parameter(0)
+  %i = s32[] parameter(1)
+  %z = s32[] constant(0)
+  %y = bf16[8,16] convert(%x)
+  ROOT %cut = bf16[2,16] dynamic-slice(%y, %i, %z), dynamic_slice_sizes={2,16}
+}
+"""
+    lines = (
+        *REDUCED,
+        "%four = u32[] constant(4)",
+        "%place = u32[] remainder(%id, %four)",
+        "%signed = s32[] convert(%place)",
+        "%two = s32[] constant(2)",
+        "%at = s32[] multiply(%signed, %two)",
+        "ROOT %r = bf16[2,16] fusion(%ar, %at), kind=kLoop, calls=%fused",
+    )
+    assert hlo.parse(module(*lines, before=inner)).credited_bytes == 384
+
+
+@pytest.mark.parametrize(
+    "user",
+    [
+        "%n = f32[8,16] negate(%ar)",  # another user needs it whole
+        "%n = f32[2,16] dynamic-slice(%ar, %two, %zero), dynamic_slice_sizes={2,16}",
+        "%n = f32[2,16] dynamic-slice(%ar, %given, %zero), dynamic_slice_sizes={2,16}",
+    ],
+)
+def test_anything_else_that_reads_it_forfeits_the_credit(user):
+    lines = (
+        *REDUCED,
+        *start("{0, 2, 4, 6, 0, 2, 4, 6}"),
+        "%two = s32[] constant(2)",
+        "%given = s32[] parameter(1)",
+        user,
+        "ROOT %r = f32[2,16] dynamic-slice(%ar, %at, %zero), dynamic_slice_sizes={2,16}",
+    )
+    assert hlo.parse(module(*lines)).credited_bytes == 768
+
+
+def test_the_dearest_branch_counts():
+    branches = """
+%cheap (x: f32[8,16]) -> f32[8,16] {
+  ROOT %x = f32[8,16] parameter(0)
+}
+%dear (y: f32[8,16]) -> f32[8,16] {
+  %y = f32[8,16] parameter(0)
+  ROOT %q = f32[8,16] all-to-all(%y), replica_groups=[1,8]<=[8]
+}
+"""
+    report = hlo.parse(
+        module(
+            "%p = f32[8,16] parameter(0)",
+            "%i = s32[] parameter(1)",
+            "ROOT %r = f32[8,16] conditional(%i, %p, %p), branch_computations={%cheap, %dear}",
+            before=branches,
+        )
+    )
+    assert report.by_kind == {"all_to_all": 1}
+
+
+# Programs compiled here, on a mesh x=2, y=4 of CPU devices; all float32.
+
+
+@functools.cache
+def mesh():
+    return jax.make_mesh((2, 4), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+
+
+def sharded(*spec):
+    return NamedSharding(mesh(), P(*spec))
+
+
+def live(function, out, *arguments, which="shardy", stage="partitioned"):
+    """The report of a function of arrays given as (shape, spec)."""
+    structs = [
+        jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharded(*spec))
+        for shape, spec in arguments
+    ]
+    with hlo.partitioner(which):
+        lowered = jax.jit(function, out_shardings=out).lower(*structs)
+        return hlo.read(lowered, stage)
+
+
+BOTH = pytest.mark.parametrize("which", hlo.PARTITIONERS)
+STAGES = pytest.mark.parametrize("stage", ["partitioned", "final"])
+
+
+@BOTH
+@STAGES
+def test_live_contraction_is_an_all_reduce(which, stage):
+    arguments = ((16, 32), (None, "y")), ((32, 8), ("y", None))
+    report = live(jnp.matmul, sharded(), *arguments, which=which, stage=stage)
+    (found,) = report.collectives
+    assert (found.kind, found.shapes, found.dtypes) == ("all_reduce", ((16, 8),), ("f32",))
+    assert found.groups == ((0, 1, 2, 3), (4, 5, 6, 7))
+    assert found.wire_bytes == found.credited_bytes == 1.5 * 16 * 8 * 4
+
+
+@BOTH
+@STAGES
+def test_live_contraction_with_a_sharded_output_is_credited(which, stage):
+    arguments = ((16, 32), (None, "y")), ((32, 8), ("y", None))
+    report = live(jnp.matmul, sharded("y"), *arguments, which=which, stage=stage)
+    assert report.by_kind == {"all_reduce": 1}
+    assert report.wire_bytes == 1.5 * 16 * 8 * 4
+    assert report.credited_bytes == 0.75 * 16 * 8 * 4
+
+
+@BOTH
+@STAGES
+def test_live_reshard_is_an_all_to_all(which, stage):
+    report = live(jnp.sin, sharded(None, "y"), ((16, 32), ("y", None)), which=which, stage=stage)
+    (found,) = report.collectives
+    assert found.kind == "all_to_all"
+    assert found.wire_bytes == 0.75 * 4 * 32 * 4
+
+
+@BOTH
+@STAGES
+def test_live_scan_counts_its_trips(which, stage):
+    def loop(x, w):
+        def body(carry, _):
+            hidden = lax.with_sharding_constraint(carry @ w, sharded(None, None))
+            return lax.with_sharding_constraint(hidden, sharded(None, "y")), None
+
+        return lax.scan(body, x, None, length=6)[0]
+
+    arguments = ((16, 32), (None, "y")), ((32, 32), ("y", None))
+    report = live(loop, sharded(None, "y"), *arguments, which=which, stage=stage)
+    assert not report.unknown_trips
+    assert report.by_kind == {"all_reduce": 6}
+    assert report.wire_bytes == 6 * 1.5 * 16 * 32 * 4
+    assert report.credited_bytes == report.wire_bytes / 2
+
+
+def test_live_gather_and_permute():
+    report = live(lambda x: jnp.roll(x, 1, axis=0), sharded("y"), ((16, 32), ("y", None)))
+    assert report.by_kind == {"ppermute": 1}
+    report = live(jnp.cos, sharded(), ((16, 32), ("y", None)))
+    assert report.by_kind == {"all_gather": 1}
+    assert report.wire_bytes == 3 * 4 * 32 * 4
+
+
+def test_one_device_has_no_collectives():
+    lowered = jax.jit(jnp.sin).lower(jnp.ones(4))
+    assert hlo.read(lowered) == hlo.Report(())
+
+
+def test_the_partitioner_is_put_back():
+    before = jax.config.jax_use_shardy_partitioner
+    with hlo.partitioner("gspmd"):
+        assert not jax.config.jax_use_shardy_partitioner
+    assert jax.config.jax_use_shardy_partitioner == before
