@@ -16,6 +16,9 @@ from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import source_info_util
 from jax._src import tree_util as _tree_util
+from jax._src.interpreters import ad as _ad
+from jax._src.interpreters import batching as _batching
+from jax._src.interpreters import mlir as _mlir
 from jax._src.sharding_impls import UnspecifiedValue
 from jax.extend import core as _xcore
 from jax.extend.core import ClosedJaxpr as ClosedJaxpr
@@ -125,3 +128,124 @@ def key_impl_name(aval: Any) -> str | None:
     if not jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key):
         return None
     return aval.dtype._impl.name
+
+
+# --- calls: what may be inlined, and how -----------------------------------------------------
+
+
+class CallBody:
+    """The body of a call-like equation and the shardings the call gives its inputs and outputs."""
+
+    __slots__ = ("consts", "in_specs", "jaxpr", "out_specs", "recomputed")
+
+    def __init__(
+        self,
+        body: Any,
+        in_specs: Sequence[Any] | None = None,
+        out_specs: Sequence[Any] | None = None,
+        recomputed: bool = False,
+    ):
+        """`body` is a Jaxpr or ClosedJaxpr; specs are None where nothing was said."""
+        self.jaxpr = body.jaxpr if isinstance(body, ClosedJaxpr) else body
+        self.consts = body.consts if isinstance(body, ClosedJaxpr) else ()
+        self.in_specs = in_specs or (None,) * len(self.jaxpr.invars)
+        self.out_specs = out_specs or (None,) * len(self.jaxpr.outvars)
+        self.recomputed = recomputed
+
+
+def _known(shardings: Sequence[Any]) -> list[Any]:
+    return [None if is_unspecified(s) else s for s in shardings]
+
+
+def _jit_body(params: dict[str, Any]) -> CallBody:
+    in_specs, out_specs = _known(params["in_shardings"]), _known(params["out_shardings"])
+    return CallBody(params["jaxpr"], in_specs, out_specs)
+
+
+def _remat_body(params: dict[str, Any]) -> CallBody:
+    prevents = params["prevent_cse"]
+    barrier = any(prevents) if isinstance(prevents, tuple) else prevents
+    return CallBody(params["jaxpr"], recomputed=params["differentiated"] and barrier)
+
+
+_CALLS: dict[str, Callable[[dict[str, Any]], CallBody]] = {
+    "jit": _jit_body,
+    "pjit": _jit_body,
+    "remat2": _remat_body,
+    "checkpoint": _remat_body,
+    "closed_call": lambda params: CallBody(params["call_jaxpr"]),
+    "core_call": lambda params: CallBody(params["call_jaxpr"]),
+    "custom_jvp_call": lambda params: CallBody(params["call_jaxpr"]),
+    "custom_vjp_call": lambda params: CallBody(params["call_jaxpr"]),
+    "custom_vmap_call": lambda params: CallBody(params["call"]),
+    "mw_call": lambda params: CallBody(params["jaxpr"], params["in_specs"], params["out_specs"]),
+}
+
+
+def call_body(eqn: JaxprEqn) -> CallBody | None:
+    """The body of a call-like equation, None for any other."""
+    read = _CALLS.get(eqn.primitive.name)
+    return read(eqn.params) if read else None
+
+
+def new_eqn(
+    primitive: Primitive,
+    invars: Sequence[Any],
+    outvars: Sequence[Var],
+    params: dict[str, Any],
+    like: JaxprEqn,
+) -> JaxprEqn:
+    """An equation without effects that carries another one's source line and context."""
+    return _core.new_jaxpr_eqn(
+        list(invars), list(outvars), primitive, params, _core.no_effects, like.source_info, like.ctx
+    )
+
+
+def constraint_of(eqn: JaxprEqn) -> Any:
+    """The sharding that a constraint in JAX's own words asks for, None for other equations."""
+    name = eqn.primitive.name
+    if name == "sharding_constraint":
+        return eqn.params["sharding"]
+    if name == "reshard":
+        return eqn.params["dst_sharding"]
+    return None
+
+
+# --- the hint primitive: mw.shard --------------------------------------------------------------
+
+hint_p = Primitive("hint")
+hint_p.def_impl(lambda x, *, sharding: x)
+hint_p.def_abstract_eval(lambda x, *, sharding: x)
+_ad.deflinear2(hint_p, lambda ct, _, *, sharding: (hint_p.bind(ct, sharding=sharding),))
+
+
+def _hint_batcher(
+    axis_data: Any, values: Sequence[Any], dims: Sequence[int], *, sharding: Any
+) -> tuple[Any, int]:
+    """A mapped dim is sharded over vmap's `spmd_axis_name`, or left open where it has none."""
+    entry = axis_data.spmd_name or jax.sharding.PartitionSpec.UNCONSTRAINED
+    spec = sharding.spec if isinstance(sharding, jax.sharding.NamedSharding) else sharding
+    entries = list(spec) + [None] * (dims[0] - len(spec))
+    entries.insert(dims[0], entry)
+    batched = jax.sharding.PartitionSpec(*entries)
+    if isinstance(sharding, jax.sharding.NamedSharding):
+        batched = jax.sharding.NamedSharding(sharding.mesh, batched)
+    return hint_p.bind(values[0], sharding=batched), dims[0]
+
+
+_batching.fancy_primitive_batchers[hint_p] = _hint_batcher
+
+
+def _hint_lowering(x: Any, *, sharding: Any) -> Any:
+    """Outside meshwise a hint is a constraint where a mesh is known, and nothing elsewhere."""
+    mesh = jax.sharding.get_abstract_mesh()
+    spec = sharding.spec if isinstance(sharding, jax.sharding.NamedSharding) else sharding
+    automatic = all(t == jax.sharding.AxisType.Auto for t in mesh.axis_types)
+    if isinstance(sharding, jax.sharding.NamedSharding):
+        return jax.lax.with_sharding_constraint(x, sharding)
+    if mesh.empty or not automatic:
+        return x
+    return jax.lax.with_sharding_constraint(x, spec)
+
+
+_mlir.register_lowering(hint_p, _mlir.lower_fun(_hint_lowering, multiple_results=False))

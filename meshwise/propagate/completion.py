@@ -1,0 +1,31 @@
+"""What completion found: a sharding for every value, and why."""
+
+from dataclasses import dataclass
+
+from meshwise._jax import Var
+from meshwise.ir.mesh import Axes
+from meshwise.ir.sharding import DimAxes
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Why a dim has its axes.
+
+    `equation` is the index of the equation the axes came through (None for a hint, whose text is
+    then `hint`), `tensor` the position of the tensor it came from (operands, then results), and
+    `beaten` the axis lists that lost.
+    """
+
+    equation: int | None
+    tensor: int = 0
+    hint: str = ""
+    beaten: tuple[Axes, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Completion:
+    """Dims' axes of every variable, and the cause of each sharded dim."""
+
+    dims: dict[Var, DimAxes]
+    causes: dict[tuple[Var, int], Cause]
+    sweeps: int

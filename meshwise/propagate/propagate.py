@@ -1,0 +1,242 @@
+"""The fixed point: shardings move along factors, forward and backward, until nothing changes.
+
+GSPMD's completion (arXiv 2105.04663 section 3.5) by factor rules: every equation is a table of
+tensors by factors; an axis list found on a factor in one tensor is offered to the same factor in
+the others. Lists only grow, so the loop ends. A value that the user hinted never changes, except
+in the dims the hint leaves open.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from meshwise._jax import Literal, Var
+from meshwise.ir.factors import Dims, FactorRule, factor_axes
+from meshwise.ir.mesh import Axes, Mesh
+from meshwise.ir.program import Hint, Program
+from meshwise.ir.sharding import DimAxes
+from meshwise.propagate.completion import Cause, Completion
+from meshwise.propagate.conflicts import Claim, is_prefix, settle
+from meshwise.propagate.priorities import LEVELS, levels
+from meshwise.rules.registry import OpRule
+
+
+@dataclass(slots=True)
+class _Tensor:
+    """One operand or result of an equation, as propagation sees it."""
+
+    var: Var
+    dims: Dims
+    is_result: bool
+    size: int
+
+
+@dataclass(slots=True)
+class _State:
+    """Shardings found so far; `version` counts a value's changes."""
+
+    mesh: Mesh
+    dims: dict[Var, DimAxes] = field(default_factory=dict)
+    pinned: dict[Var, tuple[bool, ...]] = field(default_factory=dict)
+    causes: dict[tuple[Var, int], Cause] = field(default_factory=dict)
+    version: dict[Var, int] = field(default_factory=dict)
+
+    def seed(self, var: Var, hint: Hint, pin: bool) -> None:
+        """Start a value from a hint; where `pin`, its given dims never change."""
+        self.dims[var] = tuple(axes or () for axes in hint.dims)
+        if pin:
+            self.pinned[var] = tuple(axes is not None for axes in hint.dims)
+        for dim, axes in enumerate(hint.dims):
+            if axes is not None:
+                self.causes[var, dim] = Cause(None, hint=f"{hint.given_as} at {hint.source}")
+
+
+def propagate(program: Program, rules: Sequence[OpRule]) -> Completion:
+    """Complete the hints of a program: a sharding for every variable, each with its cause."""
+    state = _start(program)
+    tables = [_table(program, i, rule) for i, rule in enumerate(rules)]
+    directions = [levels(rule.factors) for rule in rules]
+    seen: dict[tuple[int, bool], tuple[int, ...]] = {}
+    sweeps = 0
+    for level in LEVELS:
+        changed = True
+        while changed:
+            changed = False
+            sweeps += 1
+            for backward in (False, True):
+                order = range(len(rules))
+                for i in reversed(order) if backward else order:
+                    if directions[i][backward] > level:
+                        continue
+                    versions = tuple([state.version.get(t.var, 0) for t in tables[i]])
+                    if seen.get((i, backward)) == versions:
+                        continue
+                    changed |= _visit(i, rules[i].factors, tables[i], backward, state)
+                    seen[i, backward] = tuple([state.version.get(t.var, 0) for t in tables[i]])
+    return Completion(_every_value(program, state), state.causes, sweeps)
+
+
+def _start(program: Program) -> _State:
+    state = _State(program.mesh)
+    for var, hint in zip(program.outputs, program.out_hints, strict=True):
+        if hint is not None and not isinstance(var, Literal):
+            state.seed(var, hint, pin=False)
+    for var, hint in zip(program.inputs, program.in_hints, strict=True):
+        if hint is not None:
+            state.seed(var, hint, pin=True)
+    for index, hint in program.hints.items():
+        state.seed(program.equations[index].outvars[0], hint, pin=True)
+    for var in state.dims:
+        state.version[var] = 1
+    return state
+
+
+def _table(program: Program, index: int, rule: OpRule) -> list[_Tensor]:
+    eqn = program.equations[index]
+    tensors = [
+        _Tensor(atom, dims, False, _size(atom))
+        for atom, dims in zip(eqn.invars, rule.factors.operands, strict=True)
+        if dims and not isinstance(atom, Literal)
+    ]
+    tensors += [
+        _Tensor(var, dims, True, _size(var))
+        for var, dims in zip(eqn.outvars, rule.factors.results, strict=True)
+        if dims
+    ]
+    return tensors
+
+
+def _size(atom: Var) -> int:
+    itemsize = getattr(atom.aval.dtype, "itemsize", 4)
+    return int(np.prod(atom.aval.shape, dtype=np.int64)) * itemsize
+
+
+def _visit(
+    index: int, rule: FactorRule, table: list[_Tensor], backward: bool, state: _State
+) -> bool:
+    """Offer the axes found on each factor to the tensors of one side; whether any changed."""
+    claims: dict[int, list[Claim]] = {}
+    for position, tensor in enumerate(table):
+        if tensor.var not in state.dims or not (backward or not tensor.is_result):
+            continue
+        found = factor_axes(tensor.dims, rule, state.dims[tensor.var], state.mesh)
+        for factor, axes in found.items():
+            rank = _rank(tensor, factor, table, state)
+            claims.setdefault(factor, []).append(Claim(axes, rank, tensor.size, position))
+    if not claims:
+        return False
+    settled = {factor: settle(found) for factor, found in claims.items()}
+    order = sorted(settled, key=lambda f: settled[f][0].strength, reverse=True)
+    changed = False
+    for position, tensor in enumerate(table):
+        if tensor.is_result != backward:
+            changed |= _offer(index, rule, position, tensor, order, settled, state)
+    return changed
+
+
+def _rank(tensor: _Tensor, factor: int, table: list[_Tensor], state: _State) -> int:
+    pinned = state.pinned.get(tensor.var)
+    if pinned and any(p and factor in dim for p, dim in zip(pinned, tensor.dims, strict=True)):
+        return 2
+    holders = sum(any(factor in dim for dim in t.dims) for t in table if not t.is_result)
+    return 1 if holders > 1 and factor in _result_factors(table) else 0
+
+
+def _result_factors(table: list[_Tensor]) -> set[int]:
+    return {f for t in table if t.is_result for dim in t.dims for f in dim}
+
+
+def _offer(
+    index: int,
+    rule: FactorRule,
+    position: int,
+    tensor: _Tensor,
+    order: list[int],
+    settled: dict[int, tuple[Claim, tuple[Claim, ...]]],
+    state: _State,
+) -> bool:
+    """Grow one tensor's dims by the settled axes, in order of strength; whether any grew."""
+    current = state.dims.get(tensor.var) or ((),) * len(tensor.dims)
+    pinned = state.pinned.get(tensor.var)
+    used = {a for axes in current for a in axes}
+    grown = list(current)
+    for factor in order:
+        claim, beaten = settled[factor]
+        if claim.position == position:
+            continue
+        for dim, factors in enumerate(tensor.dims):
+            if factor not in factors or (pinned and pinned[dim]):
+                continue
+            axes = _grow(rule, factors, factor, claim.axes, grown[dim], used, settled, state.mesh)
+            if axes != grown[dim]:
+                used.update(axes)
+                grown[dim] = axes
+                lost = tuple(c.axes for c in beaten)
+                state.causes[tensor.var, dim] = Cause(index, claim.position, beaten=lost)
+    if tuple(grown) == current:
+        return False
+    state.dims[tensor.var] = tuple(grown)
+    state.version[tensor.var] = state.version.get(tensor.var, 0) + 1
+    return True
+
+
+def _grow(
+    rule: FactorRule,
+    factors: tuple[int, ...],
+    factor: int,
+    axes: Axes,
+    current: Axes,
+    used: set[str],
+    settled: dict[int, tuple[Claim, tuple[Claim, ...]]],
+    mesh: Mesh,
+) -> Axes:
+    """A dim's axes after one factor's are taken in: never fewer, never an axis used elsewhere."""
+    if len(factors) == 1:
+        wanted = axes
+    else:
+        wanted = _compound_axes(rule, factors, settled, mesh)
+    wanted = _unused(wanted, current, used)
+    if factors[0] in rule.compound and len(factors) == 1:
+        wanted = _dividing(wanted, rule.sizes[factor], mesh)
+    return wanted if is_prefix(current, wanted) else current
+
+
+def _compound_axes(
+    rule: FactorRule,
+    factors: tuple[int, ...],
+    settled: dict[int, tuple[Claim, tuple[Claim, ...]]],
+    mesh: Mesh,
+) -> Axes:
+    """Axes of a compound dim: the major factors' as long as each is split completely."""
+    axes: Axes = ()
+    for factor in factors:
+        own = settled[factor][0].axes if factor in settled else ()
+        own = _dividing(own, rule.sizes[factor], mesh)
+        axes += own
+        if mesh.size(own) != rule.sizes[factor]:
+            break
+    return axes
+
+
+def _dividing(axes: Axes, size: int, mesh: Mesh) -> Axes:
+    """The longest prefix whose size divides a factor's."""
+    for count in range(len(axes), 0, -1):
+        if size % mesh.size(axes[:count]) == 0:
+            return axes[:count]
+    return ()
+
+
+def _unused(wanted: Axes, current: Axes, used: set[str]) -> Axes:
+    """The longest prefix of axes that the tensor does not use in another dim."""
+    for count, axis in enumerate(wanted):
+        if axis in used and axis not in current:
+            return wanted[:count]
+    return wanted
+
+
+def _every_value(program: Program, state: _State) -> dict[Var, DimAxes]:
+    """The dims of every variable, unsharded where nothing was found."""
+    jaxpr = program.jaxpr.jaxpr
+    values = [*jaxpr.invars, *jaxpr.constvars, *(v for e in jaxpr.eqns for v in e.outvars)]
+    return {v: state.dims.get(v) or ((),) * len(getattr(v.aval, "shape", ())) for v in values}

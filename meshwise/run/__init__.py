@@ -1,0 +1,1 @@
+"""Running a per-device program: on real devices, or simulated on one."""
