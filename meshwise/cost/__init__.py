@@ -1,0 +1,1 @@
+"""What things cost: figures of hardware as data, and formulas over them."""

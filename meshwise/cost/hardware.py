@@ -1,0 +1,64 @@
+"""Figures of hardware, each with its unit in its name and where it comes from beside it.
+
+A figure is for one device (a chip), in both directions of use: `link_bytes_per_s` is what one
+device can send to the rest of its group in a ring collective.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What one device does in a second, and what it takes to start a collective.
+
+    `launch_s` is the time a collective takes before its first byte. `byte_factors` lists kinds of
+    collectives (by JAX's name) whose bytes take longer than the link says, and how many times:
+    `(("all_to_all", 5.0),)`. Kinds that are not listed count once.
+    """
+
+    name: str
+    link_bytes_per_s: float
+    launch_s: float
+    flops_per_s: float
+    memory_bytes_per_s: float
+    source: str
+    byte_factors: tuple[tuple[str, float], ...] = ()
+
+    def byte_factor(self, kind: str) -> float:
+        """How many times longer than the link says a byte of this kind of collective takes."""
+        return dict(self.byte_factors).get(kind, 1.0)
+
+
+# To compare designs by wire bytes where nothing is known of the machine. A launch costs as much as
+# 128 bytes. That is far less than on any real machine (tens of kilobytes), and it is meant: plans are
+# compared on small examples too, where a real launch time would make every byte look free, and
+# the choice must be the one that is right at full size. It is still more than nothing, so that
+# of two plans with the same bytes the one with fewer collectives wins.
+GENERIC = Hardware(
+    name="generic",
+    link_bytes_per_s=100e9,
+    launch_s=128 / 100e9,
+    flops_per_s=100e12,
+    memory_bytes_per_s=1e12,
+    source="round figures; the launch time is the time of 128 bytes, see the comment",
+)
+
+TPU_V5E = Hardware(
+    name="TPU v5e",
+    link_bytes_per_s=200e9,
+    launch_s=1e-6,
+    flops_per_s=197e12,
+    memory_bytes_per_s=819e9,
+    source="cloud.google.com/tpu/docs/v5e: 197 TFLOP/s bf16, 819 GB/s HBM, 1,600 Gbit/s of "
+    "interchip links a chip; launch: an order of magnitude, not published",
+)
+
+H100 = Hardware(
+    name="H100 SXM",
+    link_bytes_per_s=450e9,
+    launch_s=5e-6,
+    flops_per_s=989e12,
+    memory_bytes_per_s=3.35e12,
+    source="NVIDIA H100 data sheet, SXM: 989 TFLOP/s bf16 dense, 3.35 TB/s, NVLink 900 GB/s both "
+    "ways, 450 GB/s each; launch: order of magnitude of an NCCL kernel, not published",
+)

@@ -1,0 +1,180 @@
+"""Collectives: their kinds, their bytes, and the list of those that a per-device jaxpr runs.
+
+Bytes are *wire bytes*: what one device sends under the ring model. With `n` devices in a group:
+
+| kind           | wire bytes            |
+|----------------|-----------------------|
+| all_gather     | (n - 1) / n * result  |
+| reduce_scatter | (n - 1) / n * operand |
+| all_reduce     | 2 (n - 1) / n * operand |
+| all_to_all     | (n - 1) / n * operand |
+| ppermute       | operand               |
+
+A collective inside a loop counts once a trip; of a conditional the branch with most bytes counts.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from meshwise._jax import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+from meshwise.ir.mesh import Axes
+
+
+class CollectiveKind(StrEnum):
+    """The five ways in which devices exchange data."""
+
+    ALL_REDUCE = "all_reduce"
+    REDUCE_SCATTER = "reduce_scatter"
+    ALL_GATHER = "all_gather"
+    ALL_TO_ALL = "all_to_all"
+    PERMUTE = "ppermute"
+
+
+# JAX's primitives by kind. The `_start` of a pair that runs in the background moves the bytes, its
+# `_done` none. Casts between JAX's own device-variance types (`pvary`, ...) move nothing.
+_KIND_OF_PRIMITIVE: Mapping[str, CollectiveKind] = {
+    "psum": CollectiveKind.ALL_REDUCE,
+    "psum_start": CollectiveKind.ALL_REDUCE,
+    "psum_invariant": CollectiveKind.ALL_REDUCE,
+    "psum_invariant_start": CollectiveKind.ALL_REDUCE,
+    "unreduced_psum": CollectiveKind.ALL_REDUCE,
+    "unreduced_psum_start": CollectiveKind.ALL_REDUCE,
+    "pmax": CollectiveKind.ALL_REDUCE,
+    "pmin": CollectiveKind.ALL_REDUCE,
+    "reduce_scatter": CollectiveKind.REDUCE_SCATTER,
+    "reduce_scatter_start": CollectiveKind.REDUCE_SCATTER,
+    "unreduced_reduce_scatter": CollectiveKind.REDUCE_SCATTER,
+    "unreduced_reduce_scatter_start": CollectiveKind.REDUCE_SCATTER,
+    "all_gather": CollectiveKind.ALL_GATHER,
+    "all_gather_start": CollectiveKind.ALL_GATHER,
+    "all_gather_invariant": CollectiveKind.ALL_GATHER,
+    "all_gather_reduced": CollectiveKind.ALL_GATHER,
+    "all_gather_reduced_start": CollectiveKind.ALL_GATHER,
+    "all_to_all": CollectiveKind.ALL_TO_ALL,
+    "all_to_all_start": CollectiveKind.ALL_TO_ALL,
+    "ragged_all_to_all": CollectiveKind.ALL_TO_ALL,
+    "ppermute": CollectiveKind.PERMUTE,
+    "ppermute_start": CollectiveKind.PERMUTE,
+    "pbroadcast": CollectiveKind.PERMUTE,
+    "pbroadcast_start": CollectiveKind.PERMUTE,
+}
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective equation of a per-device program, its loop trips included.
+
+    `shape` and `dtype` are those of the local operand; `count` is how often it runs and
+    `wire_bytes` what a device sends in all of these. `is_count_known` is False inside a `while`
+    loop, whose body counts once. `source` is the user's line and `reason` the decision that made
+    it, where known; `equation` is where it stands, by which a caller attaches the two.
+    """
+
+    kind: CollectiveKind
+    axes: Axes
+    shape: tuple[int, ...]
+    dtype: Any
+    count: int
+    wire_bytes: int
+    source: str = ""
+    reason: str = ""
+    is_count_known: bool = True
+    equation: JaxprEqn | None = None
+
+
+def wire_bytes(
+    kind: CollectiveKind, operand_bytes: float, result_bytes: float, group_size: int
+) -> float:
+    """Bytes that a device sends for one collective over a group, under the ring model."""
+    if group_size <= 1:
+        return 0
+    sent = (group_size - 1) / group_size
+    if kind is CollectiveKind.ALL_GATHER:
+        return sent * result_bytes
+    if kind is CollectiveKind.ALL_REDUCE:
+        return 2 * sent * operand_bytes
+    if kind is CollectiveKind.PERMUTE:
+        return operand_bytes
+    return sent * operand_bytes
+
+
+def collectives_of(
+    jaxpr: ClosedJaxpr | Jaxpr, axis_sizes: Mapping[str, int], trips: int = 1
+) -> list[Collective]:
+    """Every collective that a per-device jaxpr runs, in order.
+
+    Loops multiply by their length, conditionals give the branch with most bytes, and calls
+    (jit, remat, custom derivatives, shard_map, ...) are entered. `trips` is how often the jaxpr
+    itself runs.
+    """
+    found: list[Collective] = []
+    for eqn in jaxpr.eqns:
+        name = eqn.primitive.name
+        kind = _KIND_OF_PRIMITIVE.get(name)
+        if kind is not None:
+            found.extend(_of_equation(eqn, kind, axis_sizes, trips))
+        elif name == "cond":
+            branches = [collectives_of(b, axis_sizes, trips) for b in eqn.params["branches"]]
+            found.extend(max(branches, key=lambda b: sum(c.wire_bytes for c in b)))
+        elif name == "while":
+            inner = [c for j in _sub_jaxprs(eqn) for c in collectives_of(j, axis_sizes, trips)]
+            found.extend(replace(c, is_count_known=False) for c in inner)
+        else:
+            length = eqn.params["length"] if name == "scan" else 1
+            for inner_jaxpr in _sub_jaxprs(eqn):
+                found.extend(collectives_of(inner_jaxpr, axis_sizes, trips * length))
+    return found
+
+
+def _of_equation(
+    eqn: JaxprEqn, kind: CollectiveKind, axis_sizes: Mapping[str, int], trips: int
+) -> Iterator[Collective]:
+    """One collective an operand: JAX's psum of several arrays is several reductions."""
+    axes = _axes(eqn)
+    group = _group_size(eqn, math.prod(axis_sizes[a] for a in axes))
+    if group <= 1:
+        return
+    data = 1 if eqn.primitive.name.startswith("ragged") else len(eqn.invars)
+    results = [v.aval for v in eqn.outvars]
+    for i, operand in enumerate(v.aval for v in eqn.invars[:data] if not _is_token(v)):
+        result = results[min(i, len(results) - 1)]
+        sent = wire_bytes(kind, _bytes_of(operand), _bytes_of(result), group)
+        yield Collective(
+            kind,
+            axes,
+            tuple(operand.shape),
+            operand.dtype,
+            trips,
+            round(sent * trips),
+            equation=eqn,
+        )
+
+
+def _axes(eqn: JaxprEqn) -> Axes:
+    """Named axes of a collective; positional ones (from vmap) move nothing."""
+    names = eqn.params.get("axes", eqn.params.get("axis_name", ()))
+    names = names if isinstance(names, tuple | list) else (names,)
+    return tuple(n for n in names if isinstance(n, str))
+
+
+def _group_size(eqn: JaxprEqn, whole: int) -> int:
+    groups = eqn.params.get("axis_index_groups")
+    return len(groups[0]) if groups else whole
+
+
+def _is_token(atom: Any) -> bool:
+    return isinstance(atom, Literal) and not hasattr(atom.aval, "dtype")
+
+
+def _bytes_of(aval: Any) -> int:
+    return math.prod(aval.shape) * aval.dtype.itemsize
+
+
+def _sub_jaxprs(eqn: JaxprEqn) -> Iterator[ClosedJaxpr | Jaxpr]:
+    for value in eqn.params.values():
+        for item in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(item, ClosedJaxpr | Jaxpr):
+                yield item
