@@ -40,7 +40,9 @@ class Interpreter:
         environment: dict[Any, Stacked] = {}
 
         def read(atom: Any) -> Stacked:
-            return Stacked(atom.val) if isinstance(atom, _jax.Literal) else environment[atom]
+            if isinstance(atom, _jax.Literal):
+                return Stacked(np.asarray(atom.val, atom.aval.dtype))
+            return environment[atom]
 
         environment.update(zip(inner.constvars, map(Stacked, consts), strict=True))
         environment.update(zip(inner.invars, values, strict=True))
