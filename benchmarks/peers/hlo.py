@@ -32,6 +32,7 @@ from benchmarks.peers.scattered import Scope, scatter_ways
 Partitioner = Literal["gspmd", "shardy"]
 Stage = Literal["partitioned", "final"]
 
+SHARDY = "jax_use_shardy_partitioner"
 PARTITIONERS: tuple[Partitioner, ...] = ("gspmd", "shardy")
 KINDS = {
     "all-gather": "all_gather",
@@ -101,12 +102,12 @@ class Report:
 @contextmanager
 def partitioner(which: Partitioner) -> Iterator[None]:
     """Lower and compile with XLA's older (GSPMD) or newer (Shardy) completion of shardings."""
-    before = jax.config.jax_use_shardy_partitioner
-    jax.config.update("jax_use_shardy_partitioner", which == "shardy")
+    before = getattr(jax.config, SHARDY)
+    jax.config.update(SHARDY, which == "shardy")
     try:
         yield
     finally:
-        jax.config.update("jax_use_shardy_partitioner", before)
+        jax.config.update(SHARDY, before)
 
 
 def read(lowered: Lowered, stage: Stage = "partitioned") -> Report:
