@@ -1,1 +1,8 @@
-"""What each operator means: one factor rule an operator, one file an operator family."""
+"""What each operator means: one factor rule an operator, one file an operator family.
+
+Importing this package fills the registry.
+"""
+
+from meshwise.rules import contraction as contraction
+from meshwise.rules import elementwise as elementwise
+from meshwise.rules import reduction as reduction

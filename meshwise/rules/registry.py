@@ -82,8 +82,15 @@ class LocalContext:
         return local_shape(self.eqn.outvars[result].aval.shape, Sharding(dims), self.mesh)
 
     def bind(self, *operands: Any, **changed: Any) -> list[Any]:
-        """The same primitive on local operands, with some parameters changed."""
-        return bind(self.eqn, operands, {**self.params, **changed})
+        """The same primitive on local operands, with some parameters changed.
+
+        Shardings among the parameters name global arrays, so they are left out.
+        """
+        params = {**self.params, **changed}
+        for name in ("sharding", "out_sharding"):
+            if name in params:
+                params[name] = None
+        return bind(self.eqn, operands, params)
 
 
 def shard_index(axes: Sequence[str], mesh: Mesh) -> Any:

@@ -1,0 +1,59 @@
+"""What joins nothing: the identity of each reduction, and padding overwritten with a value."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.dtypes import issubdtype
+
+from meshwise.ir.sharding import Reduction
+from meshwise.rules.registry import LocalContext
+
+
+def reduction_identity(reduction: Reduction, dtype: Any) -> Any:
+    """The value that a reduction ignores, as a numpy scalar of a dtype.
+
+    `max` of floats has minus infinity, or the lowest number where the dtype has no infinity.
+    `and` of integers works on bits, so its identity has them all set.
+    """
+    dtype = np.dtype(dtype)
+    if reduction is Reduction.SUM or reduction is Reduction.OR:
+        return np.zeros((), dtype)[()]
+    if reduction is Reduction.PROD:
+        return np.ones((), dtype)[()]
+    if reduction is Reduction.AND:
+        return np.array(True)[()] if dtype == np.bool_ else np.array(~np.zeros((), dtype))[()]
+    return _lowest(dtype) if reduction is Reduction.MAX else _highest(dtype)
+
+
+def mask_padding(context: LocalContext, array: Any, dim: int, factor: int, value: Any) -> Any:
+    """Overwrite the padding along one sharded dim of a local array.
+
+    `factor` is the dim's only factor. Nothing is done where there is no padding.
+    """
+    size = context.rule.sizes[factor]
+    local = context.local_size(factor)
+    if local * context.shards(factor) == size:
+        return array
+    position = lax.broadcasted_iota(np.int32, array.shape, dim)
+    inside = lax.lt(position, lax.full_like(position, size - context.offset(factor)))
+    return lax.select(inside, array, lax.full_like(array, value))
+
+
+def _lowest(dtype: np.dtype) -> Any:
+    if dtype == np.bool_:
+        return np.False_
+    if issubdtype(dtype, np.integer):
+        return np.array(jnp.iinfo(dtype).min, dtype)[()]
+    lowest = np.array(-np.inf, dtype)[()]
+    return lowest if np.isinf(lowest) else np.array(jnp.finfo(dtype).min, dtype)[()]
+
+
+def _highest(dtype: np.dtype) -> Any:
+    if dtype == np.bool_:
+        return np.True_
+    if issubdtype(dtype, np.integer):
+        return np.array(jnp.iinfo(dtype).max, dtype)[()]
+    highest = np.array(np.inf, dtype)[()]
+    return highest if np.isinf(highest) else np.array(jnp.finfo(dtype).max, dtype)[()]
