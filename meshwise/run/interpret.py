@@ -41,7 +41,8 @@ class Interpreter:
 
         def read(atom: Any) -> Stacked:
             if isinstance(atom, _jax.Literal):
-                return Stacked(np.asarray(atom.val, atom.aval.dtype))
+                aval: Any = atom.aval
+                return Stacked(np.asarray(atom.val, aval.dtype))
             return environment[atom]
 
         environment.update(zip(inner.constvars, map(Stacked, consts), strict=True))
@@ -194,7 +195,8 @@ def _stack_trips(rows: Sequence[Stacked], mesh: Mesh) -> Stacked:
 
 
 def _no_trips(eqn: _jax.JaxprEqn, carries: int) -> list[Stacked]:
-    return [Stacked(jnp.empty(v.aval.shape, v.aval.dtype)) for v in eqn.outvars[carries:]]
+    avals: list[Any] = [v.aval for v in eqn.outvars[carries:]]
+    return [Stacked(jnp.empty(a.shape, a.dtype)) for a in avals]
 
 
 def _agreed(value: Stacked, eqn: _jax.JaxprEqn, mesh: Mesh) -> Any:

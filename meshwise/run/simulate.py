@@ -115,9 +115,9 @@ def cut(array: Any, sharding: Sharding, mesh: Mesh, dtype: Any) -> Stacked:
 
 
 def _garbage(dtype: np.dtype) -> Any:
-    if dtype == jax.dtypes.float0 or dtype == np.bool_:
+    if dtype in (jax.dtypes.float0, np.bool_):
         return np.ones((), dtype)
-    if jnp.issubdtype(dtype, np.integer):
+    if jnp.issubdtype(dtype, jnp.integer):
         return np.asarray(jnp.iinfo(dtype).max, dtype)
     return np.asarray(np.nan, dtype)
 
@@ -158,10 +158,11 @@ def _checked(results: Sequence[Stacked], outputs: Sequence[_Output], mesh: Mesh)
     offenders: list[str] = []
     for result, output in zip(results, outputs, strict=True):
         kind = None
+        raw = result
         if jnp.issubdtype(result.array.dtype, _jax.extended):
             kind = jax.random.key_impl(result.array)
-            result = Stacked(jax.random.key_data(result.array), result.axes)
-        copies = _assemble(result, output, mesh)
+            raw = Stacked(jax.random.key_data(result.array), result.axes)
+        copies = _assemble(raw, output, mesh)
         offenders += _differences(copies, output, mesh)
         first = copies.array[0]
         if first.dtype != jax.dtypes.float0:
@@ -234,11 +235,12 @@ def _axes_of_difference(grid: np.ndarray, axes: Axes) -> Axes:
 
 def _same_bits(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Element by element: the same bits, or both NaN."""
-    if a.dtype == jax.dtypes.float0 or a.dtype == np.bool_ or np.issubdtype(a.dtype, np.integer):
+    exact = a.dtype in (jax.dtypes.float0, np.bool_) or jnp.issubdtype(a.dtype, jnp.integer)
+    if exact:
         return np.asarray(a == b)
-    same = (a == b) & (np.signbit(a.real) == np.signbit(b.real))
+    same = (a == b) & (np.signbit(np.real(a)) == np.signbit(np.real(b)))
     if np.iscomplexobj(a):
-        same &= np.signbit(a.imag) == np.signbit(b.imag)
+        same &= np.signbit(np.imag(a)) == np.signbit(np.imag(b))
     return same | (np.isnan(a) & np.isnan(b))
 
 
@@ -255,9 +257,7 @@ def _largest_difference(array: np.ndarray, unequal: np.ndarray) -> str:
 
 def _place(copy: int, axes: Axes, mesh: Mesh) -> str:
     """Coordinates of a copy, by the user's axes where whole: `(data=1, model=3)`."""
-    index = dict(
-        zip(axes, np.unravel_index(copy, [mesh.axis_size[a] for a in axes]), strict=True)
-    )
+    index = dict(zip(axes, np.unravel_index(copy, [mesh.axis_size[a] for a in axes]), strict=True))
     parts = []
     for user, subs in mesh.user_axes:
         present = [a for a in subs if a in index]

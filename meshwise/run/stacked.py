@@ -12,6 +12,7 @@ the first axis varying slowest.
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import jax
@@ -74,7 +75,7 @@ def apply_collective(eqn: _jax.JaxprEqn, values: Sequence[Stacked], mesh: Mesh) 
     group = _axes(params)
     if not values:
         return [collective(Stacked(jnp.zeros(())), group, params, mesh)]
-    return [_on_data(v, lambda x: collective(x, group, params, mesh)) for v in values]
+    return [_on_data(v, partial(collective, group=group, params=params, mesh=mesh)) for v in values]
 
 
 def _axes(params: Mapping[str, Any]) -> Axes:
@@ -168,7 +169,12 @@ def _all_to_all(x: Stacked, group: Axes, params: Mapping[str, Any], mesh: Mesh) 
 
 
 def _ppermute(x: Stacked, group: Axes, params: Mapping[str, Any], mesh: Mesh) -> Stacked:
-    """`[*local]` to `[*local]`; zeros where nobody sends."""
+    """`[*local]` to `[*local]`; zeros where nobody sends.
+
+    JAX numbers the devices of this one collective in the mesh's order of the axes, in whatever
+    order they are given (jax 0.10 and 0.11: `_pcollectives_lowering_common` sorts the group).
+    """
+    group = tuple(a for a in mesh.names if a in group)
     array, others = _grouped(x, group, mesh)
     source = dict((to, origin) for origin, to in params["perm"])
     index = jnp.array([source.get(i, 0) for i in range(mesh.size(group))])
