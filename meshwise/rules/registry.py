@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from jax import lax
 
 from meshwise._jax import JaxprEqn, Literal, bind
@@ -74,7 +75,8 @@ class LocalContext:
 
     def offset(self, factor: int) -> Any:
         """Global index of this device's first element along a factor (int32 scalar)."""
-        return shard_index(self.axes(factor), self.mesh) * self.local_size(factor)
+        index = shard_index(self.axes(factor), self.mesh)
+        return lax.mul(index, np.int32(self.local_size(factor)))
 
     def local_result_shape(self, result: int) -> tuple[int, ...]:
         """Local shape of a result."""
@@ -95,9 +97,11 @@ class LocalContext:
 
 def shard_index(axes: Sequence[str], mesh: Mesh) -> Any:
     """Which shard this device holds along some axes, major to minor (int32 scalar)."""
-    index: Any = 0
-    for axis in axes:
-        index = index * mesh.axis_size[axis] + lax.axis_index(axis)
+    if not axes:
+        return np.int32(0)
+    index = lax.axis_index(axes[0])
+    for axis in axes[1:]:
+        index = lax.add(lax.mul(index, np.int32(mesh.axis_size[axis])), lax.axis_index(axis))
     return index
 
 

@@ -1,0 +1,122 @@
+"""Positions that are data: where global ones lie on a device, and whether it owns them.
+
+Positions come with any integer dtype. They are clamped, or found out of range, in that dtype and
+as global positions, as one device does; what is left is small enough for a signed one.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from jax import lax
+
+from meshwise.rules.registry import LocalContext
+
+
+def clamp_position(given: Any, upper: int) -> Any:
+    """Positions brought into `0..upper`, as signed integers."""
+    bound = min(upper, int(np.iinfo(given.dtype).max))
+    inside = lax.clamp(given.dtype.type(0), given, given.dtype.type(bound))
+    wide = np.dtype(given.dtype).itemsize == 8
+    return lax.convert_element_type(inside, np.int64 if wide else np.int32)
+
+
+def in_bounds(position: Any, upper: int) -> Any:
+    """Which positions are in `0..upper`."""
+    bound = min(upper, int(np.iinfo(position.dtype).max))
+    return lax.bitwise_and(lax.ge(position, position.dtype.type(0)),
+                           lax.le(position, position.dtype.type(bound)))
+
+
+def from_offset(context: LocalContext, factor: int, position: Any) -> Any:
+    """Global positions counted from this device's first one along a factor."""
+    return lax.sub(position, lax.convert_element_type(context.offset(factor), position.dtype))
+
+
+def all_of(masks: Sequence[Any]) -> Any:
+    """The conjunction of some masks."""
+    joined = masks[0]
+    for mask in masks[1:]:
+        joined = lax.bitwise_and(joined, mask)
+    return joined
+
+
+def is_first_shard(context: LocalContext, factors: Sequence[int]) -> Any:
+    """Whether this device holds the first shard along each of some sharded factors."""
+    return all_of([lax.eq(context.offset(f), np.int32(0)) for f in factors])
+
+
+def local_start(context: LocalContext, factor: int, start: Any) -> tuple[Any, Any]:
+    """Where a single global position, clamped, lies on this device, and whether it does.
+
+    The local position has the dtype of the global one, as all starts of a slice must.
+    """
+    position = clamp_position(start, context.rule.sizes[factor] - 1)
+    position = from_offset(context, factor, position)
+    end = context.local_size(factor) - 1
+    owned = in_bounds(position, end)
+    position = lax.clamp(position.dtype.type(0), position, position.dtype.type(end))
+    return lax.convert_element_type(position, start.dtype), owned
+
+
+class IndexVectors:
+    """The index vectors of a gather or scatter on one device.
+
+    Component `c` indexes the operand's dim `dims[c]`, of which `windows[dims[c]]` positions are
+    read or written. `factors` maps the components whose dim is sharded to the dim's factor; each
+    of these has a window of one.
+    """
+
+    def __init__(
+        self, context: LocalContext, indices: Any, dims: Sequence[int], windows: Sequence[int]
+    ) -> None:
+        self.context, self.indices = context, indices
+        shape = context.eqn.invars[0].aval.shape
+        self.upper = [shape[d] - windows[d] for d in dims]
+        found = [context.rule.operands[0][d] for d in dims]
+        self.factors = {
+            c: dim[0]
+            for c, (d, dim) in enumerate(zip(dims, found, strict=True))
+            if windows[d] == 1 and dim and context.axes(dim[0])
+        }
+
+    def given(self, c: int) -> Any:
+        """One component of all index vectors, as given."""
+        last = self.indices.ndim - 1
+        column = self.indices
+        if len(self.upper) > 1:
+            column = lax.slice_in_dim(column, c, c + 1, axis=last)
+        return lax.squeeze(column, (last,))
+
+    def shifted(self, c: int) -> Any:
+        """A component, clamped, counted from this device's first position."""
+        position = clamp_position(self.given(c), self.upper[c])
+        if c not in self.factors:
+            return position
+        return from_offset(self.context, self.factors[c], position)
+
+    def owned(self) -> Any:
+        """Which index vectors, clamped, point into this device's part."""
+        return all_of([
+            in_bounds(self.shifted(c), self.context.local_size(factor) - 1)
+            for c, factor in self.factors.items()
+        ])
+
+    def in_range(self) -> Any:
+        """Which index vectors are in range in every component."""
+        return all_of([in_bounds(self.given(c), upper) for c, upper in enumerate(self.upper)])
+
+    def local(self, place: Callable[[Any, int], Any]) -> Any:
+        """Index vectors for the local operand.
+
+        `place(position, size)` says what becomes of positions along a sharded dim of a local
+        size: those of other devices must be brought inside, or sent outside.
+        """
+        last = self.indices.ndim - 1
+        columns = []
+        for c in range(len(self.upper)):
+            position = self.shifted(c)
+            if c in self.factors:
+                position = place(position, self.context.local_size(self.factors[c]))
+            columns.append(lax.expand_dims(position, (last,)))
+        return lax.concatenate(columns, last) if len(columns) > 1 else columns[0]

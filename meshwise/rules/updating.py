@@ -1,0 +1,215 @@
+"""Scatters and dynamic updates: writing at positions that are data.
+
+A dim that is written one position at a time may be sharded: each device writes what it owns and
+drops the rest. The updates may be sharded where joining them is a reduction; then every device
+has a term of the result, and what was there before counts on one of them.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+from jax import lax
+from jax.dtypes import issubdtype
+
+from meshwise.ir.sharding import Reduction
+from meshwise.rules.factoring import Dim, Factoring, Kind, shapes
+from meshwise.rules.identity import reduction_identity
+from meshwise.rules.positions import (
+    IndexVectors,
+    all_of,
+    clamp_position,
+    from_offset,
+    in_bounds,
+    is_first_shard,
+    local_start,
+)
+from meshwise.rules.registry import Application, LocalContext, OpRule, register
+
+FILL = lax.GatherScatterMode.FILL_OR_DROP
+CLIP = lax.GatherScatterMode.CLIP
+
+_JOINED_BY = {
+    "scatter-add": Reduction.SUM,
+    "scatter-sub": Reduction.SUM,
+    "scatter-mul": Reduction.PROD,
+    "scatter-min": Reduction.MIN,
+    "scatter-max": Reduction.MAX,
+}
+
+
+@register("scatter", *_JOINED_BY)
+def _scatter_rule(application: Application) -> OpRule:
+    operand, indices, updates = shapes(application.operands)
+    numbers = application.params["dimension_numbers"]
+    windows = written_windows(application.params, operand, updates)
+    kind = _kind(application)
+    factoring = Factoring()
+    at: list[Dim] = []
+    for d, n in enumerate(indices[:-1]):
+        batching = d in numbers.scatter_indices_batching_dims
+        at.append(factoring.new(n, None if batching else kind))
+    paired = dict(zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims,
+                      strict=True))
+    written: list[Dim] = [()] * len(updates)
+    batch = [d for d in range(len(updates)) if d not in numbers.update_window_dims]
+    for place, dim in zip(batch, at, strict=True):
+        written[place] = dim
+    places = iter(numbers.update_window_dims)
+    dims: list[Dim] = []
+    for d, (n, window) in enumerate(zip(operand, windows, strict=True)):
+        if d in paired:
+            dims.append(at[paired[d]])
+            continue
+        single = window == 1 and d in numbers.scatter_dims_to_operand_dims
+        dims.append(factoring.new(n, None if window == n or single else "whole"))
+        if d not in numbers.inserted_window_dims:
+            written[next(places)] = dims[-1] if window == n else factoring.new(window, "whole")
+    at.append(factoring.new(indices[-1], "whole"))
+    return OpRule(
+        factoring.rule([dims, at, written], [dims]),
+        linear=_linear(application, indices),
+        local=_scatter_local,
+        masked=(2,),
+        flops=float(math.prod(updates)),
+    )
+
+
+def _kind(application: Application) -> Kind:
+    """The kind of the dims of the updates that are not part of a window."""
+    reduction = _JOINED_BY.get(application.eqn.primitive.name)
+    dtype = application.operands[0].dtype
+    ordered = reduction in (Reduction.MIN, Reduction.MAX)
+    if reduction is None or dtype == np.bool_:
+        return "whole"
+    return "whole" if ordered and issubdtype(dtype, np.complexfloating) else reduction
+
+
+def _linear(application: Application, indices: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """What was there and the updates, together; overwriting only where no position is met twice.
+
+    (Which of two updates of one position wins is not defined, and may differ between terms.)
+    """
+    name, params = application.eqn.primitive.name, application.params
+    if name in ("scatter-add", "scatter-sub"):
+        return ((0, 2),)
+    body = params["update_jaxpr"]
+    overwrites = name == "scatter" and (body is None or not body.eqns)
+    once = params["unique_indices"] or math.prod(indices[:-1]) <= 1
+    return ((0, 2),) if overwrites and once else ()
+
+
+def written_windows(
+    params: dict[str, Any], operand: tuple[int, ...], updates: tuple[int, ...]
+) -> tuple[int, ...]:
+    """How many positions a scatter writes along each dim of its operand."""
+    numbers = params["dimension_numbers"]
+    single = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
+    sizes = iter([updates[d] for d in numbers.update_window_dims])
+    return tuple(1 if d in single else next(sizes) for d in range(len(operand)))
+
+
+def _scatter_local(context: LocalContext, operand: Any, indices: Any, updates: Any) -> list[Any]:
+    params = context.params
+    shape, _, written = shapes([v.aval for v in context.eqn.invars])
+    changed: dict[str, Any] = {}
+    joined = [f for dim in context.rule.operands[1][:-1] for f in dim
+              if context.axes(f) and f in context.rule.reduction_of]
+    reduction = _JOINED_BY.get(context.eqn.primitive.name)
+    if joined and reduction in (Reduction.SUM, Reduction.PROD):
+        first = lax.broadcast(is_first_shard(context, joined), operand.shape)
+        nothing = lax.full_like(operand, reduction_identity(reduction, operand.dtype))
+        operand = lax.select(first, operand, nothing)
+    if joined:  # the positions in the padding are arbitrary
+        changed = {"unique_indices": False, "indices_are_sorted": False}
+    windows = written_windows(params, shape, written)
+    dims = params["dimension_numbers"].scatter_dims_to_operand_dims
+    vectors = IndexVectors(context, indices, dims, windows)
+    if vectors.factors:
+        kept = None if params["mode"] is CLIP else vectors.in_range()
+
+        def drop(position: Any, size: int) -> Any:
+            here = in_bounds(position, size - 1)
+            here = here if kept is None else lax.bitwise_and(here, kept)
+            return lax.select(here, position, lax.full_like(position, size))
+
+        indices = vectors.local(drop)
+        changed = {"unique_indices": False, "indices_are_sorted": False, "mode": FILL}
+    return context.bind(operand, indices, updates, **changed)
+
+
+@register("dynamic_update_slice")
+def _dynamic_update_slice_rule(application: Application) -> OpRule:
+    """Every dim of the operand may be sharded: each device writes the part that it owns."""
+    operand, update = shapes(application.operands[:2])
+    starts: list[list[Dim]] = [[]] * (len(application.operands) - 2)
+    factoring = Factoring()
+    dims: list[Dim] = []
+    written: list[Dim] = []
+    for n, size in zip(operand, update, strict=True):
+        dims.append(factoring.new(n))
+        written.append(dims[-1] if size == n else factoring.new(size, "whole"))
+    factors = factoring.rule([dims, written, *starts], [dims])
+    return OpRule(factors, linear=((0, 1),), local=_dynamic_update_slice_local)
+
+
+def _dynamic_update_slice_local(
+    context: LocalContext, operand: Any, update: Any, *starts: Any
+) -> list[Any]:
+    before, after = context.rule.operands[:2]
+    split = {d: dim[0] for d, dim in enumerate(before)
+             if dim and dim != after[d] and context.axes(dim[0])}
+    if not split:
+        return context.bind(operand, update, *starts)
+    sizes = context.eqn.invars[1].aval.shape
+    if all(sizes[d] == 1 for d in split):
+        return _write_one(context, operand, update, list(starts), split)
+    return _write_part(context, operand, update, list(starts), split)
+
+
+def _write_one(
+    context: LocalContext, operand: Any, update: Any, starts: list[Any], split: dict[int, int]
+) -> list[Any]:
+    """Write one position of each split dim, or what was there already where it is not ours."""
+    owned = []
+    for d, factor in split.items():
+        starts[d], here = local_start(context, factor, starts[d])
+        owned.append(here)
+    mask = lax.broadcast(all_of(owned), update.shape)
+    return _write_masked(context, operand, update, mask, starts)
+
+
+def _write_part(
+    context: LocalContext, operand: Any, update: Any, starts: list[Any], split: dict[int, int]
+) -> list[Any]:
+    """Write all local positions of the split dims: the update's where it reaches, else the old.
+
+    The update is surrounded by as many elements as a device holds, so that a slice of the local
+    size can be taken at any distance from it.
+    """
+    around = [(0, 0, 0)] * operand.ndim
+    sizes, begins = list(update.shape), [np.int32(0)] * operand.ndim
+    reached = []
+    for d, factor in split.items():
+        local, window = operand.shape[d], update.shape[d]
+        start = clamp_position(starts[d], context.rule.sizes[factor] - window)
+        start = from_offset(context, factor, start)
+        begin = lax.sub(start.dtype.type(local), start)
+        begin = lax.clamp(start.dtype.type(0), begin, start.dtype.type(window + local))
+        begins[d] = lax.convert_element_type(begin, np.int32)
+        around[d], sizes[d], starts[d] = (local, local, 0), local, starts[d].dtype.type(0)
+        reached.append((d, start, window))
+    masks = []
+    for d, start, window in reached:
+        position = lax.broadcasted_iota(start.dtype, tuple(sizes), d)
+        masks.append(in_bounds(lax.sub(position, start), window - 1))
+    padded = lax.pad(update, lax.full((), 0, update.dtype), around)
+    part = lax.dynamic_slice(padded, begins, sizes, allow_negative_indices=False)
+    return _write_masked(context, operand, part, all_of(masks), starts)
+
+
+def _write_masked(
+    context: LocalContext, operand: Any, update: Any, mask: Any, starts: list[Any]
+) -> list[Any]:
+    old = lax.dynamic_slice(operand, starts, update.shape, allow_negative_indices=False)
+    return context.bind(operand, lax.select(mask, update, old), *starts)
