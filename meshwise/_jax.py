@@ -7,19 +7,22 @@ Supported: jax 0.10.2 and 0.11.x. In 0.11 `Jaxpr` and `ClosedJaxpr` are one clas
 `.jaxpr` and `.consts` still.
 """
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import jax
+from jax._src import api_util as _api_util
 from jax._src import config as _config
 from jax._src import core as _core
+from jax._src import mesh as _mesh_lib
 from jax._src import source_info_util
 from jax._src import tree_util as _tree_util
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import mlir as _mlir
-from jax._src.sharding_impls import UnspecifiedValue
+from jax._src.sharding_impls import UNSPECIFIED, UnspecifiedValue
 from jax.extend import core as _xcore
 from jax.extend.core import ClosedJaxpr as ClosedJaxpr
 from jax.extend.core import Jaxpr as Jaxpr
@@ -28,6 +31,7 @@ from jax.extend.core import Literal as Literal
 from jax.extend.core import Primitive as Primitive
 from jax.extend.core import Var as Var
 from jax.extend.core import jaxpr_as_fun as jaxpr_as_fun
+from jax.extend.core import primitives as _xprimitives
 
 DropVar = _core.DropVar
 Tracer = jax.core.Tracer
@@ -249,3 +253,118 @@ def _hint_lowering(x: Any, *, sharding: Any) -> Any:
 
 
 _mlir.register_lowering(hint_p, _mlir.lower_fun(_hint_lowering, multiple_results=False))
+
+
+def without_hints(eqn: JaxprEqn) -> JaxprEqn:
+    """The same equation with no hints in the bodies among its parameters.
+
+    What is computed whole on every device has nothing to shard, and constraints cannot stand in
+    a region where every mesh axis is manual.
+    """
+    if not any(_has_body(value) for value in eqn.params.values()):
+        return eqn
+    return eqn.replace(params={k: _strip(v) for k, v in eqn.params.items()})
+
+
+def _has_body(value: Any) -> bool:
+    if isinstance(value, tuple | list):
+        return any(_has_body(v) for v in value)
+    return isinstance(value, Jaxpr | ClosedJaxpr)
+
+
+def _strip(value: Any) -> Any:
+    if isinstance(value, tuple | list):
+        return type(value)(_strip(v) for v in value)
+    if isinstance(value, ClosedJaxpr):
+        return value.replace(jaxpr=_strip(value.jaxpr))
+    if not isinstance(value, Jaxpr):
+        return value
+    same: dict[Var, Any] = {}
+
+    def read(atom: Any) -> Any:
+        return atom if isinstance(atom, Literal) else same.get(atom, atom)
+
+    eqns = []
+    for eqn in value.eqns:
+        operands = [read(a) for a in eqn.invars]
+        if eqn.primitive is hint_p or constraint_of(eqn) is not None:
+            same[eqn.outvars[0]] = operands[0]
+            continue
+        eqn = without_hints(eqn.replace(invars=operands))
+        if "in_shardings" in eqn.params and "out_shardings" in eqn.params:
+            unspecified = {
+                "in_shardings": (UNSPECIFIED,) * len(eqn.invars),
+                "out_shardings": (UNSPECIFIED,) * len(eqn.outvars),
+            }
+            eqn = eqn.replace(params={**eqn.params, **unspecified})
+        eqns.append(eqn)
+    return value.replace(eqns=eqns, outvars=[read(a) for a in value.outvars])
+
+
+def names_of(eqn: JaxprEqn) -> str:
+    """The name scopes an equation was traced in, as text."""
+    return str(eqn.source_info.name_stack)
+
+
+# --- calling a user's function -----------------------------------------------------------------
+
+
+def trace_function(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    static_argnums: Sequence[int],
+    static_argnames: Sequence[str],
+    axes: Sequence[tuple[str, int]],
+) -> tuple[ClosedJaxpr, Any]:
+    """Trace a function of abstract arguments; its jaxpr and the tree of its results.
+
+    Named axes mean what they mean in a context of an Auto mesh of these sizes: hints inside may
+    be PartitionSpecs, and no operator is refused for an ambiguous sharding.
+    """
+    names = tuple(name for name, _ in axes)
+    sizes = tuple(size for _, size in axes)
+    auto = (jax.sharding.AxisType.Auto,) * len(names)
+    mesh = jax.sharding.AbstractMesh(sizes, names, axis_types=auto)
+    jitted = jax.jit(function, static_argnums=static_argnums, static_argnames=static_argnames)
+    with jax.sharding.use_abstract_mesh(mesh):
+        traced = jitted.trace(*args, **kwargs)
+    return traced.jaxpr, jax.tree.structure(traced.out_info)
+
+
+def static_arguments(
+    function: Callable[..., Any], argnums: Any, argnames: Any
+) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Argument numbers and names, each inferred from the other where the signature allows."""
+    try:
+        signature = inspect.signature(function)
+    except (ValueError, TypeError):
+        as_tuple = (argnums,) if isinstance(argnums, int) else tuple(argnums or ())
+        names = (argnames,) if isinstance(argnames, str) else tuple(argnames or ())
+        return as_tuple, names
+    return _api_util.infer_argnums_and_argnames(signature, argnums, argnames)
+
+
+def settings_key() -> Any:
+    """Everything in JAX's configuration that a traced program depends on."""
+    return _config.trace_context()
+
+
+def abstract_array(value: Any) -> Any:
+    """The abstract value of anything that JAX takes as an array; TypeError for anything else."""
+    return _core.shaped_abstractify(value)
+
+
+def context_mesh() -> Any:
+    """The mesh of `jax.set_mesh` (or the older `with mesh:`), None outside."""
+    mesh = _mesh_lib.get_concrete_mesh()
+    if not mesh.empty:
+        return mesh
+    physical = _mesh_lib.thread_resources.env.physical_mesh
+    if not physical.empty:
+        return physical
+    abstract = jax.sharding.get_abstract_mesh()
+    return None if abstract.empty else abstract
+
+
+threefry2x32_p: Primitive = _xprimitives.threefry2x32_p
