@@ -1,0 +1,220 @@
+"""Run the steps of a plan on the local array, inside a `shard_map` whose axes are all manual.
+
+Every step is plain `lax` on the local array. A step over several dims goes through a leading dim:
+the pieces are brought to the front, one collective exchanges them, and they are put back where
+they belong. Axes in a collective's tuple are major to minor, as in a sharding.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from meshwise.ir.mesh import Axes, Mesh
+from meshwise.ir.sharding import Reduction, local_shape
+from meshwise.reshard.permute import permute_pairs
+from meshwise.reshard.plan import Part, ReshardPlan, Step, StepKind
+from meshwise.reshard.realign import realign_windows
+
+
+def apply_steps(x: jax.Array, plan: ReshardPlan, mesh: Mesh) -> jax.Array:
+    """The local array under the target sharding, from the local array under the source's.
+
+    The axes of the mesh must be bound (`shard_map`, or `vmap` with `axis_name`). Typed PRNG keys
+    go through their key data, whose trailing dims belong to the element.
+    """
+    if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+        impl = jax.random.key_impl(x)
+        data = apply_steps(jax.random.key_data(x), plan, mesh)
+        return jax.random.wrap_key_data(data, impl=impl)
+    if 0 in plan.shape:
+        rest = x.shape[len(plan.shape) :]
+        return jnp.zeros(local_shape(plan.shape, plan.target, mesh) + rest, x.dtype)
+    for step in plan.steps:
+        x = _EMIT[step.kind](x, step, plan, mesh)
+    return x
+
+
+def _slice(x: jax.Array, step: Step, plan: ReshardPlan, mesh: Mesh) -> jax.Array:
+    """Keep this device's part: pad a dim that was whole, then slice at the device's offset."""
+    x = _pad_gaining(x, step, mesh)
+    starts: list[Any] = [0] * x.ndim
+    sizes = list(x.shape)
+    for part in step.parts:
+        dim = _gaining(part)
+        sizes[dim] = step.target_shape[dim]
+        starts[dim] = lax.axis_index(part.axes) * sizes[dim]
+    return lax.dynamic_slice(x, starts, sizes)
+
+
+def _all_gather(x: jax.Array, step: Step, plan: ReshardPlan, mesh: Mesh) -> jax.Array:
+    if len(step.parts) == 1:
+        x = lax.all_gather(x, step.axes, axis=_losing(step.parts[0]), tiled=True)
+    else:
+        x = _merge_front(lax.all_gather(x, step.axes, axis=0, tiled=False), step, mesh)
+    return _cut(x, step)
+
+
+def _all_to_all(x: jax.Array, step: Step, plan: ReshardPlan, mesh: Mesh) -> jax.Array:
+    x = _pad_gaining(x, step, mesh)
+    if len(step.parts) == 1:
+        part = step.parts[0]
+        x = lax.all_to_all(x, part.axes, _gaining(part), _losing(part), tiled=True)
+    else:
+        x = lax.all_to_all(_split_front(x, step, mesh), step.axes, 0, 0, tiled=True)
+        x = _merge_front(x, step, mesh)
+    return _cut(x, step)
+
+
+def _permute(x: jax.Array, step: Step, plan: ReshardPlan, mesh: Mesh) -> jax.Array:
+    pairs = permute_pairs(step.source.dims, step.target.dims, step.axes, mesh)
+    return lax.ppermute(x, step.axes, pairs)
+
+
+def _realign(x: jax.Array, step: Step, plan: ReshardPlan, mesh: Mesh) -> jax.Array:
+    """Send each window of rows by one ppermute, then put all rows in their places."""
+    dim = _losing(step.parts[0])
+    axes = step.source.dims[dim]
+    shards = mesh.size(axes)
+    before, after = step.source_shape[dim], step.target_shape[dim]
+    me = lax.axis_index(axes)
+    rows = jnp.arange(after, dtype=jnp.int32)
+    places = jnp.zeros(after, jnp.int32)
+    pieces: list[jax.Array] = []
+    offset = 0
+    for window in realign_windows(plan.shape[dim], shards, before, after):
+        piece, start = x, _at(window.starts, me)
+        if window.distance:
+            # What the sender's receiver wants; the slice is kept inside the sender's rows.
+            starts = [min(s, before - window.rows) for s in window.starts]
+            sent_from = _at([starts[(r + window.distance) % shards] for r in range(shards)], me)
+            piece = lax.dynamic_slice_in_dim(x, sent_from, window.rows, dim)
+            pairs = [(r - window.distance, r) for r in range(shards) if window.counts[r]]
+            piece = lax.ppermute(piece, axes, pairs)
+            start = start - _at(starts, me)
+        pieces.append(piece)
+        first, count = _at(window.to, me), _at(window.counts, me)
+        mine = (rows >= first) & (rows < first + count)
+        places = jnp.where(mine, offset + start + rows - first, places)
+        offset += piece.shape[dim]
+    return jnp.take(jnp.concatenate(pieces, dim), places, dim, mode="clip")
+
+
+def _reduce_scatter(x: jax.Array, step: Step, plan: ReshardPlan, mesh: Mesh) -> jax.Array:
+    """A sum by `psum_scatter`; another operator by an exchange of pieces and a local reduction."""
+    x = _pad_gaining(x, step, mesh)
+    is_sum = plan.source.reduction is Reduction.SUM
+    if is_sum and len(step.parts) == 1:
+        dim = _gaining(step.parts[0])
+        return lax.psum_scatter(x, step.axes, scatter_dimension=dim, tiled=True)
+    x = _split_front(x, step, mesh)
+    if is_sum:
+        return lax.psum_scatter(x, step.axes, scatter_dimension=0, tiled=True)[0]
+    x = lax.all_to_all(x, step.axes, 0, 0, tiled=True)
+    return _LOCAL_REDUCE[plan.source.reduction](x)
+
+
+def _all_reduce(x: jax.Array, step: Step, plan: ReshardPlan, mesh: Mesh) -> jax.Array:
+    reduction = plan.source.reduction
+    if reduction is Reduction.SUM:
+        return lax.psum(x, step.axes)
+    if reduction is Reduction.PROD:
+        return _LOCAL_REDUCE[reduction](lax.all_gather(x, step.axes, axis=0, tiled=False))
+    is_least = reduction in (Reduction.MIN, Reduction.AND)
+    reduce = lax.pmin if is_least else lax.pmax
+    if x.dtype == jnp.bool_:
+        return reduce(x.astype(jnp.uint8), step.axes).astype(jnp.bool_)
+    return reduce(x, step.axes)
+
+
+def _split_front(x: jax.Array, step: Step, mesh: Mesh) -> jax.Array:
+    """Bring the pieces that leave to a leading dim, in the order of the step's axes."""
+    shape: list[int] = []
+    front: dict[Part, int] = {}
+    kept: list[int] = []
+    for dim, size in enumerate(x.shape):
+        parts = [part for part in step.parts if part.to_dim == dim]
+        for part in parts:
+            front[part] = len(shape)
+            shape.append(mesh.size(part.axes))
+            size //= shape[-1]
+        kept.append(len(shape))
+        shape.append(size)
+    order = [front[part] for part in step.parts] + kept
+    group = mesh.size(step.axes)
+    pieces = x.reshape(shape).transpose(order)
+    return pieces.reshape((group, *(shape[i] for i in kept)))
+
+
+def _merge_front(x: jax.Array, step: Step, mesh: Mesh) -> jax.Array:
+    """Put received pieces, a leading dim in the order of the step's axes, into the losing dims."""
+    sizes = [mesh.size(part.axes) for part in step.parts]
+    local = x.shape[1:]
+    x = x.reshape((*sizes, *local))
+    order: list[int] = []
+    shape: list[int] = []
+    for dim, size in enumerate(local):
+        parts = [i for i, part in enumerate(step.parts) if part.dim == dim]
+        if parts:
+            axes = step.source.dims[dim]
+            parts.sort(key=lambda i: axes.index(step.parts[i].axes[0]))
+        order += [*parts, len(sizes) + dim]
+        shape.append(size * math.prod(sizes[i] for i in parts))
+    return x.transpose(order).reshape(shape)
+
+
+def _pad_gaining(x: jax.Array, step: Step, mesh: Mesh) -> jax.Array:
+    """Pad each dim that gains axes to whole pieces; only a dim that was whole can need it."""
+    wanted = dict(enumerate(x.shape))
+    gaining = {_gaining(part) for part in step.parts}
+    for dim in gaining:
+        wanted[dim] = step.target_shape[dim]
+    for part in step.parts:
+        wanted[_gaining(part)] *= mesh.size(part.axes)
+    missing = [(0, wanted[dim] - size, 0) for dim, size in enumerate(x.shape)]
+    if not any(high for _, high, _ in missing):
+        return x
+    return lax.pad(x, jnp.zeros((), x.dtype), missing)
+
+
+def _cut(x: jax.Array, step: Step) -> jax.Array:
+    """Cut the padding of dims that have become whole."""
+    sizes = (*step.target_shape, *x.shape[len(step.target_shape) :])
+    return x if x.shape == sizes else lax.slice(x, [0] * x.ndim, sizes)
+
+
+def _at(table: Sequence[int], index: jax.Array) -> jax.Array:
+    """The entry of a small table at this device's index."""
+    return jnp.asarray(table, jnp.int32)[index]
+
+
+def _gaining(part: Part) -> int:
+    assert part.to_dim is not None, part
+    return part.to_dim
+
+
+def _losing(part: Part) -> int:
+    assert part.dim is not None, part
+    return part.dim
+
+
+_EMIT: Mapping[StepKind, Callable[[jax.Array, Step, ReshardPlan, Mesh], jax.Array]] = {
+    StepKind.SLICE: _slice,
+    StepKind.ALL_GATHER: _all_gather,
+    StepKind.ALL_TO_ALL: _all_to_all,
+    StepKind.PERMUTE: _permute,
+    StepKind.REALIGN: _realign,
+    StepKind.REDUCE_SCATTER: _reduce_scatter,
+    StepKind.ALL_REDUCE: _all_reduce,
+}
+
+_LOCAL_REDUCE: Mapping[Reduction, Callable[[jax.Array], jax.Array]] = {
+    Reduction.MAX: lambda x: jnp.max(x, axis=0),
+    Reduction.MIN: lambda x: jnp.min(x, axis=0),
+    Reduction.PROD: lambda x: jnp.prod(x, axis=0).astype(x.dtype),
+    Reduction.AND: lambda x: jnp.all(x, axis=0),
+    Reduction.OR: lambda x: jnp.any(x, axis=0),
+}

@@ -1,0 +1,478 @@
+"""The states of the search and the moves between them, with what each move costs.
+
+A *state* is `(dims, blocks, terms, chain)`:
+
+- `dims`: for each dim its axes, major to minor, as small integers into `Problem.sizes`;
+- `blocks`: for each dim the local size. Shard `r` of a dim with block `c` holds rows `r * c` to
+  `(r + 1) * c`. In an even dim of size `n` over `k` shards the block is `n / k`. In an uneven dim
+  several blocks are of use: of 17 rows over 2 x 4 shards, gathering the minor 4 gives blocks
+  of 12, while the canonical block of 17 over 2 is 9;
+- `terms`: axes over which the value is still unreduced;
+- `chain`: the kind of the last collective where one more of it joins the same launch.
+
+The moves are those of Rink et al. (arXiv 2112.01075, section 3: allgather, dynslice, alltoall,
+allpermute) on suffixes of any length, an all_to_all between several pairs of dims at once (which
+sends less than one after the other), the two reductions of unreduced values, and the
+realignment of an uneven dim. Costs are in bytes: a launch counts as the bytes that take as long.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import combinations, product
+from typing import Any
+
+from meshwise.reshard.plan import StepKind
+from meshwise.reshard.realign import realign_windows
+
+Ids = tuple[int, ...]
+DimIds = tuple[Ids, ...]
+IdPart = tuple[Ids, int | None, int | None]
+State = tuple[DimIds, Ids, Ids, StepKind | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """What a launch and a byte of each kind cost, in bytes of the plain link."""
+
+    launch: float
+    all_gather: float = 1.0
+    all_to_all: float = 1.0
+    permute: float = 1.0
+    reduce_scatter: float = 1.0
+    all_reduce: float = 1.0
+
+    @property
+    def least(self) -> float:
+        """The least that a byte costs in any collective."""
+        kinds = (self.all_gather, self.all_to_all, self.permute)
+        return min(*kinds, self.reduce_scatter, self.all_reduce)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One reshard in canonical form: axes are integers, shapes are global.
+
+    `gathers_terms` says that no collective reduces by the wanted operator (a product): an
+    all_reduce then gathers all terms. `idle` is the product of the axes that are left out of the
+    search; the bound holds for it too.
+    """
+
+    sizes: Ids
+    shape: tuple[int, ...]
+    itemsize: int
+    source: DimIds
+    target: DimIds
+    terms: Ids
+    gathers_terms: bool
+    idle: int
+    prices: Prices
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A move to a state, with its cost and the largest local array on the way.
+
+    `joins` says that it belongs to the launch of the move before it.
+    """
+
+    kind: StepKind
+    parts: tuple[IdPart, ...]
+    state: State
+    cost: float
+    peak_bytes: int
+    joins: bool = False
+
+
+@dataclass(frozen=True)
+class Moves:
+    """The graph that a problem is a path in."""
+
+    problem: Problem
+
+    @cached_property
+    def start(self) -> State:
+        """Where the search starts."""
+        p = self.problem
+        return p.source, self._canonical_blocks(p.source), p.terms, None
+
+    @cached_property
+    def target_blocks(self) -> Ids:
+        """Local sizes in the target."""
+        return self._canonical_blocks(self.problem.target)
+
+    @cached_property
+    def end_bytes(self) -> int:
+        """Local bytes of the larger of source and target: what the memory law allows."""
+        sizes = (math.prod(self.start[1]), math.prod(self.target_blocks))
+        return max(sizes) * self.problem.itemsize
+
+    @cached_property
+    def padded_end_bytes(self) -> int:
+        """As `end_bytes`, with a dim that is whole at one end padded as the other end needs."""
+        p = self.problem
+        ends = []
+        for dims, blocks in ((p.source, self.start[1]), (p.target, self.target_blocks)):
+            ends.append([c * self._size(axes) for c, axes in zip(blocks, dims, strict=True)])
+        padded = [max(pair) for pair in zip(*ends, strict=True)]
+        local = [
+            [c if axes else n for c, axes, n in zip(blocks, dims, padded, strict=True)]
+            for dims, blocks in ((p.source, self.start[1]), (p.target, self.target_blocks))
+        ]
+        return max(map(self._bytes, local))
+
+    def is_end(self, state: State) -> bool:
+        """Whether a state is the target."""
+        dims, blocks, terms, _ = state
+        return dims == self.problem.target and not terms and blocks == self.target_blocks
+
+    def bound(self, state: State) -> float:
+        """A cost that no path from a state to the target is below.
+
+        A device must receive whatever of its target shard it does not hold. Where two even dims
+        disagree beyond a common prefix, some device holds none of it. Of a value that is
+        unreduced over `n` devices it holds nothing finished: with `m` bytes the smallest array
+        that can be reduced, a reduce_scatter sends `m (n - 1) / n` and leaves `m / n` of it.
+        """
+        p = self.problem
+        dims, blocks, terms, chain = state
+        missing = self._missing(dims, blocks)
+        if terms:
+            group = self._size(terms)
+            least = self._total_bytes * group / (math.prod(p.sizes) * p.idle)
+            missing = self._wanted_bytes + least * (1 - 2 / group)
+        if missing <= 0:
+            return 0.0
+        return missing * self._least_price + (0.0 if chain else p.prices.launch)
+
+    def moves(self, state: State) -> Iterator[Move]:
+        """Every move from a state."""
+        free = self._free(state)
+        yield from self._slices(state, free)
+        yield from self._gathers(state)
+        yield from self._exchanges(state)
+        yield from self._permutes(state, free)
+        if not self._is_even:
+            yield from self._realigns(state)
+        if state[2]:
+            yield from self._reduce_scatters(state)
+            yield from self._all_reduces(state)
+
+    def _slices(self, state: State, free: Ids) -> Iterator[Move]:
+        dims, blocks, terms, chain = state
+        kind = StepKind.SLICE
+        local = self._bytes(blocks)
+        for axis in free:
+            for dim in range(len(dims)):
+                for block in self._splits(state, dim, self.problem.sizes[axis]):
+                    new = _append(dims, dim, axis), _put(blocks, dim, block), terms, kind
+                    part = (axis,), None, dim
+                    yield Move(kind, (part,), new, 0.0, local, chain is kind)
+
+    def _gathers(self, state: State) -> Iterator[Move]:
+        dims, blocks, terms, chain = state
+        kind = StepKind.ALL_GATHER
+        joins = chain is kind
+        launch = 0.0 if joins else self.problem.prices.launch
+        for dim, axes in enumerate(dims):
+            for kept in range(len(axes)):
+                lost = axes[kept:]
+                block = blocks[dim] * self._size(lost)
+                out = self._bytes(_put(blocks, dim, block))
+                sent = out - self._bytes(blocks)
+                whole = block if kept else self.problem.shape[dim]
+                # After a cut of padding a joined gather would send the padding too.
+                next_chain = kind if whole == block else None
+                new = _put(dims, dim, axes[:kept]), _put(blocks, dim, whole), terms, next_chain
+                cost = launch + sent * self.problem.prices.all_gather
+                yield Move(kind, ((lost, dim, None),), new, cost, out, joins)
+
+    def _exchanges(self, state: State) -> Iterator[Move]:
+        dims, blocks, terms, _ = state
+        p = self.problem
+        for new_dims, parts, lost, gained in exchanges(dims, p.sizes):
+            options = [self._splits(state, dim, size) for dim, size in gained]
+            for chosen in product(*options):
+                after = list(blocks)
+                padded = list(blocks)
+                group = 1
+                for (dim, size), block in zip(gained, chosen, strict=True):
+                    after[dim], padded[dim] = block, block * size
+                    group *= size
+                for dim, size in lost:
+                    after[dim] *= size
+                    if not new_dims[dim]:
+                        after[dim] = p.shape[dim]
+                operand = self._bytes(padded)
+                cost = p.prices.launch + operand * (1 - 1 / group) * p.prices.all_to_all
+                new = new_dims, tuple(after), terms, None
+                yield Move(StepKind.ALL_TO_ALL, parts, new, cost, operand)
+
+    def _permutes(self, state: State, free: Ids) -> Iterator[Move]:
+        dims, blocks, terms, _ = state
+        p = self.problem
+        local = self._bytes(blocks)
+        cost = p.prices.launch + local * p.prices.permute
+        for new_dims in arrangements(dims, free, p.sizes):
+            moved = _moved_axes(dims, new_dims)
+            new = new_dims, blocks, terms, None
+            yield Move(StepKind.PERMUTE, ((moved, None, None),), new, cost, local)
+
+    def _realigns(self, state: State) -> Iterator[Move]:
+        dims, blocks, terms, _ = state
+        p = self.problem
+        for dim, axes in enumerate(dims):
+            if not axes:
+                continue
+            rest = self._bytes(_put(blocks, dim, 1))
+            shards = self._size(axes)
+            for block in () if self.even_dims[dim] else self._blocks(dim, shards):
+                if block == blocks[dim]:
+                    continue
+                windows = realign_windows(p.shape[dim], shards, blocks[dim], block)
+                rows = [w.rows for w in windows if w.distance]
+                cost = len(rows) * p.prices.launch + sum(rows) * rest * p.prices.permute
+                new = dims, _put(blocks, dim, block), terms, None
+                peak = max(block, blocks[dim]) * rest
+                yield Move(StepKind.REALIGN, ((axes, dim, None),), new, cost, peak)
+
+    def _reduce_scatters(self, state: State) -> Iterator[Move]:
+        dims, blocks, terms, chain = state
+        p = self.problem
+        kind = StepKind.REDUCE_SCATTER
+        for axis in terms:
+            left = tuple(t for t in terms if t != axis)
+            group = p.sizes[axis]
+            for dim in range(len(dims)):
+                for block in self._splits(state, dim, group):
+                    operand = self._bytes(_put(blocks, dim, block * group))
+                    # To pad in a joined one would pad what the first sends.
+                    joins = chain is kind and block * group == blocks[dim]
+                    launch = 0.0 if joins else p.prices.launch
+                    new = _append(dims, dim, axis), _put(blocks, dim, block), left, kind
+                    cost = launch + operand * (1 - 1 / group) * p.prices.reduce_scatter
+                    yield Move(kind, (((axis,), None, dim),), new, cost, operand, joins)
+
+    def _all_reduces(self, state: State) -> Iterator[Move]:
+        dims, blocks, terms, _ = state
+        p = self.problem
+        local = self._bytes(blocks)
+        for count in range(1, len(terms) + 1):
+            for axes in combinations(terms, count):
+                group = self._size(axes)
+                left = tuple(t for t in terms if t not in axes)
+                sent = 2 * (1 - 1 / group) * local
+                peak, price = local, p.prices.all_reduce
+                if p.gathers_terms:
+                    sent, peak, price = (group - 1) * local, group * local, p.prices.all_gather
+                cost = p.prices.launch + sent * price
+                new = dims, blocks, left, None
+                yield Move(StepKind.ALL_REDUCE, ((axes, None, None),), new, cost, peak)
+
+    def _splits(self, state: State, dim: int, shards: int) -> Sequence[int]:
+        """Blocks that a dim may have after it is split further; none where the rows do not line up."""
+        dims, blocks, _, _ = state
+        if not dims[dim]:
+            return self._blocks(dim, shards)
+        return () if blocks[dim] % shards else (blocks[dim] // shards,)
+
+    def _blocks(self, dim: int, shards: int) -> Sequence[int]:
+        """Blocks of use for a dim over so many shards: one where it is even."""
+        size = self.problem.shape[dim]
+        if self.even_dims[dim]:
+            return () if size % shards else (size // shards,)
+        found = {-(-size // shards)}
+        for dims, blocks in ((self.problem.source, self.start[1]), (self.problem.target, self.target_blocks)):
+            whole = self._size(dims[dim])
+            if whole % shards == 0:
+                found.add(blocks[dim] * (whole // shards))
+        return tuple(sorted(found))
+
+    def _free(self, state: State) -> Ids:
+        """Unused axes, one of each set that is alike to the target."""
+        dims, _, terms, _ = state
+        used = {a for axes in dims for a in axes}.union(terms)
+        found, seen = [], set()
+        for axis, size in enumerate(self.problem.sizes):
+            if axis in used:
+                continue
+            if axis not in self._target_axes:
+                if size in seen:
+                    continue
+                seen.add(size)
+            found.append(axis)
+        return tuple(found)
+
+    def _missing(self, dims: DimIds, blocks: Ids) -> float:
+        """Bytes of its target shard that some device does not hold."""
+        held = 1.0
+        if not self._is_even:
+            for mine, wanted in zip(blocks, self.target_blocks, strict=True):
+                held *= min(mine, wanted) / wanted if wanted else 1.0
+            return self._wanted_bytes * (1 - held)
+        for mine, wanted in zip(dims, self.problem.target, strict=True):
+            if mine == wanted:
+                continue
+            shared = 0
+            for a, b in zip(mine, wanted, strict=False):
+                if a != b:
+                    return self._wanted_bytes
+                shared += 1
+            held /= self._size(mine[shared:])
+        return self._wanted_bytes * (1 - held)
+
+    @cached_property
+    def even_dims(self) -> tuple[bool, ...]:
+        """Whether each dim divides evenly at both ends; it is then split evenly in between too."""
+        p = self.problem
+        ends = zip(p.shape, p.source, p.target, strict=True)
+        return tuple(n % self._size(s) == 0 == n % self._size(t) for n, s, t in ends)
+
+    @cached_property
+    def _is_even(self) -> bool:
+        return all(self.even_dims)
+
+    @cached_property
+    def _target_axes(self) -> frozenset[int]:
+        return frozenset(a for axes in self.problem.target for a in axes)
+
+    @cached_property
+    def _total_bytes(self) -> int:
+        return self._bytes(self.problem.shape)
+
+    @cached_property
+    def _wanted_bytes(self) -> int:
+        """Rows of the first device's target shard; no padding."""
+        pairs = zip(self.target_blocks, self.problem.shape, strict=True)
+        return self._bytes([min(block, n) for block, n in pairs])
+
+    @cached_property
+    def _least_price(self) -> float:
+        return self.problem.prices.least
+
+    def _canonical_blocks(self, dims: DimIds) -> Ids:
+        pairs = zip(self.problem.shape, dims, strict=True)
+        return tuple(-(-n // self._size(axes)) for n, axes in pairs)
+
+    def _size(self, axes: Ids) -> int:
+        sizes = self.problem.sizes
+        total = 1
+        for axis in axes:
+            total *= sizes[axis]
+        return total
+
+    def _bytes(self, blocks: Sequence[int]) -> int:
+        return math.prod(blocks) * self.problem.itemsize
+
+
+Exchange = tuple[DimIds, tuple[IdPart, ...], tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]
+
+
+@lru_cache(maxsize=1 << 14)
+def exchanges(dims: DimIds, sizes: Ids) -> tuple[Exchange, ...]:
+    """Every way to move minor axes of some dims to be minor axes of others, in one all_to_all.
+
+    A dim loses or gains axes, never both: what it gains would have to split rows that others hold.
+    For each: the dims after, the parts, and how many times larger (smaller) the losing (gaining)
+    dims are made.
+    """
+    found = []
+    for kept in product(*(range(len(axes), -1, -1) for axes in dims)):
+        lost = [(a, d) for d, k in enumerate(kept) for a in dims[d][k:]]
+        gaining = [d for d, k in enumerate(kept) if k == len(dims[d])]
+        if not lost or not gaining:
+            continue
+        for gains in _distributions([axis for axis, _ in lost], gaining):
+            new = tuple(axes[:k] + gains.get(d, ()) for d, (axes, k) in enumerate(zip(dims, kept, strict=True)))
+            loses = tuple((d, _product(axes[k:], sizes)) for d, (axes, k) in enumerate(zip(dims, kept, strict=True)) if k < len(axes))
+            gets = tuple((d, _product(axes, sizes)) for d, axes in gains.items())
+            found.append((new, _exchange_parts(dims, dict(lost), gains), loses, gets))
+    return tuple(found)
+
+
+def _distributions(axes: Sequence[int], dims: Sequence[int]) -> Iterator[dict[int, Ids]]:
+    """Every way to give each axis to a dim, in every order."""
+    if not axes:
+        yield {}
+        return
+    for rest in _distributions(axes[1:], dims):
+        for dim in dims:
+            had = rest.get(dim, ())
+            for place in range(len(had) + 1):
+                yield {**rest, dim: (*had[:place], axes[0], *had[place:])}
+
+
+def _exchange_parts(dims: DimIds, dim_of: dict[int, int], gains: dict[int, Ids]) -> tuple[IdPart, ...]:
+    """Parts of an exchange: runs of axes that stay together make one part."""
+    parts: list[IdPart] = []
+    for to_dim, axes in gains.items():
+        run: Ids = ()
+        for axis in axes:
+            if run and dim_of[run[-1]] == dim_of[axis]:
+                home = dims[dim_of[axis]]
+                if home.index(axis) == home.index(run[-1]) + 1:
+                    run = (*run, axis)
+                    continue
+            if run:
+                parts.append((run, dim_of[run[0]], to_dim))
+            run = (axis,)
+        parts.append((run, dim_of[run[0]], to_dim))
+    return tuple(parts)
+
+
+@lru_cache(maxsize=1 << 14)
+def arrangements(dims: DimIds, free: Ids, sizes: Ids) -> tuple[DimIds, ...]:
+    """Every other way to put axes in the places of `dims` that keeps each local size.
+
+    Axes of a dim may change order, and change place with axes of the same size in other dims or
+    unused.
+    """
+    axes = tuple(a for d in dims for a in d) + free
+    found = set(_fill(dims, axes, sizes))
+    found.discard(dims)
+    return tuple(sorted(found))
+
+
+def _fill(dims: DimIds, axes: Ids, sizes: Ids) -> Iterator[DimIds]:
+    if not dims:
+        yield ()
+        return
+    for first in _orders(tuple(sorted(sizes[a] for a in dims[0])), axes, sizes):
+        rest = tuple(a for a in axes if a not in first)
+        for others in _fill(dims[1:], rest, sizes):
+            yield (first, *others)
+
+
+def _orders(wanted: Ids, axes: Ids, sizes: Ids) -> Iterator[Ids]:
+    """Ordered choices of axes whose sizes are `wanted`, in any order."""
+    if not wanted:
+        yield ()
+        return
+    for axis in axes:
+        if sizes[axis] in wanted:
+            place = wanted.index(sizes[axis])
+            rest = tuple(a for a in axes if a != axis)
+            for others in _orders(wanted[:place] + wanted[place + 1 :], rest, sizes):
+                yield (axis, *others)
+
+
+def _moved_axes(before: DimIds, after: DimIds) -> Ids:
+    """Axes whose place differs, in increasing order."""
+    def places(dims: DimIds) -> dict[int, tuple[int, int]]:
+        return {a: (d, i) for d, axes in enumerate(dims) for i, a in enumerate(axes)}
+
+    old, new = places(before), places(after)
+    return tuple(a for a in sorted(old.keys() | new.keys()) if old.get(a) != new.get(a))
+
+
+def _product(axes: Ids, sizes: Ids) -> int:
+    return math.prod(sizes[a] for a in axes)
+
+
+def _append(dims: DimIds, dim: int, axis: int) -> DimIds:
+    return _put(dims, dim, (*dims[dim], axis))
+
+
+def _put(values: tuple[Any, ...], index: int, value: Any) -> tuple[Any, ...]:
+    return (*values[:index], value, *values[index + 1 :])

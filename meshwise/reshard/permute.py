@@ -1,0 +1,51 @@
+"""Which device sends its shard to which, where shards of equal size change places."""
+
+from functools import lru_cache
+from itertools import product
+
+from meshwise.ir.mesh import Axes, Mesh
+from meshwise.ir.sharding import DimAxes
+
+Pairs = tuple[tuple[int, int], ...]
+
+
+@lru_cache(maxsize=1 << 12)
+def permute_pairs(source: DimAxes, target: DimAxes, axes: Axes, mesh: Mesh) -> Pairs:
+    """(sender, receiver) pairs over `axes`, the axes whose place differs; major to minor.
+
+    The other axes have the same place at both ends, so the same pairs hold at each of their
+    indices. A device that already holds its target shard keeps it; the others are matched in
+    order.
+    """
+    sizes = [mesh.axis_size[axis] for axis in axes]
+    devices = list(product(*map(range, sizes)))
+    held: dict[tuple[int, ...], list[int]] = {}
+    wanted: dict[tuple[int, ...], list[int]] = {}
+    for number, place in enumerate(devices):
+        index = dict(zip(axes, place, strict=True))
+        held.setdefault(_tile(source, index, mesh), []).append(number)
+        wanted.setdefault(_tile(target, index, mesh), []).append(number)
+    pairs = []
+    for tile, receivers in wanted.items():
+        senders = held[tile]
+        kept = set(senders) & set(receivers)
+        pairs += [(device, device) for device in kept]
+        pairs += zip(
+            (d for d in senders if d not in kept), (d for d in receivers if d not in kept), strict=True
+        )
+    return tuple(sorted(pairs))
+
+
+def _tile(dims: DimAxes, index: dict[str, int], mesh: Mesh) -> tuple[int, ...]:
+    """Position of a device's shard along the axes of `index`: one number a dim.
+
+    Axes in equal places that are not in `index` count as zero; the place values stay those of the
+    whole dim.
+    """
+    tile = []
+    for axes in dims:
+        number = 0
+        for axis in axes:
+            number = number * mesh.axis_size[axis] + index.get(axis, 0)
+        tile.append(number)
+    return tuple(tile)

@@ -1,0 +1,323 @@
+"""The cheapest plan from one sharding to another: A* over shardings (Rink et al., arXiv 2112.01075).
+
+`plan_reshard` gives the plan, `reshard_cost` only its seconds. Example: on a mesh `x = 2, y = 4`,
+64x64 from `[x, -]` to `[-, y]` is a slice of dim 1 over `y` (free), then an all_gather of dim 0
+over `x`: 512 of the 4,096 elements are sent, where gathering first would send 2,048.
+
+Memory law: the peak is at most the larger of the source and target shard whenever a plan within
+it exists. It does where all dims divide evenly; a gathered uneven dim holds its padding for a
+moment.
+"""
+
+import heapq
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+from meshwise.cost.hardware import Hardware
+from meshwise.ir.collectives import CollectiveKind, wire_bytes
+from meshwise.ir.mesh import Mesh
+from meshwise.ir.sharding import Reduction, Sharding, local_shape, unreduced
+from meshwise.reshard.canonical import Naming, levels
+from meshwise.reshard.moves import Move, Moves, Problem, State
+from meshwise.reshard.plan import Part, ReshardPlan, Step, StepKind
+from meshwise.reshard.realign import realign_windows
+
+# Costs are sums of bytes; two that differ by less than this part of one another are equal.
+_ROUNDING = 1e-9
+
+
+def plan_reshard(
+    shape: tuple[int, ...],
+    itemsize: int,
+    mesh: Mesh,
+    source: Sharding,
+    target: Sharding,
+    hardware: Hardware,
+    max_bytes: int | None = None,
+) -> ReshardPlan:
+    """The cheapest plan that takes a value from one sharding to another.
+
+    `shape` is global, `itemsize` in bytes, `max_bytes` bounds the largest local array on the way.
+
+    Raises ValueError where the target is unreduced over an axis that the source is not, or where
+    no plan fits in `max_bytes`.
+    """
+    return _plan(tuple(shape), itemsize, mesh, source, target, hardware, max_bytes)
+
+
+@lru_cache(maxsize=1 << 17)
+def reshard_cost(
+    shape: tuple[int, ...],
+    itemsize: int,
+    mesh: Mesh,
+    source: Sharding,
+    target: Sharding,
+    hardware: Hardware,
+) -> float:
+    """Seconds of the plan that `plan_reshard` gives; much cheaper to ask for."""
+    if source == target:
+        return 0.0
+    _check(shape, source, target)
+    if 0 in shape:
+        return 0.0
+    path, _ = _best(shape, itemsize, mesh, source, target, hardware, None)
+    return path.cost / hardware.link_bytes_per_s
+
+
+@dataclass(frozen=True)
+class Path:
+    """Moves from the source to the target; `cost` in bytes of the plain link."""
+
+    moves: tuple[Move, ...]
+    cost: float
+    peak_bytes: int
+
+
+@lru_cache(maxsize=1 << 14)
+def _plan(
+    shape: tuple[int, ...],
+    itemsize: int,
+    mesh: Mesh,
+    source: Sharding,
+    target: Sharding,
+    hardware: Hardware,
+    max_bytes: int | None,
+) -> ReshardPlan:
+    _check(shape, source, target)
+    steps: tuple[Step, ...] = ()
+    cost = 0.0
+    ends = (local_shape(shape, s, mesh) for s in (source, target))
+    peak = max(math.prod(end) for end in ends) * itemsize
+    if source != target and 0 not in shape:
+        path, naming = _best(shape, itemsize, mesh, source, target, hardware, max_bytes)
+        steps = _steps(path, naming, shape, itemsize, mesh, source, target)
+        cost, peak = path.cost, path.peak_bytes
+    if max_bytes is not None and peak > max_bytes:
+        raise ValueError(_too_large(shape, source, target, max_bytes, peak))
+    sent = sum(step.wire_bytes for step in steps)
+    launches = sum(step.launches for step in steps)
+    seconds = cost / hardware.link_bytes_per_s
+    return ReshardPlan(shape, itemsize, source, target, steps, sent, launches, seconds, peak)
+
+
+def _best(
+    shape: tuple[int, ...],
+    itemsize: int,
+    mesh: Mesh,
+    source: Sharding,
+    target: Sharding,
+    hardware: Hardware,
+    max_bytes: int | None,
+) -> tuple[Path, Naming]:
+    """The best path of all levels; levels after one that meets the bound are not searched."""
+    best: tuple[Path, Naming] | None = None
+    for problem, naming in levels(shape, itemsize, mesh, source, target, hardware):
+        path, meets_bound = solve(problem, max_bytes)
+        if best is None or _rank(path, problem, max_bytes) < _rank(best[0], problem, max_bytes):
+            best = path, naming
+        if meets_bound:
+            break
+    assert best is not None, "every reshard has a level"
+    return best
+
+
+def _rank(path: Path, problem: Problem, max_bytes: int | None) -> tuple[float, float, int]:
+    """Order of preference: within the memory allowed, then cost, then fewer moves."""
+    allowed = Moves(problem).end_bytes if max_bytes is None else max_bytes
+    excess = max(path.peak_bytes - allowed, 0)
+    return excess, round(path.cost, 3), len(path.moves)
+
+
+@lru_cache(maxsize=1 << 14)
+def solve(problem: Problem, max_bytes: int | None = None) -> tuple[Path, bool]:
+    """The cheapest path of a canonical problem, and whether it meets the lower bound.
+
+    Without `max_bytes` the memory law is kept where it can be, and where not, the padding of a
+    gathered dim is allowed for, and at last anything. With it, a path within it, or, where there
+    is none, the one of least peak.
+    """
+    moves = Moves(problem)
+    path = shortest_path(moves, math.inf)
+    assert path is not None, f"no path: {problem}"
+    if max_bytes is None:
+        for cap in (moves.end_bytes, moves.padded_end_bytes):
+            if path.peak_bytes > cap:
+                path = shortest_path(moves, cap) or path
+    elif path.peak_bytes > max_bytes:
+        capped = shortest_path(moves, max_bytes)
+        path = capped or shortest_path(moves, least_peak(moves)) or path
+    allowed = moves.end_bytes if max_bytes is None else max_bytes
+    meets_bound = path.cost <= moves.bound(moves.start) * (1 + _ROUNDING)
+    return path, meets_bound and path.peak_bytes <= allowed
+
+
+def shortest_path(moves: Moves, cap: float) -> Path | None:
+    """A* from source to target through arrays of at most `cap` bytes; None where there is none."""
+    start = moves.start
+    costs: dict[State, float] = {start: 0.0}
+    came: dict[State, tuple[State, Move]] = {}
+    queue = [(moves.bound(start), 0, 0, start)]
+    count = 0
+    while queue:
+        _, length, _, state = heapq.heappop(queue)
+        cost = costs[state]
+        if moves.is_end(state):
+            return _trace_back(moves, state, cost, came)
+        for move in moves.moves(state):
+            if move.peak_bytes > cap:
+                continue
+            new_cost = cost + move.cost
+            known = costs.get(move.state)
+            if known is not None and new_cost >= known * (1 - _ROUNDING):
+                continue
+            costs[move.state] = new_cost
+            came[move.state] = state, move
+            count += 1
+            rank = new_cost + moves.bound(move.state)
+            heapq.heappush(queue, (rank, length + 1, count, move.state))
+    return None
+
+
+def least_peak(moves: Moves) -> int:
+    """The smallest cap for which there is a path: Dijkstra on the largest array on the way."""
+    peaks: dict[State, int] = {moves.start: moves.end_bytes}
+    queue = [(moves.end_bytes, 0, moves.start)]
+    count = 0
+    while queue:
+        peak, _, state = heapq.heappop(queue)
+        if moves.is_end(state):
+            return peak
+        for move in moves.moves(state):
+            new_peak = max(peak, move.peak_bytes)
+            if new_peak < peaks.get(move.state, new_peak + 1):
+                peaks[move.state] = new_peak
+                count += 1
+                heapq.heappush(queue, (new_peak, count, move.state))
+    raise AssertionError(f"no path: {moves.problem}")
+
+
+def _trace_back(
+    moves: Moves, end: State, cost: float, came: dict[State, tuple[State, Move]]
+) -> Path:
+    path: list[Move] = []
+    state = end
+    while state in came:
+        state, move = came[state]
+        path.append(move)
+    peak = max([moves.end_bytes, *(move.peak_bytes for move in path)])
+    return Path(tuple(reversed(path)), cost, peak)
+
+
+def _steps(
+    path: Path,
+    naming: Naming,
+    shape: tuple[int, ...],
+    itemsize: int,
+    mesh: Mesh,
+    source: Sharding,
+    target: Sharding,
+) -> tuple[Step, ...]:
+    """Steps of a path: moves that share a launch become one."""
+    steps: list[Step] = []
+    before, before_shape = source, local_shape(shape, source, mesh)
+    for move in path.moves:
+        dims, blocks, terms, _ = move.state
+        left = (*naming.axes(terms), *target.unreduced)
+        after = unreduced(naming.all_dims(dims), left, source.reduction)
+        block_of = dict(zip(naming.dims, blocks, strict=True))
+        after_shape = tuple(block_of.get(d, n) for d, n in enumerate(shape))
+        parts = tuple(naming.part(part) for part in move.parts)
+        if steps and move.joins:
+            last = steps.pop()
+            before, before_shape = last.source, last.source_shape
+            parts = _join(last.parts, parts)
+        steps.append(
+            _step(
+                move.kind, parts, before, after, (before_shape, after_shape), shape, itemsize, mesh
+            )
+        )
+        before, before_shape = after, after_shape
+    return tuple(steps)
+
+
+def _step(
+    kind: StepKind,
+    parts: tuple[Part, ...],
+    source: Sharding,
+    target: Sharding,
+    shapes: tuple[tuple[int, ...], tuple[int, ...]],
+    global_shape: tuple[int, ...],
+    itemsize: int,
+    mesh: Mesh,
+) -> Step:
+    """One step with its wire bytes, padding included."""
+    before, after = shapes
+    group = mesh.size(axis for part in parts for axis in part.axes)
+    operand = math.prod(before) * itemsize
+    collective = kind.collective
+    if collective is None:
+        return Step(kind, parts, source, target, before, after, 0, 0)
+    if kind is StepKind.REALIGN:
+        dim = parts[0].dim
+        assert dim is not None, "a dim is realigned"
+        shards = mesh.size(source.dims[dim])
+        windows = realign_windows(global_shape[dim], shards, before[dim], after[dim])
+        rows = [w.rows for w in windows if w.distance]
+        sent = sum(rows) * (operand // before[dim])
+        return Step(kind, parts, source, target, before, after, sent, len(rows))
+    if kind in (StepKind.ALL_TO_ALL, StepKind.REDUCE_SCATTER):
+        padded = list(before)
+        for part in parts:
+            assert part.to_dim is not None, "a dim gains the axes"
+            padded[part.to_dim] = after[part.to_dim]
+        for part in parts:
+            assert part.to_dim is not None, "a dim gains the axes"
+            padded[part.to_dim] *= mesh.size(part.axes)
+        operand = math.prod(padded) * itemsize
+    sent = wire_bytes(collective, operand, operand * group, group)
+    if kind is StepKind.ALL_REDUCE and source.reduction is Reduction.PROD:
+        sent = wire_bytes(CollectiveKind.ALL_GATHER, operand, operand * group, group)
+    return Step(kind, parts, source, target, before, after, sent, 1)
+
+
+def _join(first: tuple[Part, ...], second: tuple[Part, ...]) -> tuple[Part, ...]:
+    """Parts of two steps as one: gathered axes go from minor to major, added ones the other way."""
+    parts = list(first)
+    for new in second:
+        for i, old in enumerate(parts):
+            if (old.dim, old.to_dim) == (new.dim, new.to_dim):
+                axes = new.axes + old.axes if new.to_dim is None else old.axes + new.axes
+                parts[i] = Part(axes, new.dim, new.to_dim)
+                break
+        else:
+            parts.append(new)
+    return tuple(parts)
+
+
+def _check(shape: tuple[int, ...], source: Sharding, target: Sharding) -> None:
+    """Refuse what no collective does."""
+    if not len(shape) == len(source.dims) == len(target.dims):
+        raise ValueError(
+            f"reshard of shape {list(shape)} from {source} to {target}: the ranks differ.\n"
+            "A sharding lists axes for each dim.\nGive two shardings of the value's rank."
+        )
+    added = sorted(set(target.unreduced) - set(source.unreduced))
+    if added or (target.unreduced and source.reduction is not target.reduction):
+        raise ValueError(
+            f"reshard of shape {list(shape)} from {source} to {target}: the target is unreduced "
+            f"over {', '.join(added) or 'another operator'}, the source is not.\n"
+            "A value becomes unreduced by the computation that makes it, not by a reshard.\n"
+            "Reduce the target, or leave the source unreduced over the same axes."
+        )
+
+
+def _too_large(
+    shape: tuple[int, ...], source: Sharding, target: Sharding, max_bytes: int, least: int
+) -> str:
+    return (
+        f"reshard of shape {list(shape)} from {source} to {target} in at most {max_bytes:,} bytes a "
+        f"device: the least possible is {least:,}.\n"
+        "The largest local array on the way, source and target included, must fit.\n"
+        "Raise max_bytes, or use shardings over more axes."
+    )
