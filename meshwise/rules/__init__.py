@@ -4,9 +4,16 @@ Importing this package fills the registry.
 """
 
 from meshwise.rules import contraction as contraction
+from meshwise.rules import convolution as convolution
 from meshwise.rules import elementwise as elementwise
+from meshwise.rules import hint as hint
+from meshwise.rules import hint as hint
 from meshwise.rules import indexing as indexing
+from meshwise.rules import linalg as linalg
+from meshwise.rules import ordering as ordering
 from meshwise.rules import random as random
 from meshwise.rules import reduction as reduction
 from meshwise.rules import shape as shape
 from meshwise.rules import updating as updating
+from meshwise.rules import windows as windows
+from meshwise.rules.registry import describe_all as describe_all

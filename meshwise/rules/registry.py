@@ -181,3 +181,31 @@ def opaque_rule(application: Application) -> OpRule:
 
 REGISTRY = Registry()
 register = REGISTRY.register
+
+
+def describe_all(eqns: Sequence[JaxprEqn]) -> tuple[OpRule, ...]:
+    """The rule of every equation; equations of one signature share theirs."""
+    known: dict[Any, OpRule] = {}
+    found = []
+    for eqn in eqns:
+        key = _signature(eqn)
+        rule = known.get(key) if key is not None else None
+        if rule is None:
+            rule = REGISTRY.describe(eqn)
+            if key is not None:
+                known[key] = rule
+        found.append(rule)
+    return tuple(found)
+
+
+def _signature(eqn: JaxprEqn) -> Any:
+    """What a rule depends on: primitive, types, literal operands, parameters; None if unhashable."""
+    types = tuple([
+        (a.aval, str(a.val) if isinstance(a, Literal) else None) for a in eqn.invars
+    ])
+    key = eqn.primitive, types, tuple(sorted(eqn.params.items(), key=lambda item: item[0]))
+    try:
+        hash(key)
+    except TypeError:
+        return None
+    return key
