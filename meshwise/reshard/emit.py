@@ -15,7 +15,7 @@ from jax import lax
 
 from meshwise.ir.mesh import Axes, Mesh
 from meshwise.ir.sharding import Reduction, local_shape
-from meshwise.reshard.permute import permute_pairs
+from meshwise.reshard.permute import in_mesh_order, permute_pairs, shard_numbers
 from meshwise.reshard.plan import Part, ReshardPlan, Step, StepKind
 from meshwise.reshard.realign import realign_windows
 
@@ -70,8 +70,8 @@ def _all_to_all(x: jax.Array, step: Step, plan: ReshardPlan, mesh: Mesh) -> jax.
 
 
 def _permute(x: jax.Array, step: Step, plan: ReshardPlan, mesh: Mesh) -> jax.Array:
-    pairs = permute_pairs(step.source.dims, step.target.dims, step.axes, mesh)
-    return lax.ppermute(x, step.axes, pairs)
+    axes = in_mesh_order(step.axes, mesh)
+    return lax.ppermute(x, axes, permute_pairs(step.source.dims, step.target.dims, axes, mesh))
 
 
 def _realign(x: jax.Array, step: Step, plan: ReshardPlan, mesh: Mesh) -> jax.Array:
@@ -81,6 +81,7 @@ def _realign(x: jax.Array, step: Step, plan: ReshardPlan, mesh: Mesh) -> jax.Arr
     shards = mesh.size(axes)
     before, after = step.source_shape[dim], step.target_shape[dim]
     me = lax.axis_index(axes)
+    number = shard_numbers(axes, mesh)
     rows = jnp.arange(after, dtype=jnp.int32)
     places = jnp.zeros(after, jnp.int32)
     pieces: list[jax.Array] = []
@@ -92,8 +93,10 @@ def _realign(x: jax.Array, step: Step, plan: ReshardPlan, mesh: Mesh) -> jax.Arr
             starts = [min(s, before - window.rows) for s in window.starts]
             sent_from = _at([starts[(r + window.distance) % shards] for r in range(shards)], me)
             piece = lax.dynamic_slice_in_dim(x, sent_from, window.rows, dim)
-            pairs = [(r - window.distance, r) for r in range(shards) if window.counts[r]]
-            piece = lax.ppermute(piece, axes, pairs)
+            pairs = [
+                (number[r - window.distance], number[r]) for r in range(shards) if window.counts[r]
+            ]
+            piece = lax.ppermute(piece, in_mesh_order(axes, mesh), pairs)
             start = start - _at(starts, me)
         pieces.append(piece)
         first, count = _at(window.to, me), _at(window.counts, me)

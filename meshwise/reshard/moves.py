@@ -215,7 +215,7 @@ class Moves:
         local = self._bytes(blocks)
         cost = p.prices.launch + local * p.prices.permute
         for new_dims in arrangements(dims, free, p.sizes):
-            moved = _moved_axes(dims, new_dims)
+            moved = _moved_axes(dims, new_dims, p.sizes)
             new = new_dims, blocks, terms, None
             yield Move(StepKind.PERMUTE, ((moved, None, None),), new, cost, local)
 
@@ -457,13 +457,23 @@ def _orders(wanted: Ids, axes: Ids, sizes: Ids) -> Iterator[Ids]:
                 yield (axis, *others)
 
 
-def _moved_axes(before: DimIds, after: DimIds) -> Ids:
-    """Axes whose place differs, in increasing order."""
-    def places(dims: DimIds) -> dict[int, tuple[int, int]]:
-        return {a: (d, i) for d, axes in enumerate(dims) for i, a in enumerate(axes)}
+def _moved_axes(before: DimIds, after: DimIds, sizes: Ids) -> Ids:
+    """Axes whose place differs, in increasing order.
 
-    old, new = places(before), places(after)
+    A place is a dim and a place value: how many shards further the axis's next index is.
+    """
+    old, new = _places(before, sizes), _places(after, sizes)
     return tuple(a for a in sorted(old.keys() | new.keys()) if old.get(a) != new.get(a))
+
+
+def _places(dims: DimIds, sizes: Ids) -> dict[int, tuple[int, int]]:
+    places = {}
+    for dim, axes in enumerate(dims):
+        value = 1
+        for axis in reversed(axes):
+            places[axis] = dim, value
+            value *= sizes[axis]
+    return places
 
 
 def _product(axes: Ids, sizes: Ids) -> int:

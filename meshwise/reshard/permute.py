@@ -11,10 +11,10 @@ Pairs = tuple[tuple[int, int], ...]
 
 @lru_cache(maxsize=1 << 12)
 def permute_pairs(source: DimAxes, target: DimAxes, axes: Axes, mesh: Mesh) -> Pairs:
-    """(sender, receiver) pairs over `axes`, the axes whose place differs; major to minor.
+    """(sender, receiver) pairs over `axes`, those whose place differs, in the mesh's order.
 
-    The other axes have the same place at both ends, so the same pairs hold at each of their
-    indices. A device that already holds its target shard keeps it; the others are matched in
+    The other axes have the same dim and place value at both ends, so the same pairs hold at each
+    of their indices. A device that already holds its target shard keeps it; the others are matched in
     order.
     """
     sizes = [mesh.axis_size[axis] for axis in axes]
@@ -36,12 +36,27 @@ def permute_pairs(source: DimAxes, target: DimAxes, axes: Axes, mesh: Mesh) -> P
     return tuple(sorted(pairs))
 
 
-def _tile(dims: DimAxes, index: dict[str, int], mesh: Mesh) -> tuple[int, ...]:
-    """Position of a device's shard along the axes of `index`: one number a dim.
+def in_mesh_order(axes: Axes, mesh: Mesh) -> Axes:
+    """The same axes in the mesh's order, the only one in which `lax.ppermute` counts devices.
 
-    Axes in equal places that are not in `index` count as zero; the place values stay those of the
-    whole dim.
+    Its numbers follow the mesh's order whatever the order of the tuple (jax 0.10.2), unlike those
+    of `axis_index` and every other collective.
     """
+    return tuple(axis for axis in mesh.names if axis in axes)
+
+
+@lru_cache(maxsize=1 << 12)
+def shard_numbers(axes: Axes, mesh: Mesh) -> tuple[int, ...]:
+    """For each shard of a dim over `axes`, the number `lax.ppermute` gives its device."""
+    ordered = in_mesh_order(axes, mesh)
+    numbers = {}
+    for number, place in enumerate(product(*(range(mesh.axis_size[a]) for a in ordered))):
+        numbers[_tile((axes,), dict(zip(ordered, place, strict=True)), mesh)] = number
+    return tuple(numbers[shard,] for shard in range(len(numbers)))
+
+
+def _tile(dims: DimAxes, index: dict[str, int], mesh: Mesh) -> tuple[int, ...]:
+    """Number of a device's shard in each dim, with axes that are not in `index` at zero."""
     tile = []
     for axes in dims:
         number = 0
