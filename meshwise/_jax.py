@@ -8,6 +8,7 @@ Supported: jax 0.10.2 and 0.11.x. In 0.11 `Jaxpr` and `ClosedJaxpr` are one clas
 """
 
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -16,12 +17,14 @@ import jax
 from jax._src import api_util as _api_util
 from jax._src import config as _config
 from jax._src import core as _core
+from jax._src import dtypes as _dtypes
 from jax._src import mesh as _mesh_lib
 from jax._src import source_info_util
 from jax._src import tree_util as _tree_util
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import mlir as _mlir
+from jax._src.interpreters import pxla as _pxla
 from jax._src.sharding_impls import UNSPECIFIED, UnspecifiedValue
 from jax.extend import core as _xcore
 from jax.extend.core import ClosedJaxpr as ClosedJaxpr
@@ -113,11 +116,6 @@ def type_of(value: Any) -> Any:
     return jax.typeof(value)
 
 
-def flatten_axes(what: str, tree: Any, prefix: Any) -> list[Any]:
-    """Leaves of `prefix` repeated for the leaves of `tree` below them (None is a leaf)."""
-    return _tree_util.broadcast_prefix(prefix, tree, is_leaf=lambda x: x is None)
-
-
 def prefix_errors(prefix: Any, tree: Any) -> list[str]:
     """Where `prefix` fails to be a prefix of `tree`, in words."""
     errors = _tree_util.prefix_errors(prefix, tree, is_leaf=lambda x: x is None)
@@ -206,11 +204,15 @@ def new_eqn(
 
 
 def constraint_of(eqn: JaxprEqn) -> Any:
-    """The sharding that a constraint in JAX's own words asks for, None for other equations."""
+    """The sharding that a constraint in JAX's own words asks for, None for other equations.
+
+    JAX inserts `reshard` equations of its own; over the Auto axes of our traces an entry None of
+    theirs says nothing, so one that names no axis is no hint.
+    """
     name = eqn.primitive.name
     if name == "sharding_constraint":
         return eqn.params["sharding"]
-    if name == "reshard":
+    if name == "reshard" and any(eqn.params["dst_sharding"].spec):
         return eqn.params["dst_sharding"]
     return None
 
@@ -368,3 +370,45 @@ def context_mesh() -> Any:
 
 
 threefry2x32_p: Primitive = _xprimitives.threefry2x32_p
+
+
+def broadcast_prefix(prefix: Any, tree: Any) -> list[Any]:
+    """The entry of a prefix tree for every leaf of a tree; ValueError where it is none.
+
+    None in the prefix is an entry, PartitionSpecs are leaves.
+    """
+    return _tree_util.broadcast_prefix(prefix, tree, is_leaf=lambda x: x is None)
+
+
+@contextmanager
+def without_mesh() -> Iterator[None]:
+    """No mesh in context, as outside of `jax.set_mesh`; may be used within a trace too."""
+    abstract = _config.abstract_mesh_context_manager.swap_local(_mesh_lib.empty_abstract_mesh)
+    concrete = _config.device_context.swap_local(_mesh_lib.empty_concrete_mesh)
+    try:
+        yield
+    finally:
+        _config.abstract_mesh_context_manager.set_local(abstract)
+        _config.device_context.set_local(concrete)
+
+
+def register_array(
+    kind: type, aval_of: Callable[[Any], Any], value_of: Callable[[Any], Any]
+) -> None:
+    """Let JAX's functions take objects of a class as the arrays that `value_of` makes of them."""
+    _core.pytype_aval_mappings[kind] = aval_of
+    _dtypes.register_canonicalize_value_handler(kind, value_of)
+    _pxla.shard_arg_handlers[kind] = lambda objects, *places: _pxla.shard_args(
+        *places, [value_of(o) for o in objects]
+    )
+
+
+def aval_of_shape(array: Any, shape: Sequence[int]) -> Any:
+    """The abstract value of an array had it another shape, without a sharding."""
+    weak = bool(getattr(array.aval, "weak_type", False))
+    return _core.ShapedArray(tuple(shape), array.dtype, weak_type=weak)
+
+
+def is_called_by_jit() -> bool:
+    """Whether the property that asks is being read by the dispatch of `jax.jit`."""
+    return sys._getframe(2).f_globals.get("__name__") == "jax._src.pjit"

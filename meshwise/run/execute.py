@@ -1,0 +1,242 @@
+"""Run a per-device program on the devices of a mesh.
+
+The program is compiled ahead of time for its shapes, as `jit(shard_map(...))` with every axis
+manual. Compiling ahead means that a call never traces again, whatever mesh is in context, and
+that arrays of Auto and Explicit meshes are taken alike. Results come back on the user's mesh.
+
+The call is optimistic: arguments go straight to JAX's own dispatch, which refuses what is not in
+its place before anything runs. Only then are the arguments looked at one by one and moved.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+
+from meshwise import _jax
+from meshwise.errors import MeshError, message
+from meshwise.ir.per_device import PerDeviceProgram
+from meshwise.ir.sharding import padded_shape
+from meshwise.run.padding import cut_end, pad_array, pad_end
+from meshwise.run.placement import (
+    explicit_axes,
+    explicit_sharding,
+    named_sharding,
+    partition_spec,
+    refined_jax_mesh,
+    without_explicit_type,
+)
+from meshwise.run.uneven import UnevenArray
+
+_SHOWN_DEVICES = 8
+
+
+class Executable:
+    """A per-device program and the devices it runs on; called with the leaves of the arguments.
+
+    `arg_names` are the arguments' paths, for errors; `donated` are the positions of those whose
+    buffers the results may reuse.
+    """
+
+    def __init__(
+        self,
+        program: PerDeviceProgram,
+        user_mesh: jax.sharding.Mesh,
+        donated: Sequence[int] = (),
+        *,
+        name: str = "meshwise",
+        arg_names: Sequence[str] | None = None,
+    ):
+        """Compile nothing yet."""
+        mesh = program.mesh
+        self.program = program
+        self.user_mesh = user_mesh
+        self.donated = tuple(donated)
+        self.name = name
+        self.arg_names = arg_names or [f"argument {i}" for i in range(len(program.in_types))]
+        self.in_shardings = [named_sharding(s, mesh, user_mesh) for s in program.in_shardings]
+        self.out_shardings = [named_sharding(s, mesh, user_mesh) for s in program.out_shardings]
+        self._in_padded = [
+            padded_shape(t.shape, s, mesh)
+            for t, s in zip(program.in_types, program.in_shardings, strict=True)
+        ]
+        self._uneven_in = _positions_of_uneven(program.in_types, self._in_padded)
+        out_padded = [
+            padded_shape(t.shape, s, mesh)
+            for t, s in zip(program.out_types, program.out_shardings, strict=True)
+        ]
+        self._uneven_out = _positions_of_uneven(program.out_types, out_padded)
+        self._call: Callable[..., list[Any]] | None = None
+
+    def __call__(self, args: Sequence[Any]) -> list[Any]:
+        """Results of one call: `jax.Array`, or `UnevenArray` where a dim does not divide."""
+        call = self._call or self._prepare()
+        try:
+            outs = call(*(self._padded(args) if self._uneven_in else args))
+        except (TypeError, ValueError):
+            if any(isinstance(a, _jax.Tracer) for a in args):
+                return self.as_function()(args)
+            placed = self._placed(args)
+            if all(new is old for new, old in zip(placed, args, strict=True)):
+                raise
+            outs = call(*(self._padded(placed) if self._uneven_in else placed))
+        for i in self._uneven_out:
+            outs[i] = UnevenArray(outs[i], self.program.out_types[i].shape)
+        return outs
+
+    def lower(self) -> Any:
+        """JAX's `Lowered` of the program for its shapes (padded where uneven)."""
+        structs = [
+            jax.ShapeDtypeStruct(padded, t.dtype, weak_type=getattr(t, "weak_type", False))
+            for padded, t in zip(self._in_padded, self.program.in_types, strict=True)
+        ]
+        jitted = jax.jit(
+            self._mapped,
+            in_shardings=tuple(self.in_shardings),
+            out_shardings=self.out_shardings,
+            donate_argnums=self.donated,
+        )
+        with _jax.without_mesh():
+            return jitted.lower(*structs)
+
+    def compile(self) -> Any:
+        """JAX's `Compiled`, for its cost and memory analysis; compiled once."""
+        return self._compiled
+
+    def as_function(self) -> Callable[[Sequence[Any]], list[Any]]:
+        """A function of logical arrays that may be traced: pads, runs on all devices, cuts.
+
+        Results whose dims divide come out sharded as the program leaves them; XLA decides about
+        the others. In a trace of an Explicit mesh, results carry its axes in their types.
+        """
+
+        def function(args: Sequence[Any]) -> list[Any]:
+            values = [jnp.asarray(a) for a in args]
+            is_explicit = any(explicit_axes(jax.typeof(v).sharding.mesh) for v in values)
+            is_explicit |= explicit_axes(jax.sharding.get_abstract_mesh())
+            padded = [
+                pad_end(without_explicit_type(v), p)
+                for v, p in zip(values, self._in_padded, strict=True)
+            ]
+            with jax.sharding.use_abstract_mesh(self._mesh.abstract_mesh):
+                outs = self._mapped(*padded)
+                outs = [
+                    cut_end(out, t.shape)
+                    for out, t in zip(outs, self.program.out_types, strict=True)
+                ]
+            if not is_explicit or not explicit_axes(self.user_mesh):
+                return outs
+            types = self._explicit_out_shardings
+            return [jax.sharding.reshard(o, t) for o, t in zip(outs, types, strict=True)]
+
+        function.__name__ = self.name
+        return function
+
+    def _prepare(self) -> Callable[..., list[Any]]:
+        call = self._call = self._compiled
+        return call
+
+    def _padded(self, args: Sequence[Any]) -> list[Any]:
+        """The arguments with those of uneven dims in their padded layout."""
+        args = list(args)
+        for i in self._uneven_in:
+            arg, shape, sharding = args[i], self._in_padded[i], self.in_shardings[i]
+            if isinstance(arg, UnevenArray):
+                if arg.padded.shape == shape and arg.padded.sharding == sharding:
+                    args[i] = arg.padded
+                    continue
+                arg = arg.value
+            if isinstance(arg, _jax.Tracer):
+                return self._placed(args)
+            self._check_devices(args)
+            args[i] = pad_array(arg, shape, sharding)
+        return args
+
+    def _placed(self, args: Sequence[Any]) -> list[Any]:
+        """The arguments, those that lie otherwise on the same devices moved to their place."""
+        self._check_devices(args)
+        placed = list(args)
+        for i, (arg, sharding) in enumerate(zip(args, self.in_shardings, strict=True)):
+            if i in self._uneven_in:
+                continue
+            if isinstance(arg, UnevenArray):
+                placed[i] = jax.device_put(arg.value, sharding)
+            elif _is_committed(arg) and not arg.sharding.is_equivalent_to(sharding, arg.ndim):
+                placed[i] = jax.device_put(arg, sharding)
+        return placed
+
+    def _check_devices(self, args: Sequence[Any]) -> None:
+        devices = set(self.user_mesh.devices.flat)
+        offenders = [
+            f"{name} is on {_show_devices(arg.sharding.device_set)}"
+            for name, arg in zip(self.arg_names, args, strict=True)
+            if _is_committed(arg) and arg.sharding.device_set != devices
+        ]
+        if offenders:
+            raise MeshError(
+                message(
+                    f"Arguments of {self.name} are on other devices than its mesh"
+                    f" ({_show_devices(devices)})",
+                    offenders,
+                    "An array that was put on devices on purpose is not moved to others.",
+                    "Move it with jax.device_put(x, NamedSharding(mesh, spec)), or make the mesh"
+                    " of the devices it is on.",
+                )
+            )
+
+    @cached_property
+    def _compiled(self) -> Any:
+        return self.lower().compile()
+
+    @cached_property
+    def _mesh(self) -> jax.sharding.Mesh:
+        return refined_jax_mesh(self.program.mesh, self.user_mesh)
+
+    @cached_property
+    def _mapped(self) -> Callable[..., list[Any]]:
+        """From padded global arrays to padded global arrays, every axis manual."""
+        flat = _jax.jaxpr_as_fun(self.program.jaxpr)
+
+        def per_device(*args: Any) -> list[Any]:
+            return list(flat(*args))
+
+        per_device.__name__ = self.name
+        if not self.program.mesh.names:
+            return per_device
+        return jax.shard_map(
+            per_device,
+            mesh=self._mesh,
+            in_specs=tuple(partition_spec(s) for s in self.program.in_shardings),
+            out_specs=[partition_spec(s) for s in self.program.out_shardings],
+            check_vma=False,
+        )
+
+    @cached_property
+    def _explicit_out_shardings(self) -> list[NamedSharding]:
+        return [
+            explicit_sharding(s, self.program.mesh, self.user_mesh, t.shape)
+            for s, t in zip(self.program.out_shardings, self.program.out_types, strict=True)
+        ]
+
+
+def _positions_of_uneven(types: Sequence[Any], padded: Sequence[tuple[int, ...]]) -> list[int]:
+    return [
+        i for i, (t, p) in enumerate(zip(types, padded, strict=True)) if tuple(t.shape) != tuple(p)
+    ]
+
+
+def _is_committed(arg: Any) -> bool:
+    """Whether an array was put on its devices on purpose."""
+    if isinstance(arg, UnevenArray):
+        return True
+    return isinstance(arg, jax.Array) and not isinstance(arg, _jax.Tracer) and arg.committed
+
+
+def _show_devices(devices: Collection[Any]) -> str:
+    ordered = sorted(devices, key=lambda d: d.id)
+    shown = ", ".join(str(d) for d in ordered[:_SHOWN_DEVICES])
+    more = len(ordered) - _SHOWN_DEVICES
+    return f"{shown} and {more} more" if more > 0 else shown

@@ -1,0 +1,63 @@
+"""Refined meshes and shardings as JAX's own objects on real (or abstract) devices."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+
+from meshwise.ir.mesh import Axes, Mesh
+from meshwise.ir.sharding import Sharding
+
+
+def refined_jax_mesh(mesh: Mesh, user_mesh: Any) -> Any:
+    """The user's mesh with the same devices in the same order, over the refined axes."""
+    auto = (AxisType.Auto,) * len(mesh.names)
+    if isinstance(user_mesh, AbstractMesh):
+        return AbstractMesh(mesh.sizes, mesh.names, axis_types=auto)
+    return jax.sharding.Mesh(user_mesh.devices.reshape(mesh.sizes), mesh.names, axis_types=auto)
+
+
+def named_sharding(sharding: Sharding, mesh: Mesh, user_mesh: Any) -> NamedSharding:
+    """A sharding over the user's mesh where its axes are whole, else over the refined one."""
+    restored: list[Axes] = []
+    for axes in sharding.dims:
+        whole = mesh.restore(axes)
+        if whole is None:
+            return NamedSharding(refined_jax_mesh(mesh, user_mesh), partition_spec(sharding))
+        restored.append(whole)
+    return NamedSharding(user_mesh, partition_spec(Sharding(tuple(restored))))
+
+
+def partition_spec(sharding: Sharding) -> PartitionSpec:
+    """The dims of a sharding as JAX writes them, without trailing None."""
+    entries: list[Any] = [axes[0] if len(axes) == 1 else axes or None for axes in sharding.dims]
+    while entries and entries[-1] is None:
+        entries.pop()
+    return PartitionSpec(*entries)
+
+
+def explicit_axes(mesh: Any) -> bool:
+    """Whether a mesh has axes that are part of the types of arrays."""
+    return AxisType.Explicit in mesh.axis_types
+
+
+def without_explicit_type(value: Any) -> Any:
+    """The same value, its type without axes of an Explicit mesh. Moves nothing."""
+    mesh = jax.typeof(value).sharding.mesh
+    if not explicit_axes(mesh):
+        return value
+    auto = mesh.update_axis_types(dict.fromkeys(mesh.axis_names, AxisType.Auto))
+    with jax.sharding.use_abstract_mesh(auto):
+        return jax.sharding.reshard(value, PartitionSpec())
+
+
+def explicit_sharding(
+    sharding: Sharding, mesh: Mesh, user_mesh: Any, shape: Sequence[int]
+) -> NamedSharding:
+    """What a type over the user's mesh can say of a sharding: whole axes of dims that divide."""
+    dims: list[Axes] = []
+    for size, axes in zip(shape, sharding.dims, strict=True):
+        prefixes = (axes[:n] for n in range(len(axes), -1, -1) if size % mesh.size(axes) == 0)
+        dims.append(next((w for p in prefixes if (w := mesh.restore(p)) is not None), ()))
+    return NamedSharding(user_mesh, partition_spec(Sharding(tuple(dims))))
