@@ -1,1 +1,31 @@
 """meshwise: one program for one device, made into one program for every device of a mesh."""
+
+from meshwise.api.jit import jit as jit
+from meshwise.api.jit import shard as shard
+from meshwise.api.spmd_program import SpmdProgram as SpmdProgram
+from meshwise.errors import ArgumentError as ArgumentError
+from meshwise.errors import HintError as HintError
+from meshwise.errors import MeshError as MeshError
+from meshwise.errors import MeshwiseError as MeshwiseError
+from meshwise.errors import MissingRuleError as MissingRuleError
+from meshwise.errors import ReplicationError as ReplicationError
+from meshwise.errors import RuleError as RuleError
+from meshwise.errors import TracerLeakError as TracerLeakError
+from meshwise.errors import TreeError as TreeError
+from meshwise.run.uneven import UnevenArray as UnevenArray
+
+__all__ = [
+    "ArgumentError",
+    "HintError",
+    "MeshError",
+    "MeshwiseError",
+    "MissingRuleError",
+    "ReplicationError",
+    "RuleError",
+    "SpmdProgram",
+    "TracerLeakError",
+    "TreeError",
+    "UnevenArray",
+    "jit",
+    "shard",
+]

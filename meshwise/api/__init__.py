@@ -1,0 +1,1 @@
+"""What a user types: `jit`, `shard`, and the program they get."""

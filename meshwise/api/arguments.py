@@ -1,0 +1,100 @@
+"""A call's arguments, taken apart: arrays, static values, structure, types, and their paths."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from meshwise import _jax
+from meshwise.errors import ArgumentError, message
+from meshwise.run.uneven import UnevenArray
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """One call's arguments, taken apart.
+
+    `leaves` are the dynamic ones' arrays and `tree` the structure of `(args, kwargs)` without
+    the static ones.
+    """
+
+    leaves: list[Any]
+    tree: Any
+    static: tuple[tuple[int, Any], ...]
+    static_named: tuple[tuple[str, Any], ...]
+    positions: tuple[int, ...]
+
+
+def take_apart(
+    static_argnums: Sequence[int], static_argnames: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Arguments:
+    """Separate a call's arrays from its static arguments."""
+    if not static_argnums and not static_argnames:
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        return Arguments(leaves, tree, (), (), tuple(range(len(args))))
+    nums = {n % len(args) for n in static_argnums if -len(args) <= n < len(args)}
+    positions = tuple(i for i in range(len(args)) if i not in nums)
+    named = {k: v for k, v in kwargs.items() if k not in static_argnames}
+    leaves, tree = jax.tree.flatten((tuple(args[i] for i in positions), named))
+    return Arguments(
+        leaves,
+        tree,
+        tuple((i, args[i]) for i in sorted(nums)),
+        tuple((k, kwargs[k]) for k in sorted(kwargs) if k in static_argnames),
+        positions,
+    )
+
+
+def leaf_key(leaf: Any) -> Any:
+    """What a program depends on of one argument: its type, and its placement if committed."""
+    if isinstance(leaf, jax.Array):
+        sharding = leaf.sharding if leaf.committed else None
+        return leaf.aval, sharding
+    if isinstance(leaf, UnevenArray):
+        return leaf.shape, leaf.dtype, False, leaf.sharding
+    if isinstance(leaf, bool | int | float | complex):
+        return type(leaf)
+    dtype = getattr(leaf, "dtype", None)
+    return getattr(leaf, "shape", None), dtype, getattr(leaf, "weak_type", False), getattr(
+        leaf, "sharding", None)
+
+
+def argument_paths(arguments: Arguments) -> list[str]:
+    """The path of every dynamic leaf, e.g. `args[0]['w']`."""
+    args, kwargs = jax.tree.unflatten(arguments.tree, [0] * arguments.tree.num_leaves)
+    paths = []
+    for position, arg in zip(arguments.positions, args, strict=True):
+        found = jax.tree_util.tree_flatten_with_path(arg)[0]
+        paths += [f"args[{position}]{jax.tree_util.keystr(p)}" for p, _ in found]
+    found = jax.tree_util.tree_flatten_with_path(kwargs)[0]
+    return paths + [f"kwargs{jax.tree_util.keystr(p)}" for p, _ in found]
+
+
+def result_paths(out_tree: Any) -> list[str]:
+    """The path of every leaf of the result."""
+    tree = jax.tree.unflatten(out_tree, [0] * out_tree.num_leaves)
+    found = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return [f"result{jax.tree_util.keystr(path)}" for path, _ in found]
+
+
+def argument_types(name: str, arguments: Arguments, paths: Sequence[str]) -> list[jax.ShapeDtypeStruct]:
+    """The types of the leaves, without any placement; an error for what is no array."""
+    types = []
+    offenders = []
+    for leaf, path in zip(arguments.leaves, paths, strict=True):
+        try:
+            aval = leaf if isinstance(leaf, UnevenArray) else _jax.abstract_array(leaf)
+        except TypeError:
+            offenders.append(f"{path} is a {type(leaf).__name__}: {leaf!r:.60}")
+            continue
+        weak = getattr(aval, "weak_type", False)
+        types.append(jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak))
+    if offenders:
+        raise ArgumentError(message(
+            f"{name} was called with arguments that are no arrays",
+            offenders,
+            "Arguments are arrays, numbers, or trees of them.",
+            "Name others in static_argnums or static_argnames; they then select a program.",
+        ))
+    return types

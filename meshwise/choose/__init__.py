@@ -1,0 +1,1 @@
+"""Plan: a strategy for every equation and the reshards between them, at least cost."""

@@ -1,0 +1,138 @@
+"""The sensible strategies of a node: assignments of axes to factors that a neighbour suggests.
+
+A candidate starts from one tensor's sharding (what an operand's maker produces, what a result's
+user wants, what completion gave), projected onto the factors, and takes in what the other tensors
+say where that does not conflict. Axes over which an operand is unreduced may also be put on a
+factor: that is a reduce_scatter on entry (sequence parallelism is found this way).
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import product
+
+from meshwise.choose.regions import Node
+from meshwise.ir.factors import Strategy, factor_axes, fits
+from meshwise.ir.mesh import Axes, Mesh
+from meshwise.ir.sharding import DimAxes, Reduction, Sharding
+
+Assignment = dict[int, Axes]
+MOST_COMBINATIONS = 64
+
+
+def candidates(
+    node: Node,
+    mesh: Mesh,
+    operands: Sequence[Sharding],
+    results: Sequence[Sequence[Sharding]],
+    nominal: Sequence[DimAxes],
+    current: Strategy | None,
+) -> list[Strategy]:
+    """Strategies worth pricing, the current one first.
+
+    `operands` are the shardings in which operands exist, `results` those in which each result is
+    wanted, `nominal` what completion gave operands and then results.
+    """
+    found = _suggestions(node, mesh, operands, results, nominal)
+    assignments: dict[DimAxes, None] = {}
+    count = len(node.rule.sizes)
+    for base in found:
+        merged = dict(base)
+        for other in found:
+            merged = _merged(merged, other)
+        for assignment in (base, merged):
+            assignments[_as_axes(assignment, count)] = None
+    for assignment in _whole_axis_assignments(node, mesh, found):
+        assignments[_as_axes(assignment, count)] = None
+    assignments[((),) * count] = None
+    sums = _carried_sums(node, operands)
+    chosen = dict.fromkeys([current] if current else [])
+    for axes in assignments:
+        for carried in sums:
+            strategy = Strategy(axes, carried)
+            if fits(node.rule, strategy, mesh):
+                chosen[strategy] = None
+    return list(chosen)
+
+
+def _suggestions(
+    node: Node,
+    mesh: Mesh,
+    operands: Sequence[Sharding],
+    results: Sequence[Sequence[Sharding]],
+    nominal: Sequence[DimAxes],
+) -> list[Assignment]:
+    tensors = (*node.rule.operands, *node.rule.results)
+    found: dict[tuple[tuple[int, Axes], ...], Assignment] = {}
+
+    def suggest(position: int, dims: DimAxes) -> None:
+        assignment = factor_axes(tensors[position], node.rule, dims, mesh)
+        if assignment:
+            found.setdefault(tuple(sorted(assignment.items())), assignment)
+
+    for position, sharding in enumerate(operands):
+        suggest(position, sharding.dims)
+        for dims in _scattered(sharding):
+            suggest(position, dims)
+    for position, wishes in enumerate(results):
+        for sharding in wishes:
+            suggest(len(operands) + position, sharding.dims)
+    for position, dims in enumerate(nominal):
+        suggest(position, dims)
+    return list(found.values())
+
+
+def _scattered(sharding: Sharding) -> Iterable[DimAxes]:
+    """The dims with the unreduced axes put on one of them."""
+    if sharding.unreduced:
+        for dim in range(len(sharding.dims)):
+            dims = list(sharding.dims)
+            dims[dim] = (*dims[dim], *sharding.unreduced)
+            yield tuple(dims)
+
+
+def _merged(base: Assignment, other: Assignment) -> Assignment:
+    """`base` with what `other` says of factors and axes that `base` does not use."""
+    used = {a for axes in base.values() for a in axes}
+    merged = dict(base)
+    for factor, axes in other.items():
+        own = merged.get(factor, ())
+        if axes[: len(own)] == own and not used.intersection(axes[len(own):]):
+            merged[factor] = axes
+            used.update(axes)
+    return merged
+
+
+def _whole_axis_assignments(
+    node: Node, mesh: Mesh, found: Sequence[Assignment]
+) -> Iterable[Assignment]:
+    """Every way to put each suggested axis group on one factor, where that is a small number.
+
+    Regions follow their neighbours, so only single equations are enumerated.
+    """
+    if node.is_region:
+        return
+    in_play = {a for assignment in found for axes in assignment.values() for a in axes}
+    groups = [g for _, subs in mesh.user_axes if (g := tuple(a for a in subs if a in in_play))]
+    factors = [
+        f for f, size in enumerate(node.rule.sizes) if size > 1 and f not in node.rule.whole
+    ]
+    if not groups or (len(factors) + 1) ** len(groups) > MOST_COMBINATIONS:
+        return
+    for places in product([None, *factors], repeat=len(groups)):
+        assignment: Assignment = {}
+        for factor, group in zip(places, groups, strict=True):
+            if factor is not None:
+                assignment[factor] = assignment.get(factor, ()) + group
+        yield assignment
+
+
+def _carried_sums(node: Node, operands: Sequence[Sharding]) -> list[Axes]:
+    """Axes over which the carrying operands are all unreduced sums; and carrying nothing."""
+    carrying = [operands[i] for i in sorted(node.carries)]
+    if not carrying or any(s.reduction is not Reduction.SUM for s in carrying):
+        return [()]
+    common = set(carrying[0].unreduced).intersection(*(s.unreduced for s in carrying[1:]))
+    return [(), tuple(sorted(common))] if common else [()]
+
+
+def _as_axes(assignment: Assignment, count: int) -> DimAxes:
+    return tuple([assignment.get(f, ()) for f in range(count)])

@@ -1,0 +1,148 @@
+"""The cost graph as data: nodes, the values between them, and what is fixed at the boundary."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from meshwise._jax import Literal, Var
+from meshwise.choose.regions import Carry, Node, build_nodes, find_carries
+from meshwise.cost.hardware import Hardware
+from meshwise.ir.mesh import Mesh
+from meshwise.ir.program import Hint, Program
+from meshwise.ir.sharding import DimAxes, Sharding, replicated
+from meshwise.propagate.completion import Completion
+from meshwise.rules.registry import OpRule
+
+
+@dataclass(eq=False, slots=True)
+class Value:
+    """One value: who makes it, who wants it, and how large it is.
+
+    fixed: its sharding where no node decides it (inputs, constants);
+    remade: it has no tensor operands (an iota, a broadcast scalar, random bits), so each device
+        computes whichever part is wanted, and no sharding of it costs anything;
+    uses: (node, operand position); returned: shardings in which the program returns it.
+    """
+
+    var: Var
+    shape: tuple[int, ...]
+    itemsize: int
+    maker: int | None
+    result: int
+    fixed: Sharding | None
+    remade: bool
+    uses: list[tuple[int, int]] = field(default_factory=list)
+    returned: tuple[Sharding, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """What is to be decided, and the figures to decide it by.
+
+    `nodes_of` gives for each equation the nodes it is in and its factors' numbers there.
+    """
+
+    program: Program
+    mesh: Mesh
+    rules: Sequence[OpRule]
+    carries: Sequence[Carry]
+    nodes: list[Node]
+    values: dict[Var, Value]
+    in_shardings: tuple[Sharding, ...]
+    out_shardings: tuple[Sharding, ...]
+    completion: Completion
+    hardware: Hardware
+    nodes_of: dict[int, tuple[tuple[int, tuple[int, ...]], ...]]
+
+    def nominal(self, var: Var) -> DimAxes:
+        """The dims' axes that completion gave a value."""
+        return self.completion.dims[var]
+
+
+def build_graph(
+    program: Program, rules: Sequence[OpRule], completion: Completion, hardware: Hardware
+) -> Graph:
+    """The cost graph of a completed program."""
+    carries = find_carries(program, rules)
+    nodes = build_nodes(program, rules, carries)
+    in_shardings = tuple(
+        Sharding(_filled(hint, completion.dims[var]))
+        for var, hint in zip(program.inputs, program.in_hints, strict=True)
+    )
+    out_shardings = tuple(
+        _out_sharding(var, hint, completion)
+        for var, hint in zip(program.outputs, program.out_hints, strict=True)
+    )
+    values = _values(program, rules, nodes, in_shardings, out_shardings)
+    nodes_of: dict[int, tuple[tuple[int, tuple[int, ...]], ...]] = {}
+    for node in nodes:
+        for member in node.members:
+            own = ((node.index, member.factors),)
+            nodes_of[member.equation] = nodes_of.get(member.equation, ()) + own
+    return Graph(program, program.mesh, rules, carries, nodes, values, in_shardings,
+                 out_shardings, completion, hardware, nodes_of)
+
+
+def _filled(hint: Hint | None, completed: DimAxes) -> DimAxes:
+    """A hint with its open dims filled in by completion."""
+    if hint is None:
+        return completed
+    used = {a for axes in hint.dims if axes for a in axes}
+    return tuple(
+        axes if axes is not None else tuple(a for a in found if a not in used)
+        for axes, found in zip(hint.dims, completed, strict=True)
+    )
+
+
+def _out_sharding(var: Var | Literal, hint: Hint | None, completion: Completion) -> Sharding:
+    if isinstance(var, Literal):
+        dims: DimAxes = ((),) * len(var.aval.shape)
+    else:
+        dims = completion.dims[var]
+    return Sharding(_filled(hint, dims))
+
+
+def _values(
+    program: Program,
+    rules: Sequence[OpRule],
+    nodes: Sequence[Node],
+    in_shardings: Sequence[Sharding],
+    out_shardings: Sequence[Sharding],
+) -> dict[Var, Value]:
+    values: dict[Var, Value] = {}
+
+    def add(var: Var, maker: int | None, result: int, fixed: Sharding | None, remade: bool) -> None:
+        shape = tuple(getattr(var.aval, "shape", ()))
+        itemsize = int(getattr(var.aval.dtype, "itemsize", 8)) if hasattr(var.aval, "dtype") else 8
+        values[var] = Value(var, shape, itemsize, maker, result, fixed, remade)
+
+    for var, sharding in zip(program.inputs, in_shardings, strict=True):
+        add(var, None, 0, sharding, False)
+    for var in program.jaxpr.jaxpr.constvars:
+        add(var, None, 0, replicated(np.ndim(var.aval)), False)
+    for node in nodes:
+        remade = is_remade(program, rules, node)
+        for result, var in enumerate(node.results):
+            add(var, node.index, result, None, remade)
+    for node in nodes:
+        for operand, var in enumerate(node.operands):
+            values[var].uses.append((node.index, operand))
+    returned: dict[Var, list[Sharding]] = defaultdict(list)
+    for var, sharding in zip(program.outputs, out_shardings, strict=True):
+        if not isinstance(var, Literal):
+            returned[var].append(sharding)
+    for var, shardings in returned.items():
+        values[var].returned = tuple(dict.fromkeys(shardings))
+    return values
+
+
+def is_remade(program: Program, rules: Sequence[OpRule], node: Node) -> bool:
+    """A single equation without placed operands, whose result any device can make any part of."""
+    if len(node.members) > 1 or any(node.rule.operands) or not node.rule.sizes:
+        return False
+    rule = rules[node.members[0].equation]
+    eqn = program.equations[node.members[0].equation]
+    splits = not (rule.opaque or node.rule.whole or node.rule.permuted or node.rule.compound)
+    return splits and not eqn.effects and not node.carries

@@ -1,0 +1,326 @@
+"""The cost graph: regions and single equations as nodes, values between them as edges.
+
+Equations that preserve dims (element-wise chains, residual streams, an optimiser's update) take
+one sharding together: they form a *region*, one node whose factor rule is composed of theirs.
+Every other equation is a node of its own. Linear equations that an unreduced sum may pass
+through form regions apart, so that terms are added before one reduction.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from meshwise._jax import Literal, Var, hint_p
+from meshwise.ir.factors import Dims, FactorRule
+from meshwise.ir.program import Program
+from meshwise.ir.sharding import Reduction
+from meshwise.rules.registry import OpRule
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One equation's part in a node: which node factor each of its factors is (-1: none)."""
+
+    equation: int
+    factors: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """One decision: a composed factor rule over the values that enter and leave.
+
+    `carries` are the operands that are unreduced together where the strategy carries a sum; the
+    results are unreduced then too.
+    """
+
+    index: int
+    rule: FactorRule
+    operands: tuple[Var, ...]
+    results: tuple[Var, ...]
+    members: tuple[Member, ...]
+    flops: float
+    carries: frozenset[int] = frozenset()
+    is_region: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A connected component of one equation's rule: its factors and its tensors."""
+
+    equation: int
+    factors: frozenset[int]
+    operands: tuple[int, ...]
+    results: tuple[int, ...]
+    joins: bool
+
+
+def build_nodes(program: Program, rules: Sequence[OpRule], carried: Sequence["Carry"]) -> list[Node]:
+    """The nodes of a program's cost graph, in the order of their first equations."""
+    parts = [part for i, rule in enumerate(rules) for part in _parts(program, i, rule)]
+    groups = _Groups(parts, rules)
+    producer = {
+        program.equations[p.equation].outvars[r]: (k, r)
+        for k, p in enumerate(parts)
+        for r in p.results
+    }
+    for k, part in enumerate(parts):
+        if part.joins:
+            _join_producers(program, k, part, parts, groups, producer, carried)
+    members: dict[int, list[int]] = defaultdict(list)
+    for k in range(len(parts)):
+        members[groups.find(k)].append(k)
+    leaving = _leaving(program, parts, groups)
+    return [
+        _node(index, program, rules, [parts[k] for k in ks], groups, leaving[root], carried)
+        for index, (root, ks) in enumerate(members.items())
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Carry:
+    """Operands of an equation through which an unreduced sum may pass (empty: none)."""
+
+    operands: frozenset[int] = frozenset()
+
+
+def find_carries(program: Program, rules: Sequence[OpRule]) -> list[Carry]:
+    """Where an unreduced sum may travel on.
+
+    A sum travels through linear equations while each value on the way has one use, and is joined
+    with other sums at an addition: then one reduction after it serves them all. A value with
+    several uses is where it is reduced.
+    """
+    uses: dict[Var, int] = defaultdict(int)
+    for atom in [a for e in program.equations for a in e.invars] + list(program.outputs):
+        if not isinstance(atom, Literal):
+            uses[atom] += 1
+    may_be_unreduced: set[Var] = set()
+    carries = []
+    for eqn, rule in zip(program.equations, rules, strict=True):
+        carry = Carry()
+        for operands in rule.linear:
+            atoms = [eqn.invars[i] for i in operands]
+            if all(not isinstance(a, Literal) and a in may_be_unreduced
+                   and uses[a] == atoms.count(a) for a in atoms):
+                carry = Carry(frozenset(operands))
+                break
+        carries.append(carry)
+        if carry.operands or Reduction.SUM in rule.factors.reduction_of.values():
+            may_be_unreduced.update(eqn.outvars)
+    return carries
+
+
+class _Groups:
+    """Union-find over parts, and over the factors of their equations."""
+
+    def __init__(self, parts: Sequence[_Part], rules: Sequence[OpRule]):
+        self.rules = rules
+        self.part_parent = list(range(len(parts)))
+        self.factor_parent: dict[tuple[int, int], tuple[int, int]] = {}
+
+    def find(self, part: int) -> int:
+        while self.part_parent[part] != part:
+            self.part_parent[part] = self.part_parent[self.part_parent[part]]
+            part = self.part_parent[part]
+        return part
+
+    def factor(self, equation: int, factor: int) -> tuple[int, int]:
+        key = (equation, factor)
+        while (parent := self.factor_parent.get(key, key)) != key:
+            key = parent
+        return key
+
+    def join(self, a: int, b: int, pairs: list[tuple[tuple[int, int], tuple[int, int]]]) -> None:
+        """Merge two parts and the factors that meet in the value between them."""
+        root_a, root_b = self.find(a), self.find(b)
+        low, high = min(root_a, root_b), max(root_a, root_b)
+        self.part_parent[high] = low
+        for x, y in pairs:
+            x, y = self.factor(*x), self.factor(*y)
+            if x != y:
+                self.factor_parent[max(x, y)] = min(x, y)
+
+
+def _parts(program: Program, index: int, rule: OpRule) -> list[_Part]:
+    """Connected components of an equation's rule; tensors without factors go with the first."""
+    factors = rule.factors
+    tensors = [*factors.operands, *factors.results]
+    sets = [frozenset(f for dim in t for f in dim) for t in tensors]
+    components: list[frozenset[int]] = []
+    for found in sets:
+        if found:
+            touching = [c for c in components if c & found]
+            components = [c for c in components if not c & found]
+            components.append(found.union(*touching))
+    components = sorted(components, key=min) or [frozenset()]
+    count = len(factors.operands)
+    is_hint = program.equations[index].primitive is hint_p
+    parts = []
+    for k, component in enumerate(components):
+        own = [t for t, s in enumerate(sets) if s & component or (not s and k == 0)]
+        operands = tuple(t for t in own if t < count)
+        results = tuple(t - count for t in own if t >= count)
+        special = component & (factors.whole | factors.permuted | factors.compound
+                               | factors.reduction_of.keys())
+        placed = any(factors.operands[t] for t in operands)
+        joins = placed and bool(results) and not special and not is_hint and not rule.opaque
+        parts.append(_Part(index, component, operands, results, joins))
+    return parts
+
+
+def _join_producers(
+    program: Program,
+    k: int,
+    part: _Part,
+    parts: Sequence[_Part],
+    groups: _Groups,
+    producer: dict[Var, tuple[int, int]],
+    carried: Sequence[Carry],
+) -> None:
+    """Join a part with those that produce its operands, where one sharding serves both."""
+    eqn = program.equations[part.equation]
+    for operand in part.operands:
+        atom = eqn.invars[operand]
+        if isinstance(atom, Literal) or atom not in producer:
+            continue
+        other, result = producer[atom]
+        source = parts[other]
+        if not source.joins or not _same_class(part, operand, source, carried):
+            continue
+        dims = groups.rules[part.equation].factors.operands[operand]
+        source_dims = groups.rules[source.equation].factors.results[result]
+        pairs = [
+            ((part.equation, d[0]), (source.equation, s[0]))
+            for d, s in zip(dims, source_dims, strict=True)
+            if d and s
+        ]
+        if not pairs:
+            continue
+        agree = all(groups.factor(*x) == groups.factor(*y) for x, y in pairs)
+        if groups.find(k) != groups.find(other) or agree:
+            groups.join(k, other, pairs)
+
+
+def _same_class(part: _Part, operand: int, source: _Part, carried: Sequence[Carry]) -> bool:
+    """Carrying equations join only along the operands that carry; others only each other."""
+    carries, source_carries = carried[part.equation].operands, carried[source.equation].operands
+    if carries:
+        return bool(source_carries) and operand in carries
+    return not source_carries
+
+
+def _leaving(program: Program, parts: Sequence[_Part], groups: _Groups) -> list[set[Var]]:
+    """Per group (by its root), the values made there and used elsewhere or returned."""
+    users: dict[Var, set[int]] = defaultdict(set)
+    for k, part in enumerate(parts):
+        for operand in part.operands:
+            atom = program.equations[part.equation].invars[operand]
+            if not isinstance(atom, Literal):
+                users[atom].add(groups.find(k))
+    for atom in program.outputs:
+        if not isinstance(atom, Literal):
+            users[atom].add(-1)
+    leaving: list[set[Var]] = [set() for _ in parts]
+    for k, part in enumerate(parts):
+        root = groups.find(k)
+        made = [program.equations[part.equation].outvars[r] for r in part.results]
+        leaving[root].update(v for v in made if users[v] - {root})
+    return leaving
+
+
+def _node(
+    index: int,
+    program: Program,
+    rules: Sequence[OpRule],
+    parts: Sequence[_Part],
+    groups: _Groups,
+    leaving: set[Var],
+    carried: Sequence[Carry],
+) -> Node:
+    roots: dict[tuple[int, int], int] = {}
+    sizes: list[int] = []
+    members = []
+    for part in parts:
+        rule = rules[part.equation].factors
+        mapping = [-1] * len(rule.sizes)
+        for factor in part.factors:
+            root = groups.factor(part.equation, factor)
+            if root not in roots:
+                roots[root] = len(sizes)
+                sizes.append(rule.sizes[factor])
+            mapping[factor] = roots[root]
+        members.append(Member(part.equation, tuple(mapping)))
+    operands, carries, results = _boundary(program, rules, parts, members, leaving, carried)
+    reductions, whole, permuted = _kinds(rules, parts, members)
+    composed = FactorRule(
+        operands=tuple(dims for _, dims in operands),
+        results=tuple(results.values()),
+        sizes=tuple(sizes),
+        reductions=reductions,
+        whole=whole,
+        permuted=permuted,
+    )
+    return Node(
+        index=index,
+        rule=composed,
+        operands=tuple(var for var, _ in operands),
+        results=tuple(results),
+        members=tuple(members),
+        flops=sum(rules[p.equation].flops for p in parts),
+        carries=carries,
+        is_region=parts[0].joins,
+    )
+
+
+def _boundary(
+    program: Program,
+    rules: Sequence[OpRule],
+    parts: Sequence[_Part],
+    members: Sequence[Member],
+    leaving: set[Var],
+    carried: Sequence[Carry],
+) -> tuple[list[tuple[Var, Dims]], frozenset[int], dict[Var, Dims]]:
+    """Values that enter a node, which of them may be unreduced, and values that leave it.
+
+    A value made in the node but read in it by other dims (`x + x.T`) both leaves and enters.
+    """
+    made: dict[Var, Dims] = {}
+    for part, member in zip(parts, members, strict=True):
+        eqn, rule = program.equations[part.equation], rules[part.equation].factors
+        for r in part.results:
+            made[eqn.outvars[r]] = _mapped(rule.results[r], member)
+    entering: dict[tuple[Var, Dims], bool] = {}
+    for part, member in zip(parts, members, strict=True):
+        eqn, rule = program.equations[part.equation], rules[part.equation].factors
+        for operand in part.operands:
+            atom = eqn.invars[operand]
+            if isinstance(atom, Literal):
+                continue
+            dims = _mapped(rule.operands[operand], member)
+            if made.get(atom) != dims:
+                carries = operand in carried[part.equation].operands
+                entering[atom, dims] = entering.get((atom, dims), False) or carries
+    read_again = {var for var, _ in entering if var in made}
+    results = {v: dims for v, dims in made.items() if v in leaving or v in read_again}
+    carries = frozenset(k for k, carry in enumerate(entering.values()) if carry)
+    return list(entering), carries, results
+
+
+def _mapped(dims: Dims, member: Member) -> Dims:
+    return tuple(tuple(member.factors[f] for f in dim) for dim in dims)
+
+
+def _kinds(
+    rules: Sequence[OpRule], parts: Sequence[_Part], members: Sequence[Member]
+) -> tuple[tuple[tuple[int, Reduction], ...], frozenset[int], frozenset[int]]:
+    """Reduction, need-replication and permutation factors of a node, by its own numbering."""
+    reductions: list[tuple[int, Reduction]] = []
+    whole: set[int] = set()
+    permuted: set[int] = set()
+    for part, member in zip(parts, members, strict=True):
+        rule = rules[part.equation].factors
+        reductions += [(member.factors[f], r) for f, r in rule.reductions if f in part.factors]
+        whole.update(member.factors[f] for f in rule.whole & part.factors)
+        permuted.update(member.factors[f] for f in rule.permuted & part.factors)
+    return tuple(reductions), frozenset(whole), frozenset(permuted)
+

@@ -1,0 +1,66 @@
+"""The cheapest way to have one value in every sharding its users want.
+
+A value is produced in one sharding; its users want others. Copies share: a slice of something
+already gathered is free, two users of one gather pay once. The tree of reshards is grown from
+the produced sharding, once adding the cheapest wish first and once the dearest, and the cheaper
+tree is kept.
+"""
+
+from collections.abc import Iterable
+from functools import lru_cache
+
+from meshwise.cost.hardware import Hardware
+from meshwise.ir.mesh import Mesh
+from meshwise.ir.sharding import Sharding
+from meshwise.reshard.search import reshard_cost
+
+Edge = tuple[Sharding, Sharding]
+IMPOSSIBLE = float("inf")
+
+
+@lru_cache(maxsize=1 << 18)
+def reshard_tree(
+    shape: tuple[int, ...],
+    itemsize: int,
+    mesh: Mesh,
+    produced: Sharding,
+    wanted: frozenset[Sharding],
+    hardware: Hardware,
+) -> tuple[float, tuple[Edge, ...]]:
+    """Seconds, and the edges (from, to) in an order in which each source exists."""
+    targets = sorted(wanted - {produced}, key=str)
+    if not targets:
+        return 0.0, ()
+
+    def cost(source: Sharding, target: Sharding) -> float:
+        if not _reachable(source, target):
+            return IMPOSSIBLE
+        return reshard_cost(shape, itemsize, mesh, source, target, hardware)
+
+    if len(targets) == 1:
+        return cost(produced, targets[0]), ((produced, targets[0]),)
+    direct = {t: cost(produced, t) for t in targets}
+    if IMPOSSIBLE in direct.values():
+        return IMPOSSIBLE, ()
+    cheapest_first = _grow(produced, sorted(targets, key=lambda t: direct[t]), cost)
+    dearest_first = _grow(produced, sorted(targets, key=lambda t: -direct[t]), cost)
+    return min(cheapest_first, dearest_first, key=lambda tree: tree[0])
+
+
+def _grow(produced: Sharding, targets: Iterable[Sharding], cost) -> tuple[float, tuple[Edge, ...]]:  # type: ignore[no-untyped-def]
+    copies = [produced]
+    total = 0.0
+    edges = []
+    for target in targets:
+        source = min(copies, key=lambda copy: cost(copy, target))
+        total += cost(source, target)
+        edges.append((source, target))
+        copies.append(target)
+    return total, tuple(edges)
+
+
+def _reachable(source: Sharding, target: Sharding) -> bool:
+    """A value can only become less unreduced."""
+    if not target.unreduced:
+        return True
+    return source.reduction is target.reduction and set(target.unreduced) <= set(source.unreduced)

@@ -1,0 +1,1 @@
+"""Plan -> SpmdProgram: a per-device program with explicit collectives."""

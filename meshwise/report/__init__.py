@@ -1,0 +1,1 @@
+"""Decisions and costs in words. Nothing below imports this package."""
