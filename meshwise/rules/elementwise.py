@@ -20,13 +20,13 @@ _NONLINEAR = """
 abs acos acosh and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz cos cosh
 digamma eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a igammac
 integer_pow is_finite le le_to lgamma log log1p logistic lt lt_to max min mulhi ne nextafter not
-or polygamma population_count pow random_gamma_grad reduce_precision regularized_incomplete_beta
-rem round rsqrt shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square
+or polygamma population_count pow reduce_precision regularized_incomplete_beta
+rem round rsqrt shift_right_arithmetic shift_right_logical sign sin sinh sqrt square
 tan tanh xor zeta philox2x32 philox4x32 threefry2x32 threefry4x32
 """.split()
 
 # Identities that stay in the per-device program: `name` marks a value for rematerialisation.
-_KEPT = "copy copy_p name stop_gradient".split()
+_KEPT = "copy name stop_gradient".split()
 
 # Identities that say where a value lies, which is decided by now.
 _PLACING = """
@@ -53,7 +53,7 @@ def _add_rule(application: Application) -> OpRule:
     return _elementwise(application, ((0, 1),))
 
 
-@register("neg", "real", "imag", "conj", *_KEPT)
+@register("neg", "real", "imag", "conj", "shift_left", *_KEPT)
 def _linear_rule(application: Application) -> OpRule:
     return _elementwise(application, ((0,),))
 

@@ -1,0 +1,147 @@
+"""Matrix products, convolutions, reductions, windows."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from tests.rules.case import Case
+
+
+def dot(contract, batch=((), ()), **options):
+    return lambda x, y: lax.dot_general(x, y, (contract, batch), **options)
+
+
+def conv(spec=("NCHW", "OIHW", "NCHW"), strides=(1, 1), padding="VALID", **options):
+    return lambda x, w: lax.conv_general_dilated(
+        x, w, strides, padding, dimension_numbers=spec, **options)
+
+
+def pool(init, function, window, strides, padding="VALID"):
+    return lambda x: lax.reduce_window(x, init, function, window, strides, padding)
+
+
+def ragged(contract, batch, groups, group_dims):
+    numbers = lax.RaggedDotDimensionNumbers((contract, batch), groups, group_dims)
+    return lambda x, y, sizes: lax.ragged_dot_general(x, y, sizes, numbers)
+
+
+def max_pool_gradient(source, operand):
+    function = pool(-np.inf, lax.max, (1, 2), (1, 2))
+    return jax.vjp(function, operand)[1](source)[0]
+
+
+def sum_of_squares(x, y):
+    return x + y * y
+
+
+PRODUCT = [
+    Case("dot", "dot_general", dot(((1,), (0,))), "f32[5,6] f32[6,4]", "i j, j k -> i k | sum=j"),
+    Case("dot of vectors", "dot_general", dot(((0,), (0,))), "f32[7] f32[7]", "i, i ->  | sum=i"),
+    Case("dot of an outer product", "dot_general", dot(((), ())), "f32[5] f32[6]", "i, j -> i j"),
+    Case("dot of a batch", "dot_general", dot(((2,), (1,)), ((0,), (0,))),
+         "f32[3,5,6] f32[3,6,4]", "i j k, i k l -> i j l | sum=k"),
+    Case("dot of an inner batch", "dot_general", dot(((0,), (2,)), ((2,), (1,))),
+         "f32[6,5,3] f32[4,3,6]", "i j k, l k i -> k j l | sum=i"),
+    Case("dot over two dims", "dot_general", dot(((1, 2), (2, 0))), "f32[4,5,3] f32[3,2,5]", "i j k, k l j -> i l | sum=j k"),
+    Case("dot of one row", "dot_general", dot(((1,), (0,))), "f32[1,6] f32[6,4]", "1 i, i j -> 1 j | sum=i"),
+    Case("dot over an empty dim", "dot_general", dot(((1,), (0,))), "f32[5,0] f32[0,4]", "i j, j k -> i k | sum=j"),
+    Case("dot of bfloat16 to float32", "dot_general",
+         dot(((1,), (0,)), preferred_element_type=jnp.float32), "bf16[5,6] bf16[6,4]", "i j, j k -> i k | sum=j"),
+    Case("dot of bfloat16", "dot_general", dot(((1,), (0,))), "bf16[5,6] bf16[6,4]", "i j, j k -> i k | sum=j",
+         tolerance=0.1),
+    Case("dot of complex", "dot_general", dot(((1,), (0,))), "c64[5,6] c64[6,4]", "i j, j k -> i k | sum=j"),
+    Case("dot of integers", "dot_general", dot(((1,), (0,))), "i32[5,6] i32[6,4]", "i j, j k -> i k | sum=j"),
+    Case("dot of integers to wider", "dot_general",
+         dot(((1,), (0,)), preferred_element_type=jnp.int32), "i8[5,6] i8[6,4]", "i j, j k -> i k | sum=j"),
+    Case("dot of booleans", "dot_general", dot(((1,), (0,))), "bool[5,6] bool[6,4]", "i j, j k -> i k | or=j"),
+    Case("ragged dot of rows", "ragged_dot_general", ragged(((1,), (1,)), ((), ()), [0], [0]),
+         "f32[6,5] f32[3,5,4] i32[3]<3", "i j, k j l, m -> i l | sum=j whole=i k m"),
+    Case("ragged dot of columns", "ragged_dot_general", ragged(((1,), (0,)), ((), ()), [1], []),
+         "f32[4,6] f32[6,5] i32[3]<3", "i j, j k, l -> m i k | whole=j l m"),
+    Case("ragged dot of a batch", "ragged_dot_general",
+         ragged(((2,), (1,)), ((0,), (0,)), [0], []), "f32[6,4,5] f32[6,5,3] i32[3]<3", "i j k, i k l, m -> i j l | sum=k whole=i m"),
+]  # fmt: skip
+
+CONVOLUTION = [
+    Case("conv", "conv_general_dilated", conv(), "f32[3,4,6,5] f32[5,4,3,2]", "i j k l, m j n o -> i m p q | sum=j whole=k l n o p q"),
+    Case("conv of channels last", "conv_general_dilated", conv(("NHWC", "HWIO", "NHWC")),
+         "f32[3,6,5,4] f32[3,2,4,5]", "i j k l, m n l o -> i p q o | sum=l whole=j k m n p q"),
+    Case("conv of size one", "conv_general_dilated", conv(), "f32[3,4,6,5] f32[5,4,1,1]", "i j k l, m j 1 1 -> i m k l | sum=j"),
+    Case("conv of size one with strides", "conv_general_dilated", conv(strides=(2, 1)),
+         "f32[3,4,6,5] f32[5,4,1,1]", "i j k l, m j 1 1 -> i m n l | sum=j whole=k n"),
+    Case("conv of the whole image", "conv_general_dilated", conv(),
+         "f32[3,4,6,5] f32[5,4,6,5]", "i j k l, m j k l -> i m 1 1 | sum=j k l"),
+    Case("conv with padding", "conv_general_dilated", conv(padding="SAME"),
+         "f32[3,4,6,5] f32[5,4,3,3]", "i j k l, m j n o -> i m p q | sum=j whole=k l n o p q"),
+    Case("conv with a dilated input", "conv_general_dilated", conv(padding=[(0, 0), (0, 0)], lhs_dilation=(2, 1)),
+         "f32[3,4,6,5] f32[5,4,1,1]", "i j k l, m j 1 1 -> i m n l | sum=j whole=k n"),
+    Case("conv with a dilated kernel", "conv_general_dilated", conv(rhs_dilation=(2, 1)),
+         "f32[3,4,6,5] f32[5,4,3,1]", "i j k l, m j n 1 -> i m o l | sum=j whole=k n o"),
+    Case("conv in groups of features", "conv_general_dilated", conv(feature_group_count=4),
+         "f32[3,24,5,4] f32[24,6,3,2]", "i (j k) l m, (j n) k o p -> i (j n) q r | sum=k whole=l m o p q r"),
+    Case("conv by feature", "conv_general_dilated", conv(feature_group_count=5),
+         "f32[3,5,6,4] f32[5,1,3,2]", "i j k l, j 1 m n -> i j o p | whole=k l m n o p"),
+    Case("conv in groups of the batch", "conv_general_dilated", conv(batch_group_count=4),
+         "f32[24,5,5,4] f32[24,5,3,2]", "(i j) k l m, (i n) k o p -> j (i n) q r | sum=k whole=l m o p q r"),
+    Case("conv of integers", "conv_general_dilated",
+         conv(preferred_element_type=jnp.int32), "i8[3,4,6,5] i8[5,4,3,2]", "i j k l, m j n o -> i m p q | sum=j whole=k l n o p q"),
+]  # fmt: skip
+
+REDUCTION = [
+    Case("reduce_sum", "reduce_sum", lambda x: lax.reduce_sum(x, (1,)), "f32[5,6,7]", "i j k -> i k | sum=j"),
+    Case("reduce_sum of all", "reduce_sum", lambda x: lax.reduce_sum(x, (0, 1)), "f32[5,6]", "i j ->  | sum=i j"),
+    Case("reduce_sum of none", "reduce_sum", lambda x: lax.reduce_sum(x, ()), "f32[5,6]", "i j -> i j"),
+    Case("reduce_sum of integers", "reduce_sum", lambda x: lax.reduce_sum(x, (1,)), "i8[5,7]",
+         "i j -> i | sum=j"),
+    Case("reduce_sum of complex", "reduce_sum", lambda x: lax.reduce_sum(x, (1,)), "c64[5,7]",
+         "i j -> i | sum=j"),
+    Case("reduce_sum of an empty dim", "reduce_sum", lambda x: lax.reduce_sum(x, (1,)),
+         "f32[5,0]", "i j -> i | sum=j"),
+    Case("reduce_max", "reduce_max", lambda x: lax.reduce_max(x, (1,)), "f32[5,7]", "i j -> i | max=j"),
+    Case("reduce_max of bfloat16", "reduce_max", lambda x: lax.reduce_max(x, (1,)), "bf16[5,7]",
+         "i j -> i | max=j"),
+    Case("reduce_max of float8", "reduce_max", lambda x: lax.reduce_max(x, (1,)), "f8[5,7]", "i j -> i | max=j"),
+    Case("reduce_max of integers", "reduce_max", lambda x: lax.reduce_max(x, (1,)), "i8[5,7]",
+         "i j -> i | max=j"),
+    Case("reduce_max of booleans", "reduce_max", lambda x: lax.reduce_max(x, (1,)), "bool[5,7]",
+         "i j -> i | or=j"),
+    Case("reduce_min", "reduce_min", lambda x: lax.reduce_min(x, (0,)), "f32[5,7]", "i j -> j | min=i"),
+    Case("reduce_min of unsigned", "reduce_min", lambda x: lax.reduce_min(x, (0,)), "u8[5,7]",
+         "i j -> j | min=i"),
+    Case("reduce_min of booleans", "reduce_min", lambda x: lax.reduce_min(x, (0,)), "bool[5,7]",
+         "i j -> j | and=i"),
+    Case("reduce_prod", "reduce_prod", lambda x: lax.reduce_prod(x, (1,)), "f32[5,7]", "i j -> i | prod=j"),
+    Case("reduce_prod of integers", "reduce_prod", lambda x: lax.reduce_prod(x, (1,)), "i32[5,7]",
+         "i j -> i | prod=j"),
+    Case("reduce_and", "reduce_and", lambda x: lax.reduce_and(x, (1,)), "bool[5,7]", "i j -> i | and=j"),
+    Case("reduce_or", "reduce_or", lambda x: lax.reduce_or(x, (1,)), "bool[5,7]", "i j -> i | or=j"),
+    Case("reduce_or of integers", "reduce_or", lambda x: lax.reduce_or(x, (1,)), "i32[5,7]", "i j -> i | whole=j"),
+    Case("reduce_xor", "reduce_xor", lambda x: lax.reduce_xor(x, (1,)), "i32[5,7]", "i j -> i | whole=j"),
+    Case("reduce", "reduce", lambda x: lax.reduce(x, np.float32(0), sum_of_squares, (1,)),
+         "f32[5,7]", "i j,  -> i | whole=j"),
+    Case("argmax", "argmax", lambda x: lax.argmax(x, 1, np.int32), "f32[5,7]", "i j -> i | permute=j"),
+    Case("argmax of ties", "argmax", lambda x: lax.argmax(x, 0, np.int32), "i32[12,7]<3", "i j -> j | permute=i"),
+    Case("argmax beside NaN", "argmax", lambda x: lax.argmax(lax.sqrt(x), 1, np.int32),
+         "f32[5,7]", "i j -> i | permute=j"),
+    Case("argmax of the lowest", "argmax",
+         lambda x: lax.argmax(lax.full_like(x, -np.inf), 1, np.int32), "f32[5,7]", "i j -> i | permute=j"),
+    Case("argmax of booleans", "argmax", lambda x: lax.argmax(x, 1, np.int32), "bool[6,7]", "i j -> i | permute=j"),
+    Case("argmin", "argmin", lambda x: lax.argmin(x, 1, np.int32), "f32[2,5,7]", "i j k -> i k | permute=j"),
+    Case("argmin of unsigned", "argmin", lambda x: lax.argmin(x, 0, np.int32), "u8[12]<3", "i ->  | permute=i"),
+    Case("reduce_window_sum", "reduce_window_sum", pool(0.0, lax.add, (1, 3), (1, 1), "SAME"),
+         "f32[5,6]", "i j -> i k | whole=j k"),
+    Case("reduce_window_max", "reduce_window_max", pool(-np.inf, lax.max, (1, 2), (1, 2)),
+         "f32[5,6]", "i j -> i k | whole=j k"),
+    Case("reduce_window_min", "reduce_window_min", pool(np.inf, lax.min, (2, 1), (1, 1)),
+         "f32[5,6]", "i j -> k j | whole=i k"),
+    Case("reduce_window", "reduce_window", pool(np.float32(0), sum_of_squares, (1, 2), (1, 1)),
+         "f32[5,6]", "i j,  -> i k | whole=j k"),
+    Case("select_and_scatter_add", "select_and_scatter_add", max_pool_gradient,
+         "f32[5,3] f32[5,6]", "i j, i k -> i k | whole=j k"),
+    Case("select_and_gather_add", "select_and_gather_add",
+         lambda t, x: jax.jvp(pool(-np.inf, lax.max, (1, 2), (1, 2)), (x,), (t,))[1],
+         "f32[5,6] f32[5,6]", "i j, i j -> i k | whole=j k"),
+]  # fmt: skip
+
+CASES = [*PRODUCT, *CONVOLUTION, *REDUCTION]

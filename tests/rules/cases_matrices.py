@@ -1,0 +1,106 @@
+"""Sorts and running sums, linear algebra, Fourier transforms, random numbers."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax._src.lax import linalg
+from jax.extend.core import primitives
+
+from jax._src.random.prng import iota_2x32_shape_p
+from tests.rules.case import Case
+
+ALONG = [
+    Case("sort", "sort", lax.sort, "f32[5,6]", "?"),
+    Case("sort of rows", "sort", lambda x: lax.sort(x, dimension=0), "f32[5,6]", "?"),
+    Case("sort of several", "sort", lambda x, y, z: lax.sort((x, y, z), num_keys=2),
+         "i32[5,6]<3 i32[5,6]<3 f32[5,6]", "?"),
+    Case("top_k", "top_k", lambda x: lax.top_k(x, 3), "f32[5,6]", "?"),
+    Case("top_k of rows", "top_k", lambda x: lax.top_k(x, 3, axis=0), "f32[5,6]", "?"),
+    Case("approx_top_k", "approx_top_k", lambda x: lax.approx_max_k(x, 3), "f32[5,6]", "?"),
+    Case("cumsum", "cumsum", lambda x: lax.cumsum(x, 1), "f32[5,6]", "?"),
+    Case("cumsum in reverse", "cumsum", lambda x: lax.cumsum(x, 1, reverse=True), "f32[5,6]",
+         "?"),
+    Case("cumprod", "cumprod", lambda x: lax.cumprod(x, 1), "f32[5,6]", "?"),
+    Case("cummax", "cummax", lambda x: lax.cummax(x, 1), "f32[5,6]", "?"),
+    Case("cummin", "cummin", lambda x: lax.cummin(x, 1), "f32[5,6]", "?"),
+    Case("cumlogsumexp", "cumlogsumexp", lambda x: lax.cumlogsumexp(x, 1), "f32[5,6]", "?"),
+]  # fmt: skip
+
+
+def solve(**options):
+    return lambda a, b: lax.linalg.triangular_solve(a, b, **options)
+
+
+LINEAR = [
+    Case("cholesky", "cholesky", lambda x: lax.linalg.cholesky(x, symmetrize_input=False),
+         "f32[5,4,4]s", "?"),
+    Case("qr", "qr", lambda x: lax.linalg.qr(x), "f32[5,4,3]", "?"),
+    Case("geqrf", "geqrf", linalg.geqrf, "f32[5,4,3]", "?"),
+    Case("geqp3", "geqp3", lambda x: linalg.geqp3(x, jnp.zeros((5, 3), np.int32)),
+         "f32[5,4,3]", "?"),
+    Case("householder_product", "householder_product", lax.linalg.householder_product,
+         "f32[5,4,3] f32[5,3]", "?"),
+    Case("ormqr", "ormqr", lambda a, t, c: lax.linalg.ormqr(a, t, c),
+         "f32[5,4,3] f32[5,3] f32[5,4,2]", "?"),
+    Case("svd", "svd", lambda x: lax.linalg.svd(x, full_matrices=False), "f32[5,4,3]", "?"),
+    Case("eigh", "eigh", lambda x: lax.linalg.eigh(x), "f32[5,4,4]s", "?"),
+    Case("eig", "eig", lambda x: lax.linalg.eig(x), "f32[5,4,4]", "?"),
+    Case("lu", "lu", lax.linalg.lu, "f32[5,4,4]", "?"),
+    Case("lu_pivots_to_permutation", "lu_pivots_to_permutation",
+         lambda p: lax.linalg.lu_pivots_to_permutation(p, 4), "i32[5,4]<4", "?"),
+    Case("schur", "schur", lambda x: lax.linalg.schur(x), "f32[5,4,4]", "?"),
+    Case("hessenberg", "hessenberg", lax.linalg.hessenberg, "f32[5,4,4]", "?"),
+    Case("tridiagonal", "tridiagonal", lambda x: lax.linalg.tridiagonal(x), "f32[5,4,4]s", "?"),
+    Case("tridiagonal_solve", "tridiagonal_solve", lax.linalg.tridiagonal_solve,
+         "f32[5,6]u f32[5,6]+ f32[5,6]u f32[5,6,4]", "?"),
+    Case("symmetric_product", "symmetric_product",
+         lambda a, c: lax.linalg.symmetric_product(a, c), "f32[5,4,3] f32[5,4,4]s", "?"),
+    Case("triangular_solve", "triangular_solve", solve(left_side=True), "f32[5,4,4]s f32[5,4,7]",
+         "?"),
+    Case("triangular_solve on the right", "triangular_solve", solve(left_side=False),
+         "f32[5,4,4]s f32[5,7,4]", "?"),
+    Case("triangular_solve of one", "triangular_solve", solve(left_side=True, lower=True),
+         "f32[4,4]s f32[4,1]", "?"),
+    Case("fft", "fft", lambda x: lax.fft(x, "fft", (6,)), "c64[5,6]", "?"),
+    Case("fft of two dims", "fft", lambda x: lax.fft(x, "fft", (4, 6)), "c64[5,4,6]", "?"),
+    Case("rfft", "fft", lambda x: lax.fft(x, "rfft", (6,)), "f32[5,6]", "?"),
+    Case("irfft", "fft", lambda x: lax.fft(x, "irfft", (6,)), "c64[5,4]", "?"),
+]  # fmt: skip
+
+RANDOM = [
+    Case("random_bits", "random_bits", lambda k: jax.random.bits(k, (5, 6)), "key[]", "?"),
+    *(Case(f"random_bits of {width}", "random_bits",
+           lambda k, w=width: jax.random.bits(k, (7, 3), f"uint{w}"), "key[]", "?")
+      for width in (8, 16)),
+    Case("random_bits of many keys", "random_bits", jax.vmap(lambda k: jax.random.bits(k, (6,))),
+         "key[5]", "?"),
+    Case("random_bits of a scalar", "random_bits", lambda k: jax.random.bits(k, ()), "key[]",
+         "?"),
+    Case("random_bits of another generator", "random_bits", lambda k: jax.random.bits(k, (6,)),
+         "rbg[]", "?"),
+    Case("random_split", "random_split", lambda k: jax.random.split(k, 5), "key[]", "?"),
+    Case("random_split of many keys", "random_split",
+         jax.vmap(lambda k: jax.random.split(k, (2, 3))), "key[5]", "?"),
+    Case("random_split of another generator", "random_split", lambda k: jax.random.split(k, 6),
+         "rbg[]", "?"),
+    Case("random_fold_in", "random_fold_in", jax.vmap(jax.random.fold_in, (0, 0)),
+         "key[5] u32[5]", "?"),
+    Case("random_fold_in of many numbers", "random_fold_in",
+         jax.vmap(jax.random.fold_in, (None, 0)), "key[] u32[5]", "?"),
+    Case("random_fold_in of another generator", "random_fold_in",
+         jax.vmap(jax.random.fold_in, (0, 0)), "rbg[5] u32[5]", "?"),
+    Case("random_seed", "random_seed", jax.vmap(jax.random.key), "u32[5]", "?"),
+    Case("random_wrap", "random_wrap", jax.random.wrap_key_data, "u32[5,2]", "?"),
+    Case("random_unwrap", "random_unwrap", jax.random.key_data, "key[5]", "?"),
+    Case("random_clone", "random_clone", jax.random.clone, "key[5]", "?"),
+    Case("random_gamma", "random_gamma", jax.random.gamma, "key[] f32[5]+", "?"),
+    Case("random_gamma of many keys", "random_gamma", jax.vmap(jax.random.gamma),
+         "key[5] f32[5,2]+", "?"),
+    Case("rng_bit_generator", "rng_bit_generator",
+         lambda k: lax.rng_bit_generator(k, (5, 6)), "u32[4]", "?"),
+    Case("iota_2x32_shape", "iota_2x32_shape",
+         lambda: iota_2x32_shape_p.bind(shape=(5, 6)), "", "?"),
+]  # fmt: skip
+
+CASES = [*ALONG, *LINEAR, *RANDOM]

@@ -1,0 +1,82 @@
+"""Operators that move elements without computing."""
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from tests.rules.case import Case
+
+
+def reshape(*shape):
+    return lambda x: lax.reshape(x, shape)
+
+
+def pad(low, high, interior=0, value=None):
+    config = [(0, 0, 0), (low, high, interior)]
+    if value is not None:
+        return lambda x: lax.pad(x, np.float32(value), config)
+    return lambda x, v: lax.pad(x, v, config)
+
+
+RESHAPES = [
+    Case("reshape of one", "reshape", lambda x: lax.reshape_p.bind(
+        x, new_sizes=(5, 6), dimensions=None, sharding=None), "f32[5,6]", "i j -> i j"),
+    Case("reshape that merges", "reshape", reshape(24), "f32[6,4]", "i j -> (i j)"),
+    Case("reshape that splits", "reshape", reshape(3, 8), "f32[24]", "(i j) -> i j"),
+    Case("reshape that merges heads", "reshape", reshape(2, 5, 48), "f32[2,5,6,8]", "i j k l -> i j (k l)"),
+    Case("reshape that splits heads", "reshape", reshape(2, 5, 6, 8), "f32[2,5,48]", "i j (k l) -> i j k l"),
+    Case("reshape that regroups", "reshape", reshape(8, 3), "f32[4,6]", "i (j k) -> (i j) k"),
+    Case("reshape that shares a part", "reshape", reshape(4, 6), "f32[6,4]", "(i j) k -> (i l) m | whole=j k l m"),
+    Case("reshape that shares none", "reshape", reshape(5, 3), "f32[3,5]", "i j -> k l | whole=i j k l"),
+    Case("reshape in intervals", "reshape", reshape(7, 12, 5), "f32[7,3,4,5]", "i j k l -> i (j k) l"),
+    Case("reshape after none shared", "reshape", reshape(5, 3, 4), "f32[3,5,4]", "i j k -> l m k | whole=i j l m"),
+    Case("reshape with ones", "reshape", reshape(1, 5, 1, 6), "f32[5,1,6]", "i 1 j -> 1 i 1 j"),
+    Case("reshape to a scalar", "reshape", reshape(), "f32[1,1]", "1 1 -> "),
+    Case("reshape of an empty array", "reshape", reshape(5, 0, 2), "f32[5,2,0]", "i j k -> i l m | whole=j k l m"),
+    Case("reshape of a transpose", "reshape", lambda x: lax.reshape(x, (4, 6), (1, 0)),
+         "f32[6,4]", "i j -> k l | whole=i j k l"),
+    Case("reshape of integers", "reshape", reshape(24), "i32[6,4]", "i j -> (i j)"),
+    Case("reshape of keys", "reshape", reshape(2, 3), "key[6]", "(i j) -> i j"),
+]  # fmt: skip
+
+CASES = [
+    *RESHAPES,
+    Case("transpose", "transpose", lambda x: lax.transpose(x, (2, 0, 1)), "f32[5,6,7]", "i j k -> k i j"),
+    Case("squeeze", "squeeze", lambda x: lax.squeeze(x, (0, 2)), "f32[1,5,1,6]", "1 i 1 j -> i j"),
+    Case("broadcast_in_dim", "broadcast_in_dim",
+         lambda x: lax.broadcast_in_dim(x, (4, 5, 6), (1, 2)), "f32[5,6]", "i j -> k i j"),
+    Case("broadcast_in_dim that stretches", "broadcast_in_dim",
+         lambda x: lax.broadcast_in_dim(x, (4, 5, 6), (0, 2)), "f32[1,6]", "1 i -> j k i"),
+    Case("broadcast_in_dim of a scalar", "broadcast_in_dim",
+         lambda x: lax.broadcast_in_dim(x, (5, 6), ()), "f32[]", " -> i j"),
+    Case("broadcast_in_dim of keys", "broadcast_in_dim",
+         lambda x: lax.broadcast_in_dim(x, (5, 6), (1,)), "key[6]", "i -> j i"),
+    Case("tile", "tile", lambda x: lax.tile(x, (6, 1)), "f32[4,5]", "i j -> (k i) j"),
+    Case("tile of one row", "tile", lambda x: lax.tile(x, (5, 2)), "f32[1,6]", "1 i -> j (k i)"),
+    Case("iota", "iota", lambda: lax.broadcasted_iota(np.int32, (5, 6), 0), "", " -> i j"),
+    Case("iota of bfloat16", "iota", lambda: lax.iota(jnp.bfloat16, 700), "", " -> i"),
+    Case("iota of complex", "iota", lambda: lax.iota(jnp.complex64, 7), "", " -> i"),
+    Case("iota of narrow integers", "iota", lambda: lax.iota(jnp.int8, 120), "", " -> i"),
+    Case("rev", "rev", lambda x: lax.rev(x, (1,)), "f32[5,6]", "i j -> i j | whole=j"),
+    Case("slice", "slice", lambda x: lax.slice(x, (0, 1), (5, 4)), "f32[5,6]", "i j -> i k | whole=j k"),
+    Case("slice with strides", "slice", lambda x: lax.slice(x, (0, 1), (5, 6), (1, 2)),
+         "f32[5,6]", "i j -> i k | whole=j k"),
+    Case("slice of one", "slice", lambda x: lax.slice(x, (0, 2), (5, 3)), "f32[5,6]", "i j -> i 1 | whole=j"),
+    Case("pad", "pad", pad(1, 2), "f32[5,6] f32[]", "i j,  -> i k | whole=j k"),
+    Case("pad with zero", "pad", pad(1, 2, value=0), "f32[5,6]", "i j,  -> i k | whole=j k"),
+    Case("pad that takes away", "pad", pad(-1, 2, value=0), "f32[5,6]", "i j,  -> i k | whole=j k"),
+    Case("pad in between", "pad", pad(0, 0, 1), "f32[5,6] f32[]", "i j,  -> i k | whole=j k"),
+    Case("concatenate", "concatenate", lambda x, y: lax.concatenate([x, y], 1),
+         "f32[5,6] f32[5,4]", "i j, i k -> i l | whole=j k l"),
+    Case("concatenate of a row", "concatenate", lambda x, y, z: lax.concatenate([x, y, z], 0),
+         "f32[5,6] f32[1,6] f32[2,6]", "i j, 1 j, k j -> l j | whole=i k l"),
+    Case("split", "split", lambda x: lax.split(x, (2, 4), 1), "f32[5,6]", "i j -> i k, i l | whole=j k l"),
+    Case("stack", "stack", lambda x, y: jnp.stack([x, y], 1), "f32[5,6] f32[5,6]", "i j, i j -> i k j | whole=k"),
+    Case("unstack", "unstack", lambda x: jnp.unstack(x, axis=1), "f32[5,3]", "i j -> i, i, i | whole=j"),
+    Case("bitcast_convert_type", "bitcast_convert_type",
+         lambda x: lax.bitcast_convert_type(x, jnp.int32), "f32[5,6]", "i j -> i j"),
+    Case("bitcast_convert_type to narrower", "bitcast_convert_type",
+         lambda x: lax.bitcast_convert_type(x, jnp.int8), "f32[5,6]", "i j -> i j k | whole=k"),
+    Case("bitcast_convert_type to wider", "bitcast_convert_type",
+         lambda x: lax.bitcast_convert_type(x, jnp.int32), "i8[5,6,4]", "i j k -> i j | whole=k"),
+]

@@ -1,0 +1,247 @@
+"""Pretended devices: cut operands into shards, run a local rule on each, join the results."""
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from meshwise._jax import JaxprEqn, Literal, make_jaxpr_over_axes
+from meshwise.ir.factors import FactorRule, Strategy, operand_sharding, result_sharding
+from meshwise.ir.mesh import Mesh
+from meshwise.ir.sharding import Reduction, Sharding, local_shape, padded_shape
+from meshwise.rules.identity import reduction_identity
+from meshwise.rules.registry import LocalContext, OpRule
+
+JOIN = {
+    Reduction.SUM: np.add,
+    Reduction.PROD: np.multiply,
+    Reduction.MAX: np.maximum,
+    Reduction.MIN: np.minimum,
+    Reduction.AND: np.logical_and,
+    Reduction.OR: np.logical_or,
+}
+Coordinates = tuple[int, ...]
+
+
+def coordinates(mesh: Mesh) -> list[Coordinates]:
+    """Every device, by its index along each axis."""
+    return list(itertools.product(*(range(n) for n in mesh.sizes)))
+
+
+def raw(value: Any) -> np.ndarray:
+    """A value as a numpy array; of keys, their words as one more dim."""
+    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        value = jax.random.key_data(value)
+    return np.asarray(value)
+
+
+def _like(array: np.ndarray, aval: Any) -> Any:
+    if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key):
+        return jax.random.wrap_key_data(jnp.asarray(array), dtype=aval.dtype)
+    return jnp.asarray(array, aval.dtype)
+
+
+def garbage(dtype: Any, shape: Sequence[int], seed: int = 0) -> np.ndarray:
+    """What padding may hold: NaN, or integers that are no position of anything."""
+    rng = np.random.default_rng(seed)
+    dtype = np.dtype(dtype)
+    if dtype == np.bool_:
+        return np.asarray(rng.random(shape) < 0.5)
+    if jax.dtypes.issubdtype(dtype, np.integer):
+        info = jnp.iinfo(dtype)
+        found = rng.choice(np.array([info.min, info.max, 3, info.max // 2]), shape)
+        return np.asarray(found, dtype)
+    return np.full(shape, np.nan, dtype)
+
+
+def cut(
+    array: np.ndarray, sharding: Sharding, mesh: Mesh, fills: Sequence[Any] = ()
+) -> dict[Coordinates, np.ndarray]:
+    """The shard of each device; padding along dim `d` is `fills[d]`, or garbage where None."""
+    rank = len(sharding.dims)
+    shape = (*padded_shape(array.shape[:rank], sharding, mesh), *array.shape[rank:])
+    padded = garbage(array.dtype, shape)
+    for d, fill in enumerate(fills):
+        if fill is not None:
+            padded[(slice(None),) * d + (slice(array.shape[d], None),)] = fill
+    padded[tuple(slice(n) for n in array.shape)] = array
+    local = local_shape(array.shape[:rank], sharding, mesh)
+    return {
+        device: padded[_box(sharding, local, mesh, device)] for device in coordinates(mesh)
+    }
+
+
+def _box(
+    sharding: Sharding, local: Sequence[int], mesh: Mesh, device: Coordinates
+) -> tuple[slice, ...]:
+    place = dict(zip(mesh.names, device, strict=True))
+    box = []
+    for axes, n in zip(sharding.dims, local, strict=True):
+        index = 0
+        for axis in axes:
+            index = index * mesh.axis_size[axis] + place[axis]
+        box.append(slice(index * n, (index + 1) * n))
+    return tuple(box)
+
+
+def split(
+    eqn: JaxprEqn, rule: OpRule, strategy: Strategy, mesh: Mesh, operands: Sequence[Any]
+) -> list[dict[Coordinates, np.ndarray]]:
+    """The shards of every operand, its padding masked where the rule asks for it."""
+    factors = rule.factors
+    found = []
+    for o, value in enumerate(operands):
+        sharding = operand_sharding(factors, strategy, o)
+        masked = rule.masked is None or o in rule.masked
+        fills = [_fill(factors, strategy, dim, value.dtype) if masked else None
+                 for dim in factors.operands[o]]
+        found.append(cut(raw(value), sharding, mesh, fills))
+    return found
+
+
+def _fill(rule: FactorRule, strategy: Strategy, dim: tuple[int, ...], dtype: Any) -> Any:
+    if len(dim) == 1 and dim[0] in rule.reduction_of and strategy.axes[dim[0]]:
+        return reduction_identity(rule.reduction_of[dim[0]], dtype)
+    return None
+
+
+def run(
+    eqn: JaxprEqn,
+    rule: OpRule,
+    strategy: Strategy,
+    mesh: Mesh,
+    shards: Sequence[dict[Coordinates, np.ndarray]],
+) -> list[dict[Coordinates, np.ndarray]]:
+    """The local results of every device; a list of results, each a map from devices."""
+    context = LocalContext(eqn, rule.factors, strategy, mesh)
+    compute = rule.local or LocalContext.bind
+
+    def local(*operands: Any) -> list[Any]:
+        return list(compute(context, *operands))
+
+    devices = coordinates(mesh)
+    first = [_like(s[devices[0]], a.aval) for s, a in zip(shards, eqn.invars, strict=True)]
+    closed = make_jaxpr_over_axes(local, list(zip(mesh.names, mesh.sizes, strict=True)), first)
+    for i, aval in enumerate(closed.out_avals):
+        assert aval.shape == context.local_result_shape(i), (aval, context.local_result_shape(i))
+        assert aval.dtype == eqn.outvars[i].aval.dtype, (aval, eqn.outvars[i].aval)
+    gathers = any("all_gather" in e.primitive.name for e in closed.jaxpr.eqns)
+    together = _run_together if gathers else _run_alone
+    return together(local, closed, mesh, eqn, shards)
+
+
+def _run_alone(
+    local: Any, closed: Any, mesh: Mesh, eqn: JaxprEqn, shards: Sequence[dict[Coordinates, Any]]
+) -> list[dict[Coordinates, np.ndarray]]:
+    """One device after the other, its position given as numbers."""
+    del local
+
+    @jax.jit
+    def on_device(place: dict[str, Any], operands: Sequence[Any]) -> list[Any]:
+        return _evaluate(closed, place, operands)
+
+    found: list[dict[Coordinates, np.ndarray]] = [{} for _ in eqn.outvars]
+    for device in coordinates(mesh):
+        place = dict(zip(mesh.names, np.asarray(device, np.int32), strict=True))
+        args = [_like(s[device], a.aval) for s, a in zip(shards, eqn.invars, strict=True)]
+        for result, value in zip(found, on_device(place, args), strict=True):
+            result[device] = raw(value)
+    return found
+
+
+def _evaluate(closed: Any, place: dict[str, Any], operands: Sequence[Any]) -> list[Any]:
+    jaxpr = closed.jaxpr
+    environment = dict(
+        zip((*jaxpr.constvars, *jaxpr.invars), (*closed.consts, *operands), strict=True)
+    )
+
+    def read(atom: Any) -> Any:
+        return np.asarray(atom.val, atom.aval.dtype) if isinstance(atom, Literal) else (
+            environment[atom])
+
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "axis_index":
+            results = [place[eqn.params["axis_name"]]]
+        else:
+            params = eqn.primitive.get_bind_params(eqn.params)
+            results = eqn.primitive.bind(*map(read, eqn.invars), **params)
+            results = results if eqn.primitive.multiple_results else [results]
+        environment.update(zip(eqn.outvars, results, strict=True))
+    return [read(v) for v in jaxpr.outvars]
+
+
+def _run_together(
+    local: Any, closed: Any, mesh: Mesh, eqn: JaxprEqn, shards: Sequence[dict[Coordinates, Any]]
+) -> list[dict[Coordinates, np.ndarray]]:
+    """All devices at once, as named dims of one computation: for collectives."""
+    del closed
+    devices = coordinates(mesh)
+    function = local
+    for axis in reversed(mesh.names):
+        function = jax.vmap(function, axis_name=axis)
+    stacked = []
+    for s, a in zip(shards, eqn.invars, strict=True):
+        stack = np.stack([s[d] for d in devices])
+        stacked.append(_like(stack.reshape(*mesh.sizes, *stack.shape[1:]), a.aval))
+    results = [raw(r) for r in jax.jit(function)(*stacked)]
+    return [{d: r[d] for d in devices} for r in results]
+
+
+def join(
+    local: dict[Coordinates, np.ndarray], shape: Sequence[int], sharding: Sharding, mesh: Mesh
+) -> np.ndarray:
+    """The global value; what is replicated must be the same on all devices."""
+    rank = len(sharding.dims)
+    sample = next(iter(local.values()))
+    whole = garbage(sample.dtype, (*padded_shape(shape, sharding, mesh), *sample.shape[rank:]))
+    sizes = local_shape(shape, sharding, mesh)
+    held: dict[Any, dict[Coordinates, np.ndarray]] = {}
+    for device, value in local.items():
+        terms = tuple(c for c, a in zip(device, mesh.names, strict=True) if a in sharding.unreduced)
+        box = tuple((s.start, s.stop) for s in _box(sharding, sizes, mesh, device))
+        seen = held.setdefault(box, {})
+        cropped = value[tuple(slice(max(0, n - b)) for (b, _), n in zip(box, shape, strict=True))]
+        if terms in seen:
+            np.testing.assert_array_equal(cropped, seen[terms], "replicated values differ")
+        seen[terms] = cropped
+    for box, terms in held.items():
+        values = list(terms.values())
+        total = values[0]
+        for value in values[1:]:
+            total = JOIN[sharding.reduction](total, value).astype(sample.dtype)
+        where = tuple(slice(b, b + n) for (b, _), n in zip(box, total.shape, strict=False))
+        whole[where] = total
+    return whole[tuple(slice(n) for n in shape)]
+
+
+def split_and_join(
+    eqn: JaxprEqn, rule: OpRule, strategy: Strategy, mesh: Mesh, operands: Sequence[Any]
+) -> list[np.ndarray]:
+    """The global results of running an equation split by a strategy."""
+    local = run(eqn, rule, strategy, mesh, split(eqn, rule, strategy, mesh, operands))
+    return [
+        join(values, var.aval.shape, result_sharding(rule.factors, strategy, i), mesh)
+        for i, (values, var) in enumerate(zip(local, eqn.outvars, strict=True))
+    ]
+
+
+def assert_close(found: np.ndarray, expected: np.ndarray, tolerance: float, what: str) -> None:
+    """Equal to a tolerance for floats, else to the bit; NaN equals NaN."""
+    if not jax.dtypes.issubdtype(expected.dtype, np.inexact):
+        np.testing.assert_array_equal(found, expected, what)
+        return
+    wide = np.complex128 if expected.dtype.kind == "c" else np.float64
+    limit = max(tolerance, 16 * float(jnp.finfo(expected.dtype).eps))
+    found, expected = found.astype(wide), expected.astype(wide)
+    finite = expected[np.isfinite(expected)]
+    scale = float(np.max(np.abs(finite))) if finite.size else 1.0
+    np.testing.assert_allclose(found, expected, rtol=limit, atol=limit * scale, err_msg=what)
+
+
+def size_of(shape: Sequence[int]) -> int:
+    """Elements of a shape."""
+    return math.prod(shape)

@@ -1,0 +1,188 @@
+"""Every rule against brute force: what it claims is true, and what it refuses would be wrong."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from meshwise._jax import Literal
+from meshwise.ir.factors import FactorRule, Strategy, fits
+from meshwise.ir.mesh import Mesh, refine_mesh
+from meshwise.ir.sharding import Reduction
+from meshwise.rules.registry import OpRule
+from tests.rules.case import Case, apply, numbers
+from tests.rules.cases import CASES
+from tests.rules.devices import (
+    assert_close,
+    coordinates,
+    raw,
+    run,
+    split_and_join,
+)
+
+ROWS = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+
+
+def test_names_are_unique():
+    names = [case.name for case in CASES]
+    assert len(names) == len(set(names))
+
+
+def single_splits(rule: FactorRule, factors: Sequence[int]) -> Iterator[tuple[Strategy, Mesh]]:
+    """Each factor over two and over three devices, where that is allowed."""
+    for factor, shards in itertools.product(factors, (2, 3)):
+        mesh = refine_mesh(("a",), (shards,))
+        yield from _allowed(rule, {factor: ("a",)}, mesh)
+
+
+def double_splits(rule: FactorRule, factors: Sequence[int]) -> Iterator[tuple[Strategy, Mesh]]:
+    """A few pairs of factors over two by three devices, and one factor over both axes."""
+    mesh = refine_mesh(("a", "b"), (2, 3))
+    for pair in itertools.islice(itertools.combinations(factors, 2), 3):
+        yield from _allowed(rule, {pair[0]: ("a",), pair[1]: ("b",)}, mesh)
+    if factors:
+        yield from _allowed(rule, {factors[-1]: ("b", "a")}, mesh)
+
+
+def _allowed(
+    rule: FactorRule, axes: dict[int, tuple[str, ...]], mesh: Mesh
+) -> Iterator[tuple[Strategy, Mesh]]:
+    strategy = Strategy(tuple(axes.get(f, ()) for f in range(len(rule.sizes))))
+    if fits(rule, strategy, mesh):
+        yield strategy, mesh
+
+
+def show(case: Case, strategy: Strategy) -> str:
+    return f"{case.name}: {case.rule.factors} with {strategy.axes} carried {strategy.carried}"
+
+
+@ROWS
+def test_claimed_splits_are_true(case: Case):
+    rule = case.rule
+    free = [f for f in range(len(rule.factors.sizes)) if f not in rule.factors.whole]
+    expected = [raw(v) for v in apply(case.equation, case.operands)]
+    for strategy, mesh in (*single_splits(rule.factors, free), *double_splits(rule.factors, free)):
+        found = split_and_join(case.equation, rule, strategy, mesh, case.operands)
+        for value, want in zip(found, expected, strict=True):
+            assert_close(value, want, case.tolerance, show(case, strategy))
+
+
+@ROWS
+def test_refused_splits_are_wrong(case: Case):
+    """A whole factor, split all the same as if it passed through or were summed."""
+    timid = [f for f in sorted(case.rule.factors.whole) if not is_wrong(case, f)]
+    names = "".join(str(case.rule.factors).partition("->")[0] and _letter(f) for f in timid)
+    assert names == case.timid.partition(":")[0], "these may be split, or the reason is stale"
+
+
+def _letter(factor: int) -> str:
+    return "ijklmnopqrstuvwxyz"[factor]
+
+
+def is_wrong(case: Case, factor: int) -> bool:
+    """Whether splitting a factor, over two or over three devices, fails or changes the result."""
+    rule = case.rule
+    factors = rule.factors
+    summed = not any(factor in dim for result in factors.results for dim in result)
+    opened = replace(
+        factors,
+        whole=factors.whole - {factor},
+        reductions=((factor, Reduction.SUM),) if summed else (),
+    )
+    expected = [raw(v) for v in apply(case.equation, case.operands)]
+    for strategy, mesh in single_splits(opened, [factor]):
+        try:
+            found = split_and_join(case.equation, replace(rule, factors=opened), strategy, mesh,
+                                   case.operands)
+            for value, want in zip(found, expected, strict=True):
+                assert_close(value, want, 1e-3, case.name)
+        except Exception:
+            return True
+    return False
+
+
+def terms_of(value: Any, count: int, seed: int) -> list[np.ndarray]:
+    """Random numbers of mixed signs that sum to a value."""
+    rng = np.random.default_rng(seed)
+    value = raw(value)
+    if jax.dtypes.issubdtype(value.dtype, np.integer):  # of any size, so that sums wrap around
+        info = jnp.iinfo(value.dtype)
+        parts = [rng.integers(info.min, info.max, value.shape, value.dtype, endpoint=True)
+                 for _ in range(count - 1)]
+    else:
+        parts = [numbers(rng, value.dtype, value.shape) for _ in range(count - 1)]
+    with np.errstate(all="ignore"):
+        return [*parts, np.asarray(value - sum_terms(parts), value.dtype)]
+
+
+def sums_pass(case: Case, carried: Sequence[int], inner: Strategy | None = None) -> bool:
+    """Whether applying the operator to terms of some operands gives terms of its results."""
+    rule, eqn = case.rule, case.equation
+    mesh = refine_mesh(("a",), (3,))
+    axes = tuple(() for _ in rule.factors.sizes)
+    strategy = inner or Strategy(axes, ("a",))
+    operands = [raw(v) for v in case.operands]
+    terms = {o: terms_of(operands[o], 3, seed=o) for o in carried}
+    whole = [sum_terms(terms[o]) if o in carried else value for o, value in enumerate(operands)]
+    shards = [
+        {d: terms[o][d[0]] if o in carried else value for d in coordinates(mesh)}
+        for o, value in enumerate(operands)
+    ]
+    local = run(eqn, rule, strategy, mesh, shards)
+    expected = [raw(v) for v in apply(eqn, _typed(case, whole))]
+    inexact = [v.dtype for v in whole if jax.dtypes.issubdtype(v.dtype, np.inexact)]
+    coarse = max([1e-3, *(16 * float(jnp.finfo(dtype).eps) for dtype in inexact)])
+    for values, want in zip(local, expected, strict=True):
+        try:
+            assert_close(sum_terms(list(values.values())), want, coarse, show(case, strategy))
+        except AssertionError:
+            return False
+    return True
+
+
+def sum_terms(terms: Sequence[np.ndarray]) -> np.ndarray:
+    """The sum in the terms' own dtype; integers wrap around."""
+    with np.errstate(all="ignore"):
+        return np.add.reduce(np.stack(terms), axis=0, dtype=terms[0].dtype)
+
+
+def _typed(case: Case, values: Sequence[np.ndarray]) -> list[Any]:
+    """Arrays again, keys where the equation has keys."""
+    return [
+        original if o.dtype != value.dtype or o.shape != value.shape else value
+        for original, value, o in zip(
+            case.operands, values, [v.aval for v in case.equation.invars], strict=True
+        )
+    ]
+
+
+def numeric(dtype: Any) -> bool:
+    return jax.dtypes.issubdtype(dtype, np.number)
+
+
+@ROWS
+def test_sums_pass_only_where_claimed(case: Case):
+    rule = case.rule
+    claimed = set(rule.linear)
+    operands = [o for o, a in enumerate(case.equation.invars) if numeric(a.aval.dtype)]
+    if not all(numeric(v.aval.dtype) for v in case.equation.outvars):
+        assert not claimed
+        return
+    subsets = [s for r in range(1, min(3, len(operands)) + 1)
+               for s in itertools.combinations(operands, r)]
+    assert claimed <= {*subsets, tuple(operands)}, "claimed for an operand that cannot be summed"
+    wrong = [s for s in claimed if not sums_pass(case, s)]
+    assert not wrong, f"a sum does not pass through operands {wrong}"
+    literal = {o for o in operands if isinstance(case.equation.invars[o], Literal)}
+    empty = any(0 in v.aval.shape for v in case.equation.outvars)
+    missed = [s for s in subsets if s not in claimed and not empty and not literal & set(s)
+              and sums_pass(case, s)]
+    stated = case.unclaimed.partition(":")[0]
+    assert " ".join(",".join(map(str, s)) for s in missed) == stated, "could be claimed"
+
+
