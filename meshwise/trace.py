@@ -42,7 +42,8 @@ def flatten(closed: ClosedJaxpr) -> ClosedJaxpr:
     flat = _Flat()
     inputs = [_jax.new_var(v.aval) for v in closed.jaxpr.invars]
     outputs = _inline(closed.jaxpr, closed.consts, inputs, flat, None)
-    eqns = _live(flat.eqns, outputs)
+    eqns, outputs = _share_equal(flat.eqns, outputs)
+    eqns = _live(eqns, outputs)
     return _jax.close_jaxpr(flat.constvars, inputs, outputs, eqns, flat.consts)
 
 
@@ -111,6 +112,46 @@ def _as_hint(eqn: JaxprEqn) -> JaxprEqn | None:
         return None
     params = {"sharding": sharding, "reshards": True}
     return _jax.new_eqn(_jax.hint_p, eqn.invars, eqn.outvars, params, eqn)
+
+
+def _share_equal(eqns: list[JaxprEqn], outputs: list[Any]) -> tuple[list[JaxprEqn], list[Any]]:
+    """Compute equal things once: equations with the same primitive, parameters and operands.
+
+    What is recomputed on purpose stands behind a barrier, so its operands differ.
+    """
+    same: dict[Var, Any] = {}
+    first: dict[Any, JaxprEqn] = {}
+    kept = []
+
+    def read(atom: Any) -> Any:
+        return atom if isinstance(atom, Literal) else same.get(atom, atom)
+
+    for eqn in eqns:
+        eqn = eqn.replace(invars=[read(a) for a in eqn.invars])
+        key = _equation_key(eqn)
+        earlier = first.setdefault(key, eqn) if key is not None else eqn
+        if earlier is eqn:
+            kept.append(eqn)
+        else:
+            same.update(zip(eqn.outvars, earlier.outvars, strict=True))
+    return kept, [read(a) for a in outputs]
+
+
+def _equation_key(eqn: JaxprEqn) -> Any:
+    """Equal for equations that compute the same; None for those that must stay."""
+    if eqn.effects or eqn.primitive is lax.optimization_barrier_p:
+        return None
+    atoms = tuple([
+        (a.aval, a.val.dtype, a.val.tobytes()) if isinstance(a, Literal) and hasattr(a.val, "tobytes")
+        else (a.aval, type(a.val), a.val) if isinstance(a, Literal) else a
+        for a in eqn.invars
+    ])
+    key = eqn.primitive, atoms, tuple(sorted(eqn.params.items(), key=lambda item: item[0]))
+    try:
+        hash(key)
+    except TypeError:
+        return None
+    return key
 
 
 def _live(eqns: list[JaxprEqn], outputs: Sequence[Any]) -> list[JaxprEqn]:

@@ -48,9 +48,18 @@ def candidates(
     for axes in assignments:
         for carried in sums:
             strategy = Strategy(axes, carried)
-            if fits(node.rule, strategy, mesh):
+            if fits(node.rule, strategy, mesh) and _one_operator(node, strategy):
                 chosen[strategy] = None
     return list(chosen)
+
+
+def _one_operator(node: Node, strategy: Strategy) -> bool:
+    """Whether each result is unreduced by one operator only, and a carried sum only by sums."""
+    for over in node.reduced:
+        operators = {r for f, r in over if strategy.axes[f]}
+        if len(operators) > 1 or (strategy.carried and operators - {Reduction.SUM}):
+            return False
+    return True
 
 
 def _suggestions(

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from meshwise._jax import Var
-from meshwise.choose.descend import Search, descend, start_from_completion
+from meshwise.choose.descend import Search, descend, start_forward, start_from_completion
 from meshwise.choose.graph import build_graph, is_remade
 from meshwise.choose.plan import EquationPlan, Plan, Rejected
 from meshwise.choose.tree import Edge, reshard_tree
@@ -34,19 +34,20 @@ def choose(
     start_from_completion(search)
     completed = _copies(search, stop_at_completion=True)
     completion_seconds = _total(search, completed)
-    completed_placements = list(search.placed)
-    lost: dict[int, tuple[Rejected, ...]] = {}
-    seconds, copies = completion_seconds, completed
-    if driver == "descend":
-        lost = descend(search)
-        improved = _copies(search, stop_at_completion=False)
-        seconds = _total(search, improved)
-        if seconds <= completion_seconds:
-            copies = improved
-        else:
-            search.placed = completed_placements
-            seconds = completion_seconds
-    return _plan(search, copies, lost, seconds, completion_seconds, driver)
+    if driver == "gspmd":
+        return _plan(search, completed, {}, completion_seconds, completion_seconds, driver)
+    kept = Search(graph)
+    kept.placed = list(search.placed)
+    forward = Search(graph)
+    start_forward(forward, search.work_limit)
+    found = []
+    for start in (search, forward):
+        lost = descend(start)
+        copies = _copies(start, stop_at_completion=False)
+        found.append((_total(start, copies), len(found), start, copies, lost))
+    found.append((completion_seconds, len(found), kept, completed, {}))
+    seconds, _, best, copies, lost = min(found, key=lambda f: f[:2])
+    return _plan(best, copies, lost, seconds, completion_seconds, driver)
 
 
 def _copies(search: Search, stop_at_completion: bool) -> dict[Var, tuple[float, tuple[Edge, ...]]]:

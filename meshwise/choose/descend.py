@@ -7,7 +7,7 @@ descent ends, never dearer than where it began. No single equation may be given 
 device than completion gives it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 
 from meshwise.choose.candidates import candidates
@@ -15,11 +15,12 @@ from meshwise.choose.graph import Graph, Value
 from meshwise.choose.plan import Rejected
 from meshwise.choose.regions import Node
 from meshwise.choose.tree import IMPOSSIBLE, reshard_tree
-from meshwise.ir.factors import Strategy, operand_sharding, result_sharding
-from meshwise.ir.sharding import Sharding
+from meshwise.ir.factors import Strategy, dims_sharding, operand_sharding
+from meshwise.ir.sharding import DimAxes, Reduction, Sharding, unreduced
 from meshwise.reshard.search import reshard_cost
 
 MOST_SWEEPS = 8
+MOST_ROUNDS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class Search:
                     operand_sharding(rule, strategy, i, i in node.carries)
                     for i in range(len(rule.operands))
                 ),
-                tuple(result_sharding(rule, strategy, i) for i in range(len(rule.results))),
+                tuple(_produced(node, strategy, i) for i in range(len(rule.results))),
                 self._seconds(node, strategy),
             )
         return self.known[key]
@@ -115,6 +116,17 @@ class Search:
         return total
 
 
+def _produced(node: Node, strategy: Strategy, result: int) -> Sharding:
+    """The sharding of a result: unreduced over what is carried and the axes it is reduced over."""
+    axes = list(strategy.carried)
+    operator = Reduction.SUM
+    for factor, reduction in node.reduced[result]:
+        if strategy.axes[factor]:
+            axes += strategy.axes[factor]
+            operator = reduction
+    return unreduced(dims_sharding(node.rule.results[result], strategy.axes), axes, operator)
+
+
 def start_from_completion(search: Search) -> None:
     """Place every node as completion suggests: cheapest against the values' own shardings."""
     graph = search.graph
@@ -127,9 +139,37 @@ def start_from_completion(search: Search) -> None:
             operands = [Sharding(dims) for dims in nominal[: len(node.operands)]]
             found = candidates(node, graph.mesh, operands, (), nominal, None)
             placements = [search.place(node, s) for s in found]
-            best = min(placements, key=lambda p: _against_nominal(graph, node, p, nominal))
+            best = min(placements, key=lambda p: _against(graph, node, p, nominal))
         search.placed.append(best)
         search.work_limit.append(best.seconds * (1 + 1e-9))
+
+
+def start_forward(search: Search, limits: Sequence[float]) -> None:
+    """Place nodes in the program's order, each where its operands already are.
+
+    What is not placed yet is taken as completion has it; `limits` bound each node's work.
+    """
+    graph = search.graph
+    fixed = fixed_strategies(graph)
+    for node in graph.nodes:
+        nominal = _nominal(graph, node)
+        sources = list(nominal)
+        for k, var in enumerate(node.operands):
+            value = graph.values[var]
+            if value.fixed is not None or value.maker < len(search.placed):
+                sources[k] = search.produced(value).dims
+        if node.index in fixed:
+            best = search.place(node, fixed[node.index])
+        else:
+            operands = [Sharding(dims) for dims in sources[: len(node.operands)]]
+            found = candidates(node, graph.mesh, operands, (), sources, None)
+            placements = [p for s in found if (p := search.place(node, s)).seconds
+                          <= limits[node.index]]
+            count = len(node.operands)
+            targets = [*sources[:count], *[None] * len(node.results)]
+            best = min(placements, key=lambda p: _against(graph, node, p, targets))
+        search.placed.append(best)
+    search.work_limit = list(limits)
 
 
 def fixed_strategies(graph: Graph) -> dict[int, Strategy]:
@@ -149,25 +189,27 @@ def fixed_strategies(graph: Graph) -> dict[int, Strategy]:
     return fixed
 
 
-def _nominal(graph: Graph, node: Node) -> list[tuple[tuple[str, ...], ...]]:
+def _nominal(graph: Graph, node: Node) -> list[DimAxes]:
     return [graph.nominal(v) for v in (*node.operands, *node.results)]
 
 
-def _against_nominal(
-    graph: Graph, node: Node, placement: Placement, nominal: Sequence[tuple[tuple[str, ...], ...]]
+def _against(
+    graph: Graph, node: Node, placement: Placement, tensors: Sequence[DimAxes | None]
 ) -> float:
-    """Work, reshards of operands from completion's shardings, and of results to them."""
+    """Work, reshards of operands from the given shardings, and of results to them.
+
+    None for a result that may stay as it is.
+    """
     total = placement.seconds
     count = len(node.operands)
-    for k, var in enumerate((*node.operands, *node.results)):
+    for k, (var, dims) in enumerate(zip((*node.operands, *node.results), tensors, strict=True)):
         value = graph.values[var]
-        own = Sharding(nominal[k])
-        if value.remade:
+        if value.remade or dims is None:
             continue
         if k < count:
-            source, target = own, placement.operands[k]
+            source, target = Sharding(dims), placement.operands[k]
         else:
-            source, target = placement.results[k - count], own
+            source, target = placement.results[k - count], Sharding(dims)
         total += reshard_cost(
             value.shape, value.itemsize, graph.mesh, source, target, graph.hardware
         )
@@ -175,11 +217,28 @@ def _against_nominal(
 
 
 def descend(search: Search) -> dict[int, tuple[Rejected, ...]]:
-    """Improve until no single node can; returns what lost at each node in its last round."""
-    graph = search.graph
-    fixed = fixed_strategies(graph)
-    dirty = {n.index for n in graph.nodes if n.index not in fixed}
+    """Improve until no move helps; returns what lost at each node in its last round.
+
+    Single nodes move first. Then all users of a value move together to one sharding of it: a
+    gather that three products share is worth more than any of them can see alone.
+    """
+    fixed = fixed_strategies(search.graph).keys()
+    free = [n.index for n in search.graph.nodes if n.index not in fixed]
     lost: dict[int, tuple[Rejected, ...]] = {}
+    dirty = set(free)
+    for _ in range(MOST_ROUNDS):
+        _settle_nodes(search, dirty, fixed, lost)
+        dirty = _move_shared_values(search, set(free))
+        if not dirty:
+            break
+    return lost
+
+
+def _settle_nodes(
+    search: Search, dirty: set[int], fixed: Set[int], lost: dict[int, tuple[Rejected, ...]]
+) -> None:
+    """Each dirty node takes its best strategy, until none is dirty."""
+    graph = search.graph
     for sweep in range(MOST_SWEEPS):
         if not dirty:
             break
@@ -190,36 +249,96 @@ def descend(search: Search) -> dict[int, tuple[Rejected, ...]]:
             best, lost[index] = _best(search, node)
             if best is not before:
                 search.placed[index] = best
-                dirty.update(_neighbours(search, node) - fixed.keys())
-    return lost
+                dirty.update(_neighbours(search, node) - fixed)
+
+
+def _move_shared_values(search: Search, free: set[int]) -> set[int]:
+    """Move all users of each shared value to one sharding of it, where that is cheaper.
+
+    Returns the nodes that should be looked at again.
+    """
+    dirty: set[int] = set()
+    for value in search.graph.values.values():
+        users = {n for n, _ in value.uses} & free
+        if len(users) > 1 and not value.remade:
+            moved = _move_users(search, value, sorted(users))
+            for index in moved:
+                dirty |= (_neighbours(search, search.graph.nodes[index]) | {index}) & free
+    return dirty
+
+
+def _move_users(search: Search, value: Value, users: Sequence[int]) -> list[int]:
+    """The users that moved, if moving those that can to one sharding of a value pays."""
+    graph = search.graph
+    options: dict[Sharding, dict[int, tuple[float, Placement]]] = {}
+    for index in users:
+        node = graph.nodes[index]
+        others = [v for v in search.around(node) if v is not value]
+        positions = [i for n, i in value.uses if n == index]
+        for placement in _placements(search, node):
+            wanted = {placement.operands[i] for i in positions}
+            if len(wanted) > 1:
+                continue
+            price = search.price(node, placement, others)
+            offers = options.setdefault(wanted.pop(), {})
+            if index not in offers or price < offers[index][0]:
+                offers[index] = price, placement
+    touched = {v.var: v for index in users for v in search.around(graph.nodes[index])}
+    before = {index: search.placed[index] for index in users}
+    least, best = _price_together(search, users, touched.values()) * (1 - 1e-9), before
+    for offers in options.values():
+        if len(offers) < 2:
+            continue
+        for index, (_, placement) in offers.items():
+            search.placed[index] = placement
+        price = _price_together(search, users, touched.values())
+        if price < least:
+            least, best = price, {index: search.placed[index] for index in users}
+        for index, placement in before.items():
+            search.placed[index] = placement
+    for index, placement in best.items():
+        search.placed[index] = placement
+    return [index for index in users if best[index] is not before[index]]
+
+
+def _price_together(search: Search, nodes: Iterable[int], values: Iterable[Value]) -> float:
+    work = sum(search.placed[index].seconds for index in nodes)
+    return work + sum(search.value_seconds(v) for v in values)
+
+
+def _placements(search: Search, node: Node) -> list[Placement]:
+    """The placements worth pricing for a node as its neighbours are now; the current one first."""
+    graph = search.graph
+    operands = [search.produced(graph.values[v]) for v in node.operands]
+    results = [sorted(search.wanted(graph.values[v]), key=str) for v in node.results]
+    current = search.placed[node.index].strategy
+    found = candidates(node, graph.mesh, operands, results, _nominal(graph, node), current)
+    limit = search.work_limit[node.index]
+    placements = [search.place(node, strategy) for strategy in found]
+    return [p for p in placements if p.seconds <= limit]
 
 
 def _best(search: Search, node: Node) -> tuple[Placement, tuple[Rejected, ...]]:
-    graph = search.graph
-    current = search.placed[node.index]
+    """The cheapest placement of a node, and the next ones.
+
+    Of equally cheap ones the current stays, unless another carries a sum further: sums that meet
+    later can be reduced together.
+    """
     touched = search.around(node)
-    operands = [search.produced(graph.values[v]) for v in node.operands]
-    results = [
-        [s for s in search.wanted(graph.values[v])] for v in node.results
+    priced = [
+        (search.price(node, placement, touched), not placement.strategy.carried, k, placement)
+        for k, placement in enumerate(_placements(search, node))
     ]
-    found = candidates(
-        node, graph.mesh, operands, results, _nominal(graph, node), current.strategy
-    )
-    limit = search.work_limit[node.index]
-    priced = []
-    for strategy in found:
-        placement = search.place(node, strategy)
-        if placement.seconds <= limit:
-            priced.append((search.price(node, placement, touched), len(priced), placement))
     least = min(priced)
     kept = priced[0]
     if least[0] >= kept[0] * (1 - 1e-9):
-        least = kept
-    lost = sorted((p for p in priced if p is not least), key=lambda p: p[:2])[:3]
+        ties = [p for p in priced if p[0] <= kept[0] * (1 + 1e-9)]
+        least = kept if not kept[1] else min(ties, key=lambda p: (p[1], p[2]))
+    lost = sorted((p for p in priced if p is not least), key=lambda p: p[:3])[:3]
     rejected = tuple(
-        Rejected(p.strategy, cost - least[0]) for cost, _, p in lost if cost < IMPOSSIBLE
+        Rejected(p[3].strategy, p[0] - least[0]) for p in lost if p[0] < IMPOSSIBLE
     )
-    return least[2], rejected
+    return least[3], rejected
 
 
 def _neighbours(search: Search, node: Node) -> set[int]:

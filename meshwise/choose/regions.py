@@ -2,8 +2,10 @@
 
 Equations that preserve dims (element-wise chains, residual streams, an optimiser's update) take
 one sharding together: they form a *region*, one node whose factor rule is composed of theirs.
-Every other equation is a node of its own. Linear equations that an unreduced sum may pass
-through form regions apart, so that terms are added before one reduction.
+A reduction joins the region of its operand, as it follows whatever that does; its result leaves
+the region (and enters it again, where a norm or a softmax goes on with it), because it may have to
+be reduced between devices. Every other equation is a node of its own. Linear equations that an
+unreduced sum may pass through form regions apart, so that terms are added before one reduction.
 """
 
 from collections import defaultdict
@@ -29,7 +31,8 @@ class Member:
 class Node:
     """One decision: a composed factor rule over the values that enter and leave.
 
-    `carries` are the operands that are unreduced together where the strategy carries a sum; the
+    `reduced` lists, for each result, the factors over which it is a reduction and by what; it is
+    unreduced over their axes. `carries` are the operands that are unreduced together where the strategy carries a sum; the
     results are unreduced then too.
     """
 
@@ -37,6 +40,7 @@ class Node:
     rule: FactorRule
     operands: tuple[Var, ...]
     results: tuple[Var, ...]
+    reduced: tuple[tuple[tuple[int, Reduction], ...], ...]
     members: tuple[Member, ...]
     flops: float
     carries: frozenset[int] = frozenset()
@@ -52,6 +56,7 @@ class _Part:
     operands: tuple[int, ...]
     results: tuple[int, ...]
     joins: bool
+    reduces: bool
 
 
 def build_nodes(program: Program, rules: Sequence[OpRule], carried: Sequence["Carry"]) -> list[Node]:
@@ -160,11 +165,12 @@ def _parts(program: Program, index: int, rule: OpRule) -> list[_Part]:
         own = [t for t, s in enumerate(sets) if s & component or (not s and k == 0)]
         operands = tuple(t for t in own if t < count)
         results = tuple(t - count for t in own if t >= count)
-        special = component & (factors.whole | factors.permuted | factors.compound
-                               | factors.reduction_of.keys())
-        placed = any(factors.operands[t] for t in operands)
-        joins = placed and bool(results) and not special and not is_hint and not rule.opaque
-        parts.append(_Part(index, component, operands, results, joins))
+        special = component & (factors.whole | factors.permuted | factors.compound)
+        reduces = bool(component & factors.reduction_of.keys())
+        placed = sum(bool(factors.operands[t]) for t in operands)
+        alike = placed == 1 if reduces else placed > 0
+        joins = alike and bool(results) and not special and not is_hint and not rule.opaque
+        parts.append(_Part(index, component, operands, results, joins, reduces))
     return parts
 
 
@@ -185,7 +191,7 @@ def _join_producers(
             continue
         other, result = producer[atom]
         source = parts[other]
-        if not source.joins or not _same_class(part, operand, source, carried):
+        if not source.joins or source.reduces or not _same_class(part, operand, source, carried):
             continue
         dims = groups.rules[part.equation].factors.operands[operand]
         source_dims = groups.rules[source.equation].factors.results[result]
@@ -251,12 +257,11 @@ def _node(
             mapping[factor] = roots[root]
         members.append(Member(part.equation, tuple(mapping)))
     operands, carries, results = _boundary(program, rules, parts, members, leaving, carried)
-    reductions, whole, permuted = _kinds(rules, parts, members)
+    reduced, whole, permuted = _kinds(program, rules, parts, members)
     composed = FactorRule(
         operands=tuple(dims for _, dims in operands),
         results=tuple(results.values()),
         sizes=tuple(sizes),
-        reductions=reductions,
         whole=whole,
         permuted=permuted,
     )
@@ -265,6 +270,7 @@ def _node(
         rule=composed,
         operands=tuple(var for var, _ in operands),
         results=tuple(results),
+        reduced=tuple(reduced.get(var, ()) for var in results),
         members=tuple(members),
         flops=sum(rules[p.equation].flops for p in parts),
         carries=carries,
@@ -282,13 +288,17 @@ def _boundary(
 ) -> tuple[list[tuple[Var, Dims]], frozenset[int], dict[Var, Dims]]:
     """Values that enter a node, which of them may be unreduced, and values that leave it.
 
-    A value made in the node but read in it by other dims (`x + x.T`) both leaves and enters.
+    A value made in the node but read in it by other dims (`x + x.T`) both leaves and enters; so
+    does a reduction's result.
     """
     made: dict[Var, Dims] = {}
+    made_by_reduction: set[Var] = set()
     for part, member in zip(parts, members, strict=True):
         eqn, rule = program.equations[part.equation], rules[part.equation].factors
         for r in part.results:
             made[eqn.outvars[r]] = _mapped(rule.results[r], member)
+            if part.reduces:
+                made_by_reduction.add(eqn.outvars[r])
     entering: dict[tuple[Var, Dims], bool] = {}
     for part, member in zip(parts, members, strict=True):
         eqn, rule = program.equations[part.equation], rules[part.equation].factors
@@ -297,7 +307,7 @@ def _boundary(
             if isinstance(atom, Literal):
                 continue
             dims = _mapped(rule.operands[operand], member)
-            if made.get(atom) != dims:
+            if made.get(atom) != dims or atom in made_by_reduction:
                 carries = operand in carried[part.equation].operands
                 entering[atom, dims] = entering.get((atom, dims), False) or carries
     read_again = {var for var, _ in entering if var in made}
@@ -311,16 +321,18 @@ def _mapped(dims: Dims, member: Member) -> Dims:
 
 
 def _kinds(
-    rules: Sequence[OpRule], parts: Sequence[_Part], members: Sequence[Member]
-) -> tuple[tuple[tuple[int, Reduction], ...], frozenset[int], frozenset[int]]:
-    """Reduction, need-replication and permutation factors of a node, by its own numbering."""
-    reductions: list[tuple[int, Reduction]] = []
+    program: Program, rules: Sequence[OpRule], parts: Sequence[_Part], members: Sequence[Member]
+) -> tuple[dict[Var, tuple[tuple[int, Reduction], ...]], frozenset[int], frozenset[int]]:
+    """What each result is reduced over; need-replication and permutation factors of a node."""
+    reduced: dict[Var, tuple[tuple[int, Reduction], ...]] = {}
     whole: set[int] = set()
     permuted: set[int] = set()
     for part, member in zip(parts, members, strict=True):
         rule = rules[part.equation].factors
-        reductions += [(member.factors[f], r) for f, r in rule.reductions if f in part.factors]
+        over = tuple((member.factors[f], r) for f, r in rule.reductions if f in part.factors)
+        if over:
+            outvars = program.equations[part.equation].outvars
+            reduced.update({outvars[r]: over for r in part.results})
         whole.update(member.factors[f] for f in rule.whole & part.factors)
         permuted.update(member.factors[f] for f in rule.permuted & part.factors)
-    return tuple(reductions), frozenset(whole), frozenset(permuted)
-
+    return reduced, frozenset(whole), frozenset(permuted)

@@ -1,5 +1,7 @@
 """The ladder that settles a conflict: user hint > priority > more bytes saved > stable order.
 
+A hinted value never changes and earlier levels are never undone, so the first two need no code
+here; what is left are claims of one level, that differ in the bytes they keep in place.
 Two axis lists for one factor agree where one is a prefix of the other; then the longer one is
 taken. Otherwise the claim that stands higher on the ladder wins.
 """
@@ -14,8 +16,8 @@ from meshwise.ir.mesh import Axes
 class Claim:
     """One tensor's axes for one factor.
 
-    rank: 2 where the user's hint says so, 1 where a batch-like factor stands in several operands,
-        0 otherwise; size: bytes of the tensor; position: of the tensor in the equation.
+    rank: 1 where a batch-like factor stands in several operands, else 0; size: bytes of the
+        tensor; position: of the tensor in the equation.
     """
 
     axes: Axes

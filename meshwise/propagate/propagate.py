@@ -122,7 +122,7 @@ def _visit(
             continue
         found = factor_axes(tensor.dims, rule, state.dims[tensor.var], state.mesh)
         for factor, axes in found.items():
-            rank = _rank(tensor, factor, table, state)
+            rank = _rank(factor, table)
             claims.setdefault(factor, []).append(Claim(axes, rank, tensor.size, position))
     if not claims:
         return False
@@ -135,10 +135,8 @@ def _visit(
     return changed
 
 
-def _rank(tensor: _Tensor, factor: int, table: list[_Tensor], state: _State) -> int:
-    pinned = state.pinned.get(tensor.var)
-    if pinned and any(p and factor in dim for p, dim in zip(pinned, tensor.dims, strict=True)):
-        return 2
+def _rank(factor: int, table: list[_Tensor]) -> int:
+    """1 for a batch-like factor: in several operands and in a result."""
     holders = sum(any(factor in dim for dim in t.dims) for t in table if not t.is_result)
     return 1 if holders > 1 and factor in _result_factors(table) else 0
 
