@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import jax
+import numpy as np
 from jax._src import api_util as _api_util
 from jax._src import config as _config
 from jax._src import core as _core
@@ -65,8 +66,11 @@ def close_jaxpr(
 def make_jaxpr_over_axes(
     function: Callable[..., Any], axes: Sequence[tuple[str, int]], args: Sequence[Any]
 ) -> ClosedJaxpr:
-    """Trace a function of local arrays in which the named axes may be used in collectives."""
-    with _config._check_vma(False):
+    """Trace a function of local arrays in which the named axes may be used in collectives.
+
+    No mesh is in context: constants made on the way are to lie on no mesh.
+    """
+    with _config._check_vma(False), without_mesh():
         return jax.make_jaxpr(function, axis_env=list(axes))(*args)
 
 
@@ -80,10 +84,15 @@ def at_source(eqn: JaxprEqn) -> Iterator[None]:
 
 
 def bind(eqn: JaxprEqn, args: Sequence[Any], params: dict[str, Any] | None = None) -> list[Any]:
-    """Apply an equation's primitive to other arguments, perhaps with other parameters."""
-    bind_params = eqn.primitive.get_bind_params(eqn.params if params is None else params)
-    with eqn.ctx.manager:
-        out = eqn.primitive.bind(*args, **bind_params)
+    """Apply an equation's primitive to other arguments, perhaps with other parameters.
+
+    The equation's own context and output shardings are left behind: they speak of the mesh of the
+    user's trace.
+    """
+    params = dict(eqn.params if params is None else params)
+    params.update({name: None for name in ("sharding", "out_sharding") if name in params})
+    bind_params = eqn.primitive.get_bind_params(params)
+    out = eqn.primitive.bind(*args, **bind_params)
     return list(out) if eqn.primitive.multiple_results else [out]
 
 
@@ -412,3 +421,36 @@ def aval_of_shape(array: Any, shape: Sequence[int]) -> Any:
 def is_called_by_jit() -> bool:
     """Whether the property that asks is being read by the dispatch of `jax.jit`."""
     return sys._getframe(2).f_globals.get("__name__") == "jax._src.pjit"
+
+
+def without_context_mesh(jaxpr: Any) -> Any:
+    """The same jaxpr, open or closed, its equations bound to no mesh that was in context.
+
+    JAX evaluates an equation in the context it was traced in; one traced under `jax.set_mesh`
+    would clash with the mesh of the `shard_map` it is evaluated in.
+    """
+    if isinstance(jaxpr, ClosedJaxpr) and jaxpr.jaxpr is not jaxpr:
+        return jaxpr.replace(jaxpr=without_context_mesh(jaxpr.jaxpr))
+    return jaxpr.replace(eqns=[_without_context_mesh(eqn) for eqn in jaxpr.eqns])
+
+
+def _without_context_mesh(eqn: JaxprEqn) -> JaxprEqn:
+    def clean(value: Any) -> Any:
+        if isinstance(value, tuple | list):
+            return type(value)(map(clean, value)) if any(map(_is_jaxpr, value)) else value
+        return without_context_mesh(value) if _is_jaxpr(value) else value
+
+    with eqn.ctx.manager, without_mesh():
+        context = _core.JaxprEqnContext()
+    return eqn.replace(ctx=context, params={k: clean(v) for k, v in eqn.params.items()})
+
+
+def _is_jaxpr(value: Any) -> bool:
+    return isinstance(value, ClosedJaxpr | Jaxpr)
+
+
+def literal_value(atom: Literal) -> Any:
+    """A literal's value without the mesh of the trace it comes from; weak types stay weak."""
+    if getattr(atom.aval, "weak_type", False):
+        return np.asarray(atom.val).item()
+    return np.asarray(atom.val, atom.aval.dtype)

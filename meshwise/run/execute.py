@@ -25,6 +25,7 @@ from meshwise.run.placement import (
     explicit_axes,
     explicit_sharding,
     named_sharding,
+    off_mesh,
     partition_spec,
     refined_jax_mesh,
     without_explicit_type,
@@ -117,15 +118,13 @@ class Executable:
             values = [jnp.asarray(a) for a in args]
             is_explicit = any(explicit_axes(jax.typeof(v).sharding.mesh) for v in values)
             is_explicit |= explicit_axes(jax.sharding.get_abstract_mesh())
-            padded = [
-                pad_end(without_explicit_type(v), p)
-                for v, p in zip(values, self._in_padded, strict=True)
-            ]
-            with jax.sharding.use_abstract_mesh(self._mesh.abstract_mesh):
-                outs = self._mapped(*padded)
+            values = [without_explicit_type(v) for v in values]
+            refined = jax.sharding.use_abstract_mesh(self._mesh.abstract_mesh)
+            with _jax.without_mesh(), refined:  # constants made on the way lie on no mesh
+                padded = [pad_end(v, p) for v, p in zip(values, self._in_padded, strict=True)]
                 outs = [
                     cut_end(out, t.shape)
-                    for out, t in zip(outs, self.program.out_types, strict=True)
+                    for out, t in zip(self._mapped(*padded), self.program.out_types, strict=True)
                 ]
             if not is_explicit or not explicit_axes(self.user_mesh):
                 return outs
@@ -198,7 +197,7 @@ class Executable:
     @cached_property
     def _mapped(self) -> Callable[..., list[Any]]:
         """From padded global arrays to padded global arrays, every axis manual."""
-        flat = _jax.jaxpr_as_fun(self.program.jaxpr)
+        flat = _jax.jaxpr_as_fun(off_mesh(self.program.jaxpr))
 
         def per_device(*args: Any) -> list[Any]:
             return list(flat(*args))

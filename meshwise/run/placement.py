@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
+from meshwise import _jax
 from meshwise.ir.mesh import Axes, Mesh
 from meshwise.ir.sharding import Sharding
 
@@ -61,3 +63,23 @@ def explicit_sharding(
         prefixes = (axes[:n] for n in range(len(axes), -1, -1) if size % mesh.size(axes) == 0)
         dims.append(next((w for p in prefixes if (w := mesh.restore(p)) is not None), ()))
     return NamedSharding(user_mesh, partition_spec(Sharding(tuple(dims))))
+
+
+def off_mesh(jaxpr: _jax.ClosedJaxpr) -> _jax.ClosedJaxpr:
+    """The same jaxpr without a trace of the meshes its function was traced or closed over in.
+
+    Constants that lie on a mesh are copied to the host: `jax.device_put` to one device would
+    leave the mesh in their type.
+    """
+    with _jax.without_mesh():
+        consts = [_off_mesh(c) for c in jaxpr.consts]
+    return _jax.ClosedJaxpr(_jax.without_context_mesh(jaxpr.jaxpr), consts)
+
+
+def _off_mesh(const: Any) -> Any:
+    if not isinstance(const, jax.Array) or jax.typeof(const).sharding.mesh.empty:
+        return const
+    if not jax.numpy.issubdtype(const.dtype, _jax.extended):
+        return np.asarray(const)
+    raw = np.asarray(jax.random.key_data(const))
+    return jax.random.wrap_key_data(raw, impl=jax.random.key_impl(const))

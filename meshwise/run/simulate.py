@@ -21,6 +21,7 @@ from meshwise.errors import ReplicationError, message
 from meshwise.ir.mesh import Axes, Mesh
 from meshwise.ir.sharding import Sharding, padded_shape
 from meshwise.run.interpret import Interpreter, PredicateVariesError
+from meshwise.run.placement import off_mesh
 from meshwise.run.stacked import Stacked, expand, join_axes
 
 _LISTED_DEVICES = 8
@@ -67,9 +68,14 @@ def simulator(
     ]
     traced = Interpreter(mesh, is_stepped=False)
     stepped = Interpreter(mesh, is_stepped=True)
+    jaxpr = off_mesh(jaxpr)
     whole = jax.jit(lambda values: traced.run(jaxpr, values))
 
     def run(args: Sequence[Any]) -> list[jax.Array]:
+        with _jax.without_mesh():
+            return simulated(args)
+
+    def simulated(args: Sequence[Any]) -> list[jax.Array]:
         values = [
             cut(arg, sharding, mesh, aval.dtype)
             for arg, sharding, aval in zip(args, in_shardings, jaxpr.in_avals, strict=True)
@@ -91,8 +97,8 @@ def cut(array: Any, sharding: Sharding, mesh: Mesh, dtype: Any) -> Stacked:
     """Shards of a global array, padding filled with garbage: `[devices, *local]`."""
     kind = None
     if jnp.issubdtype(dtype, _jax.extended):
-        kind = jax.random.key_impl(array)
-        array = jax.random.key_data(array)
+        keys = jnp.asarray(array)
+        kind, array = jax.random.key_impl(keys), jax.random.key_data(keys)
     host = np.asarray(array) if kind else np.asarray(array, dtype)
     logical = host.shape[: len(sharding.dims)]
     inner = host.shape[len(logical) :]

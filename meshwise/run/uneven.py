@@ -165,13 +165,13 @@ class UnevenArray:
 
     def __getattr__(self, name: str) -> Any:
         """What else `jax.Array` has, of the logical value."""
-        if name.startswith("_") or not hasattr(jax.Array, name):
+        if name.startswith("_") or not hasattr(type(self.padded), name):
             raise AttributeError(f"UnevenArray has no attribute {name!r}")
         return getattr(self.value, name)
 
     def __dir__(self) -> list[str]:
         own = object.__dir__(self)
-        return sorted({*own, *(n for n in dir(jax.Array) if not n.startswith("_"))})
+        return sorted({*own, *(n for n in dir(self.padded) if not n.startswith("_"))})
 
     def __len__(self) -> int:
         return self.shape[0]
