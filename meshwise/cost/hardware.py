@@ -30,9 +30,9 @@ class Hardware:
 
 
 # To compare designs by wire bytes where nothing is known of the machine. A launch costs as much as
-# 128 bytes. That is far less than on any real machine (tens of kilobytes), and it is meant: plans are
-# compared on small examples too, where a real launch time would make every byte look free, and
-# the choice must be the one that is right at full size. It is still more than nothing, so that
+# 128 bytes. That is far less than on any real machine (tens of kilobytes), and it is meant: plans
+# are compared on small examples too, where a real launch time would make every byte look free,
+# and the choice must be the one that is right at full size. It is still more than nothing, so that
 # of two plans with the same bytes the one with fewer collectives wins. A reduce_scatter and an
 # all_gather after it take a little longer than the all_reduce of the same bytes (measured on CPU:
 # 13 ms against 12 ms), so that one is split only where that saves something.

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from meshwise._jax import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+from meshwise._jax import ClosedJaxpr, Jaxpr, JaxprEqn
 from meshwise.ir.mesh import Axes
 
 
@@ -139,7 +139,8 @@ def _of_equation(
         return
     data = 1 if eqn.primitive.name.startswith("ragged") else len(eqn.invars)
     results = [v.aval for v in eqn.outvars]
-    for i, operand in enumerate(v.aval for v in eqn.invars[:data] if not _is_token(v)):
+    operands: list[Any] = [v.aval for v in eqn.invars[:data]]
+    for i, operand in enumerate(operands):
         result = results[min(i, len(results) - 1)]
         sent = wire_bytes(kind, _bytes_of(operand), _bytes_of(result), group)
         yield Collective(
@@ -163,10 +164,6 @@ def _axes(eqn: JaxprEqn) -> Axes:
 def _group_size(eqn: JaxprEqn, whole: int) -> int:
     groups = eqn.params.get("axis_index_groups")
     return len(groups[0]) if groups else whole
-
-
-def _is_token(atom: Any) -> bool:
-    return isinstance(atom, Literal) and not hasattr(atom.aval, "dtype")
 
 
 def _bytes_of(aval: Any) -> int:

@@ -1,26 +1,41 @@
 """A reshard in canonical form, so that alike reshards are searched once and with few axes.
 
-Sub-axes that stand together in the same order at both ends become one axis (a *group*), unused
-ones are left out or joined, dims that cannot take part are folded into the size of an element,
-and axes are numbered in the order in which they appear. Each way to group is a *level*; the first
-level whose plan meets the lower bound is final, so most reshards are searched with two or three
-axes however large the mesh.
+What both ends share at the front of a dim stays where it is and is left out. Sub-axes that stand
+together in the same order at both ends become one axis (a *group*), unused ones are left out or
+joined, dims that cannot take part are folded into the size of an element, and axes are numbered
+in the order in which they appear. Each way to group is a *level*, from few groups to more; the
+first level whose plan meets the lower bound is final, so most reshards are searched with two or
+three axes however large the mesh. The last level cuts groups where another group, or two
+together, could take the place of a part: 32 of 64 may change places with another axis of 32.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 from meshwise.cost.hardware import Hardware
 from meshwise.ir.mesh import Axes, Mesh
-from meshwise.ir.sharding import Reduction, Sharding
-from meshwise.reshard.moves import DimIds, IdPart, Prices, Problem
+from meshwise.ir.sharding import DimAxes, Reduction, Sharding
+from meshwise.reshard.moves import MAX_FREE_SEARCH, Prices, Problem
+from meshwise.reshard.places import DimIds, IdPart
 from meshwise.reshard.plan import Part
 
-# With more prime axes than this, the search runs on groups only.
-MAX_SEARCH_AXES = 5
-
 Groups = tuple[Axes, ...]
+
+
+@dataclass(frozen=True)
+class Ends:
+    """Both ends of a reshard without the axes that they share at the front of a dim.
+
+    `shape` is that of one shard over the shared axes, `prefix`.
+    """
+
+    shape: tuple[int, ...]
+    prefix: DimAxes
+    source: DimAxes
+    target: DimAxes
+    terms: Axes
 
 
 @dataclass(frozen=True)
@@ -29,7 +44,7 @@ class Naming:
 
     groups: Groups
     dims: tuple[int, ...]
-    rank: int
+    ends: Ends
 
     def axes(self, ids: tuple[int, ...]) -> Axes:
         """Names of some axes."""
@@ -40,10 +55,15 @@ class Naming:
         ids, dim, to_dim = part
         return Part(self.axes(ids), self._dim(dim), self._dim(to_dim))
 
-    def all_dims(self, dims: DimIds) -> tuple[Axes, ...]:
+    def all_dims(self, dims: DimIds) -> DimAxes:
         """Axes of every dim of the value."""
         named = {d: self.axes(ids) for d, ids in zip(self.dims, dims, strict=True)}
-        return tuple(named.get(d, ()) for d in range(self.rank))
+        return tuple(axes + named.get(d, ()) for d, axes in enumerate(self.ends.prefix))
+
+    def local_shape(self, blocks: tuple[int, ...]) -> tuple[int, ...]:
+        """Local size of every dim of the value."""
+        named = dict(zip(self.dims, blocks, strict=True))
+        return tuple(named.get(d, n) for d, n in enumerate(self.ends.shape))
 
     def _dim(self, dim: int | None) -> int | None:
         return None if dim is None else self.dims[dim]
@@ -70,28 +90,58 @@ def levels(
     hardware: Hardware,
 ) -> Iterator[tuple[Problem, Naming]]:
     """The problem by ever finer groups of axes."""
-    terms = tuple(a for a in source.unreduced if a not in target.unreduced)
-    used = {a for axes in (*source.dims, *target.dims) for a in axes}.union(terms)
-    unused = [a for a in mesh.names if a not in used and a not in target.unreduced]
-    runs = _runs(mesh, source, target, terms)
-    seen = set()
-    for groups in (runs, runs + _joined(unused), _singles(mesh, runs, unused)):
-        if groups in seen or len(groups) > max(MAX_SEARCH_AXES, len(runs) + 1):
+    ends = strip(shape, mesh, source, target)
+    used = {a for axes in (*ends.source, *ends.target) for a in axes}.union(ends.terms)
+    fixed = {a for axes in ends.prefix for a in axes}.union(target.unreduced)
+    unused = tuple(a for a in mesh.names if a not in used and a not in fixed)
+    prices = prices_of(hardware)
+    gathers_terms = source.reduction is Reduction.PROD
+    seen: set[Groups] = set()
+    for groups in _groupings(mesh, ends, unused):
+        if groups in seen:
             continue
         seen.add(groups)
         idle = mesh.size(unused) // mesh.size(a for g in groups for a in g if a not in used)
-        yield _number(shape, itemsize, mesh, source, target, terms, groups, idle, prices_of(hardware))
+        yield _number(ends, itemsize, mesh, groups, idle, gathers_terms, prices)
+
+
+def strip(shape: Sequence[int], mesh: Mesh, source: Sharding, target: Sharding) -> Ends:
+    """Leave out what both ends share: equal dims whole, even ones up to where they differ."""
+    sizes, prefix, before, after = [], [], [], []
+    for n, mine, wanted in zip(shape, source.dims, target.dims, strict=True):
+        shared = 0
+        if mine == wanted:
+            shared = len(mine)
+        elif n % mesh.size(mine) == 0 == n % mesh.size(wanted):
+            while shared < min(len(mine), len(wanted)) and mine[shared] == wanted[shared]:
+                shared += 1
+        sizes.append(-(-n // mesh.size(mine[:shared])))
+        prefix.append(mine[:shared])
+        before.append(mine[shared:])
+        after.append(wanted[shared:])
+    terms = tuple(a for a in source.unreduced if a not in target.unreduced)
+    return Ends(tuple(sizes), tuple(prefix), tuple(before), tuple(after), terms)
+
+
+def _groupings(mesh: Mesh, ends: Ends, unused: Axes) -> Iterator[Groups]:
+    runs = _runs(ends)
+    yield runs
+    with_unused = runs + ((unused,) if unused else ())
+    yield with_unused
+    for with_pairs in (True, False):
+        cut = _cut(mesh, with_unused, with_pairs)
+        if len(cut) <= MAX_FREE_SEARCH:
+            yield cut
+            return
 
 
 def _number(
-    shape: tuple[int, ...],
+    ends: Ends,
     itemsize: int,
     mesh: Mesh,
-    source: Sharding,
-    target: Sharding,
-    terms: Axes,
     groups: Groups,
     idle: int,
+    gathers_terms: bool,
     prices: Prices,
 ) -> tuple[Problem, Naming]:
     """Axes by number in order of appearance; dims that no group can split folded away."""
@@ -102,28 +152,29 @@ def _number(
         return tuple(id_of[a] for a in axes if a in id_of)
 
     kept, folded = [], itemsize
-    for d, size in enumerate(shape):
-        if source.dims[d] or target.dims[d] or (size > 1 and any(size % g == 0 for g in sizes)):
+    for d, size in enumerate(ends.shape):
+        if ends.source[d] or ends.target[d] or (size > 1 and any(size % g == 0 for g in sizes)):
             kept.append(d)
         else:
             folded *= size
     problem = Problem(
         sizes,
-        tuple(shape[d] for d in kept),
+        tuple(ends.shape[d] for d in kept),
         folded,
-        tuple(ids(source.dims[d]) for d in kept),
-        tuple(ids(target.dims[d]) for d in kept),
-        ids(terms),
-        source.reduction is Reduction.PROD,
+        tuple(ids(ends.source[d]) for d in kept),
+        tuple(ids(ends.target[d]) for d in kept),
+        ids(ends.terms),
+        gathers_terms,
         idle,
         prices,
     )
-    return problem, Naming(groups, tuple(kept), len(shape))
+    return problem, Naming(groups, tuple(kept), ends)
 
 
-def _runs(mesh: Mesh, source: Sharding, target: Sharding, terms: Axes) -> Groups:
+def _runs(ends: Ends) -> Groups:
     """Maximal runs of used axes that no end separates, in order of appearance."""
-    places = [_places(source.dims), _places(target.dims)]
+    places = [_places(ends.source), _places(ends.target)]
+    terms = ends.terms
 
     def follows(a: str, b: str) -> bool:
         for place in places:
@@ -133,7 +184,7 @@ def _runs(mesh: Mesh, source: Sharding, target: Sharding, terms: Axes) -> Groups
                 return False
         return (a in terms) == (b in terms)
 
-    order = [a for axes in (*source.dims, *target.dims) for a in axes] + list(terms)
+    order = [a for axes in (*ends.source, *ends.target) for a in axes] + list(terms)
     runs: list[Axes] = []
     for axis in dict.fromkeys(order):
         if runs and follows(runs[-1][-1], axis):
@@ -143,14 +194,29 @@ def _runs(mesh: Mesh, source: Sharding, target: Sharding, terms: Axes) -> Groups
     return tuple(runs)
 
 
-def _places(dims: tuple[Axes, ...]) -> dict[str, tuple[int, int]]:
+def _places(dims: DimAxes) -> dict[str, tuple[int, int]]:
     return {a: (d, i) for d, axes in enumerate(dims) for i, a in enumerate(axes)}
 
 
-def _joined(unused: list[str]) -> Groups:
-    return (tuple(unused),) if unused else ()
+def _cut(mesh: Mesh, groups: Groups, with_pairs: bool) -> Groups:
+    """Groups cut where the first part has a common divisor with other groups as its size."""
+    sizes = [mesh.size(group) for group in groups]
+    pieces: list[Axes] = []
+    for i, group in enumerate(groups):
+        others = sizes[:i] + sizes[i + 1 :]
+        if with_pairs:
+            others += [a * b for a, b in combinations(others, 2)]
+        wanted = {math.gcd(other, sizes[i]) for other in others}
+        pieces += _pieces(mesh, group, wanted)
+    return tuple(pieces)
 
 
-def _singles(mesh: Mesh, runs: Groups, unused: list[str]) -> Groups:
-    unused = sorted(unused, key=lambda a: mesh.axis_size[a])
-    return tuple((a,) for run in runs for a in run) + tuple((a,) for a in unused)
+def _pieces(mesh: Mesh, group: Axes, cuts: Iterable[int]) -> list[Axes]:
+    pieces: list[Axes] = [()]
+    total = 1
+    for axis in group:
+        if pieces[-1] and total in cuts:
+            pieces.append(())
+        pieces[-1] = (*pieces[-1], axis)
+        total *= mesh.axis_size[axis]
+    return pieces

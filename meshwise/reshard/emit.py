@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from meshwise.ir.mesh import Axes, Mesh
+from meshwise.ir.mesh import Mesh
 from meshwise.ir.sharding import Reduction, local_shape
 from meshwise.reshard.permute import in_mesh_order, permute_pairs, shard_numbers
 from meshwise.reshard.plan import Part, ReshardPlan, Step, StepKind
@@ -26,7 +26,7 @@ def apply_steps(x: jax.Array, plan: ReshardPlan, mesh: Mesh) -> jax.Array:
     The axes of the mesh must be bound (`shard_map`, or `vmap` with `axis_name`). Typed PRNG keys
     go through their key data, whose trailing dims belong to the element.
     """
-    if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         impl = jax.random.key_impl(x)
         data = apply_steps(jax.random.key_data(x), plan, mesh)
         return jax.random.wrap_key_data(data, impl=impl)
@@ -139,17 +139,17 @@ def _split_front(x: jax.Array, step: Step, mesh: Mesh) -> jax.Array:
     front: dict[Part, int] = {}
     kept: list[int] = []
     for dim, size in enumerate(x.shape):
-        parts = [part for part in step.parts if part.to_dim == dim]
-        for part in parts:
-            front[part] = len(shape)
-            shape.append(mesh.size(part.axes))
-            size //= shape[-1]
+        pieces = 1
+        for part in step.parts:
+            if part.to_dim == dim:
+                front[part] = len(shape)
+                shape.append(mesh.size(part.axes))
+                pieces *= shape[-1]
         kept.append(len(shape))
-        shape.append(size)
+        shape.append(size // pieces)
     order = [front[part] for part in step.parts] + kept
     group = mesh.size(step.axes)
-    pieces = x.reshape(shape).transpose(order)
-    return pieces.reshape((group, *(shape[i] for i in kept)))
+    return x.reshape(shape).transpose(order).reshape((group, *(shape[i] for i in kept)))
 
 
 def _merge_front(x: jax.Array, step: Step, mesh: Mesh) -> jax.Array:

@@ -19,16 +19,17 @@ realignment of an uneven dim. Costs are in bytes: a launch counts as the bytes t
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import combinations, product
 from typing import Any
 
+from meshwise.reshard.places import DimIds, IdPart, Ids, arrangements, exchanges, moved_axes
 from meshwise.reshard.plan import StepKind
 from meshwise.reshard.realign import realign_windows
 
-Ids = tuple[int, ...]
-DimIds = tuple[Ids, ...]
-IdPart = tuple[Ids, int | None, int | None]
+# Problems with more axes than this are searched with fewer moves: only towards the target.
+MAX_FREE_SEARCH = 5
+
 State = tuple[DimIds, Ids, Ids, StepKind | None]
 
 
@@ -144,7 +145,11 @@ class Moves:
             missing = self._wanted_bytes + least * (1 - 2 / group)
         if missing <= 0:
             return 0.0
-        return missing * self._least_price + (0.0 if chain else p.prices.launch)
+        # Only an all_gather makes arrays larger, one byte for each that it sends.
+        gathered = 0.0 if terms else max(self._wanted_bytes - self._bytes(blocks), 0)
+        dearer = gathered * (p.prices.all_gather - self._least_price)
+        launch = 0.0 if chain else p.prices.launch
+        return missing * self._least_price + dearer + launch
 
     def moves(self, state: State) -> Iterator[Move]:
         """Every move from a state."""
@@ -164,7 +169,7 @@ class Moves:
         kind = StepKind.SLICE
         local = self._bytes(blocks)
         for axis in free:
-            for dim in range(len(dims)):
+            for dim in self._gaining_dims(dims, axis):
                 for block in self._splits(state, dim, self.problem.sizes[axis]):
                     new = _append(dims, dim, axis), _put(blocks, dim, block), terms, kind
                     part = (axis,), None, dim
@@ -191,7 +196,8 @@ class Moves:
     def _exchanges(self, state: State) -> Iterator[Move]:
         dims, blocks, terms, _ = state
         p = self.problem
-        for new_dims, parts, lost, gained in exchanges(dims, p.sizes):
+        target = p.target if self._is_narrow else None
+        for new_dims, parts, lost, gained in exchanges(dims, p.sizes, target):
             options = [self._splits(state, dim, size) for dim, size in gained]
             for chosen in product(*options):
                 after = list(blocks)
@@ -214,8 +220,9 @@ class Moves:
         p = self.problem
         local = self._bytes(blocks)
         cost = p.prices.launch + local * p.prices.permute
-        for new_dims in arrangements(dims, free, p.sizes):
-            moved = _moved_axes(dims, new_dims, p.sizes)
+        options = arrangements(dims, free, p.sizes, p.target if self._is_narrow else None)
+        for new_dims in options:
+            moved = moved_axes(dims, new_dims, p.sizes)
             new = new_dims, blocks, terms, None
             yield Move(StepKind.PERMUTE, ((moved, None, None),), new, cost, local)
 
@@ -244,7 +251,7 @@ class Moves:
         for axis in terms:
             left = tuple(t for t in terms if t != axis)
             group = p.sizes[axis]
-            for dim in range(len(dims)):
+            for dim in self._gaining_dims(dims, axis):
                 for block in self._splits(state, dim, group):
                     operand = self._bytes(_put(blocks, dim, block * group))
                     # To pad in a joined one would pad what the first sends.
@@ -258,7 +265,8 @@ class Moves:
         dims, blocks, terms, _ = state
         p = self.problem
         local = self._bytes(blocks)
-        for count in range(1, len(terms) + 1):
+        least = max(1, len(terms) - 1) if self._is_narrow else 1
+        for count in range(least, len(terms) + 1):
             for axes in combinations(terms, count):
                 group = self._size(axes)
                 left = tuple(t for t in terms if t not in axes)
@@ -270,24 +278,48 @@ class Moves:
                 new = dims, blocks, left, None
                 yield Move(StepKind.ALL_REDUCE, ((axes, None, None),), new, cost, peak)
 
+    def _gaining_dims(self, dims: DimIds, axis: int) -> Iterator[int]:
+        """Dims that an axis may be added to: in a narrow search only where the target has it."""
+        for dim, axes in enumerate(dims):
+            if not self._is_narrow or self.problem.target[dim][: len(axes) + 1] == (*axes, axis):
+                yield dim
+
+    @cached_property
+    def _is_narrow(self) -> bool:
+        return len(self.problem.sizes) > MAX_FREE_SEARCH
+
     def _splits(self, state: State, dim: int, shards: int) -> Sequence[int]:
-        """Blocks that a dim may have after it is split further; none where the rows do not line up."""
+        """Blocks that a dim may have after it is split further; none where rows do not line up."""
         dims, blocks, _, _ = state
         if not dims[dim]:
             return self._blocks(dim, shards)
         return () if blocks[dim] % shards else (blocks[dim] // shards,)
 
     def _blocks(self, dim: int, shards: int) -> Sequence[int]:
-        """Blocks of use for a dim over so many shards: one where it is even."""
+        """Blocks of use for a dim over so many shards: one where it is even.
+
+        Those are the canonical one, and those that lead to the canonical one at either end, or
+        over all axes, by splitting alone.
+        """
         size = self.problem.shape[dim]
         if self.even_dims[dim]:
             return () if size % shards else (size // shards,)
         found = {-(-size // shards)}
-        for dims, blocks in ((self.problem.source, self.start[1]), (self.problem.target, self.target_blocks)):
-            whole = self._size(dims[dim])
+        for whole, block in self._landmarks[dim]:
             if whole % shards == 0:
-                found.add(blocks[dim] * (whole // shards))
+                found.add(block * (whole // shards))
         return tuple(sorted(found))
+
+    @cached_property
+    def _landmarks(self) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """For each dim the (shards, block) at both ends, and over all axes together."""
+        p = self.problem
+        most = math.prod(p.sizes)
+        ends = ((p.source, self.start[1]), (p.target, self.target_blocks))
+        return tuple(
+            (*((self._size(dims[d]), blocks[d]) for dims, blocks in ends), (most, -(-n // most)))
+            for d, n in enumerate(p.shape)
+        )
 
     def _free(self, state: State) -> Ids:
         """Unused axes, one of each set that is alike to the target."""
@@ -364,120 +396,6 @@ class Moves:
 
     def _bytes(self, blocks: Sequence[int]) -> int:
         return math.prod(blocks) * self.problem.itemsize
-
-
-Exchange = tuple[DimIds, tuple[IdPart, ...], tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]
-
-
-@lru_cache(maxsize=1 << 14)
-def exchanges(dims: DimIds, sizes: Ids) -> tuple[Exchange, ...]:
-    """Every way to move minor axes of some dims to be minor axes of others, in one all_to_all.
-
-    A dim loses or gains axes, never both: what it gains would have to split rows that others hold.
-    For each: the dims after, the parts, and how many times larger (smaller) the losing (gaining)
-    dims are made.
-    """
-    found = []
-    for kept in product(*(range(len(axes), -1, -1) for axes in dims)):
-        lost = [(a, d) for d, k in enumerate(kept) for a in dims[d][k:]]
-        gaining = [d for d, k in enumerate(kept) if k == len(dims[d])]
-        if not lost or not gaining:
-            continue
-        for gains in _distributions([axis for axis, _ in lost], gaining):
-            new = tuple(axes[:k] + gains.get(d, ()) for d, (axes, k) in enumerate(zip(dims, kept, strict=True)))
-            loses = tuple((d, _product(axes[k:], sizes)) for d, (axes, k) in enumerate(zip(dims, kept, strict=True)) if k < len(axes))
-            gets = tuple((d, _product(axes, sizes)) for d, axes in gains.items())
-            found.append((new, _exchange_parts(dims, dict(lost), gains), loses, gets))
-    return tuple(found)
-
-
-def _distributions(axes: Sequence[int], dims: Sequence[int]) -> Iterator[dict[int, Ids]]:
-    """Every way to give each axis to a dim, in every order."""
-    if not axes:
-        yield {}
-        return
-    for rest in _distributions(axes[1:], dims):
-        for dim in dims:
-            had = rest.get(dim, ())
-            for place in range(len(had) + 1):
-                yield {**rest, dim: (*had[:place], axes[0], *had[place:])}
-
-
-def _exchange_parts(dims: DimIds, dim_of: dict[int, int], gains: dict[int, Ids]) -> tuple[IdPart, ...]:
-    """Parts of an exchange: runs of axes that stay together make one part."""
-    parts: list[IdPart] = []
-    for to_dim, axes in gains.items():
-        run: Ids = ()
-        for axis in axes:
-            if run and dim_of[run[-1]] == dim_of[axis]:
-                home = dims[dim_of[axis]]
-                if home.index(axis) == home.index(run[-1]) + 1:
-                    run = (*run, axis)
-                    continue
-            if run:
-                parts.append((run, dim_of[run[0]], to_dim))
-            run = (axis,)
-        parts.append((run, dim_of[run[0]], to_dim))
-    return tuple(parts)
-
-
-@lru_cache(maxsize=1 << 14)
-def arrangements(dims: DimIds, free: Ids, sizes: Ids) -> tuple[DimIds, ...]:
-    """Every other way to put axes in the places of `dims` that keeps each local size.
-
-    Axes of a dim may change order, and change place with axes of the same size in other dims or
-    unused.
-    """
-    axes = tuple(a for d in dims for a in d) + free
-    found = set(_fill(dims, axes, sizes))
-    found.discard(dims)
-    return tuple(sorted(found))
-
-
-def _fill(dims: DimIds, axes: Ids, sizes: Ids) -> Iterator[DimIds]:
-    if not dims:
-        yield ()
-        return
-    for first in _orders(tuple(sorted(sizes[a] for a in dims[0])), axes, sizes):
-        rest = tuple(a for a in axes if a not in first)
-        for others in _fill(dims[1:], rest, sizes):
-            yield (first, *others)
-
-
-def _orders(wanted: Ids, axes: Ids, sizes: Ids) -> Iterator[Ids]:
-    """Ordered choices of axes whose sizes are `wanted`, in any order."""
-    if not wanted:
-        yield ()
-        return
-    for axis in axes:
-        if sizes[axis] in wanted:
-            place = wanted.index(sizes[axis])
-            rest = tuple(a for a in axes if a != axis)
-            for others in _orders(wanted[:place] + wanted[place + 1 :], rest, sizes):
-                yield (axis, *others)
-
-
-def _moved_axes(before: DimIds, after: DimIds, sizes: Ids) -> Ids:
-    """Axes whose place differs, in increasing order.
-
-    A place is a dim and a place value: how many shards further the axis's next index is.
-    """
-    old, new = _places(before, sizes), _places(after, sizes)
-    return tuple(a for a in sorted(old.keys() | new.keys()) if old.get(a) != new.get(a))
-
-
-def _places(dims: DimIds, sizes: Ids) -> dict[int, tuple[int, int]]:
-    places = {}
-    for dim, axes in enumerate(dims):
-        value = 1
-        for axis in reversed(axes):
-            places[axis] = dim, value
-            value *= sizes[axis]
-    return places
-
-
-def _product(axes: Ids, sizes: Ids) -> int:
-    return math.prod(sizes[a] for a in axes)
 
 
 def _append(dims: DimIds, dim: int, axis: int) -> DimIds:

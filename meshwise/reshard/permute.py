@@ -14,8 +14,8 @@ def permute_pairs(source: DimAxes, target: DimAxes, axes: Axes, mesh: Mesh) -> P
     """(sender, receiver) pairs over `axes`, those whose place differs, in the mesh's order.
 
     The other axes have the same dim and place value at both ends, so the same pairs hold at each
-    of their indices. A device that already holds its target shard keeps it; the others are matched in
-    order.
+    of their indices. A device that already holds its target shard keeps it; the others are
+    matched in order.
     """
     sizes = [mesh.axis_size[axis] for axis in axes]
     devices = list(product(*map(range, sizes)))
@@ -31,7 +31,9 @@ def permute_pairs(source: DimAxes, target: DimAxes, axes: Axes, mesh: Mesh) -> P
         kept = set(senders) & set(receivers)
         pairs += [(device, device) for device in kept]
         pairs += zip(
-            (d for d in senders if d not in kept), (d for d in receivers if d not in kept), strict=True
+            (d for d in senders if d not in kept),
+            (d for d in receivers if d not in kept),
+            strict=True,
         )
     return tuple(sorted(pairs))
 

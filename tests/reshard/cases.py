@@ -73,8 +73,7 @@ def shards(value: np.ndarray, sharding: Sharding, mesh: Mesh, fill: float = 99) 
     out = np.full((mesh.device_count, *local), fill, value.dtype)
     for device, index in enumerate(device_indices(mesh)):
         held = [
-            rows(n, axes, mesh, index)
-            for n, axes in zip(value.shape, sharding.dims, strict=True)
+            rows(n, axes, mesh, index) for n, axes in zip(value.shape, sharding.dims, strict=True)
         ]
         piece = value[tuple(held)]
         out[(device, *(slice(n) for n in piece.shape))] = piece

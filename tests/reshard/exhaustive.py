@@ -1,0 +1,111 @@
+"""The least cost of a reshard by plain Dijkstra over prime axes: no groups, no bound, even dims.
+
+Written apart from the package's search, to compare with it. A state is the axes of each dim by
+name and the axes that are still unreduced.
+"""
+
+import heapq
+import itertools
+import math
+from collections.abc import Iterator
+
+from meshwise.cost.hardware import Hardware
+from meshwise.ir.mesh import Mesh
+from meshwise.ir.sharding import Sharding
+
+Axes = tuple[str, ...]
+State = tuple[tuple[Axes, ...], frozenset[str], str]
+
+
+def least_seconds(
+    shape: tuple[int, ...],
+    itemsize: int,
+    mesh: Mesh,
+    source: Sharding,
+    target: Sharding,
+    hardware: Hardware,
+) -> float:
+    """Seconds of the cheapest path through arrays no larger than both ends."""
+    cap = max(
+        mesh.device_count // mesh.size(a for d in s.dims for a in d) for s in (source, target)
+    )
+    free = [a for a in mesh.names if a not in target.unreduced]
+    start = (source.dims, frozenset(source.unreduced) - set(target.unreduced), "")
+    best = {start: 0.0}
+    queue = [(0.0, 0, start)]
+    count = itertools.count(1)
+    while queue:
+        cost, _, state = heapq.heappop(queue)
+        if state[0] == target.dims and not state[1]:
+            return cost
+        if cost > best[state]:
+            continue
+        for kind, sent, after in moves(shape, itemsize, mesh, free, state):
+            launch = 0.0 if kind in ("", state[2]) else hardware.launch_s
+            seconds = launch + sent * hardware.byte_factor(kind) / hardware.link_bytes_per_s
+            joins = kind if kind in ("all_gather", "reduce_scatter") else ""
+            reached = (*after, joins)
+            if mesh.device_count // mesh.size(a for axes in after[0] for a in axes) > cap:
+                continue
+            if cost + seconds < best.get(reached, math.inf):
+                best[reached] = cost + seconds
+                heapq.heappush(queue, (best[reached], next(count), reached))
+    raise AssertionError("the target was not reached")
+
+
+def moves(
+    shape: tuple[int, ...], itemsize: int, mesh: Mesh, free: list[str], state: State
+) -> Iterator[tuple[str, float, tuple[tuple[Axes, ...], frozenset[str]]]]:
+    """(kind, bytes, state after) of each move; the kind of a slice is empty."""
+    dims, terms, _ = state
+    size = mesh.axis_size
+    local = itemsize * math.prod(shape) // mesh.size(a for axes in dims for a in axes)
+    unused = [a for a in free if a not in terms and all(a not in axes for axes in dims)]
+
+    def fits(new: tuple[Axes, ...]) -> bool:
+        return all(n % mesh.size(axes) == 0 for n, axes in zip(shape, new, strict=True))
+
+    def replaced(d: int, axes: Axes) -> tuple[Axes, ...]:
+        return (*dims[:d], axes, *dims[d + 1 :])
+
+    for d, axes in enumerate(dims):
+        for a in unused:
+            if fits(replaced(d, (*axes, a))):
+                yield "", 0.0, (replaced(d, (*axes, a)), terms)
+        for k in range(len(axes)):
+            group = mesh.size(axes[k:])
+            yield "all_gather", local * (group - 1), (replaced(d, axes[:k]), terms)
+        for a in terms:
+            new = replaced(d, (*axes, a))
+            if fits(new):
+                yield "reduce_scatter", local * (1 - 1 / size[a]), (new, terms - {a})
+    for k in range(1, len(terms) + 1):
+        for chosen in itertools.combinations(sorted(terms), k):
+            sent = 2 * local * (1 - 1 / mesh.size(chosen))
+            yield "all_reduce", sent, (dims, terms - set(chosen))
+    yield from _exchanges(mesh, dims, terms, local, fits)
+    places = [axes for axes in dims]
+    pool = [a for axes in dims for a in axes] + unused
+    for order in itertools.permutations(pool, sum(map(len, places))):
+        names = iter(order)
+        new = tuple(tuple(next(names) for _ in axes) for axes in places)
+        same = all(mesh.size(a) == mesh.size(b) for a, b in zip(new, dims, strict=True))
+        if new != dims and same:
+            yield "ppermute", local, (new, terms)
+
+
+def _exchanges(mesh, dims, terms, local, fits):
+    """Suffixes of some dims, appended to other dims in any order, at once."""
+    for kept in itertools.product(*(range(len(axes) + 1) for axes in dims)):
+        lost = [a for axes, k in zip(dims, kept, strict=True) for a in axes[k:]]
+        gaining = [d for d, k in enumerate(kept) if k == len(dims[d])]
+        for order in itertools.permutations(lost):
+            for where in itertools.product(gaining, repeat=len(lost)):
+                if not lost:
+                    continue
+                new = [axes[:k] for axes, k in zip(dims, kept, strict=True)]
+                for a, d in zip(order, where, strict=True):
+                    new[d] += (a,)
+                if fits(tuple(new)):
+                    sent = local * (1 - 1 / mesh.size(lost))
+                    yield "all_to_all", sent, (tuple(new), terms)

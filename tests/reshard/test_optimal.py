@@ -1,0 +1,108 @@
+"""Plans cost no more than an exhaustive search finds, keep the memory law, and add up."""
+
+import random
+
+import pytest
+
+from meshwise.cost.hardware import GENERIC, TPU_V5E
+from meshwise.ir.sharding import Reduction, Sharding, local_bytes, unreduced
+from meshwise.reshard.search import plan_reshard, reshard_cost
+from tests.reshard.cases import MESHES, Pair, all_shardings, user_shardings
+from tests.reshard.exhaustive import least_seconds, moves
+
+SHAPES = [(24,), (24, 48), (24, 24, 48)]
+BIG = [(24 * 64,), (24 * 64, 24 * 64), (24 * 8, 24 * 8, 24 * 8)]
+
+
+def sampled_pairs(mesh: str, rank: int, count: int, terms: bool) -> list[Pair]:
+    draw = random.Random(f"{mesh} {rank} {terms}")
+    shardings = list(all_shardings(MESHES[mesh], rank))
+    pairs = [(draw.choice(shardings), draw.choice(shardings)) for _ in range(count)]
+    if not terms:
+        return pairs
+    found = []
+    for source, target in pairs:
+        free = [a for a in MESHES[mesh].names if a not in source.used_axes]
+        chosen = draw.sample(free, draw.randint(0, len(free)))
+        kept = [a for a in chosen if a not in target.used_axes and draw.random() < 0.2]
+        found.append(
+            (
+                unreduced(source.dims, chosen, Reduction.SUM),
+                unreduced(target.dims, kept, Reduction.SUM),
+            )
+        )
+    return found
+
+
+@pytest.mark.parametrize("terms", [False, True], ids=["values", "terms"])
+@pytest.mark.parametrize("shape", SHAPES + BIG, ids=str)
+@pytest.mark.parametrize("mesh", MESHES)
+def test_no_plan_costs_less(mesh, shape, terms):
+    count = {1: 40, 2: 30, 3: 12}[len(shape)]
+    for source, target in sampled_pairs(mesh, len(shape), count, terms):
+        for hardware in (GENERIC, TPU_V5E):
+            args = shape, 4, MESHES[mesh], source, target, hardware
+            least = least_seconds(*args)
+            found = reshard_cost(*args)
+            assert found <= least * 1.0301, (str(source), str(target), found / least)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("mesh", MESHES)
+def test_plans_add_up_and_keep_the_memory_law(mesh, shape):
+    refined = MESHES[mesh]
+    for source, target in sampled_pairs(mesh, len(shape), 60, terms=True):
+        plan = plan_reshard(shape, 4, refined, source, target, GENERIC)
+        assert plan.seconds == reshard_cost(shape, 4, refined, source, target, GENERIC)
+        assert plan.wire_bytes == sum(step.wire_bytes for step in plan.steps)
+        launches = sum(step.kind.collective is not None for step in plan.steps)
+        assert plan.launches == launches
+        priced = sum(
+            step.wire_bytes * GENERIC.byte_factor(step.kind) / GENERIC.link_bytes_per_s
+            for step in plan.steps
+        )
+        assert plan.seconds == pytest.approx(priced + launches * GENERIC.launch_s, rel=1e-9)
+        ends = [local_bytes(shape, 4, s, refined) for s in (source, target)]
+        assert plan.peak_bytes == max(ends)
+        at = source
+        for step in plan.steps:
+            assert step.source == at, plan
+            at = step.target
+        assert at == target
+
+
+@pytest.mark.parametrize("mesh", ["2x4", "2x2x2", "2x3"])
+def test_no_single_step_sends_less(mesh):
+    refined = MESHES[mesh]
+    for source in all_shardings(refined, 2):
+        start = (source.dims, frozenset(), "")
+        for kind, sent, (dims, _) in moves((24, 48), 4, refined, list(refined.names), start):
+            plan = plan_reshard((24, 48), 4, refined, source, Sharding(dims), GENERIC)
+            assert plan.wire_bytes <= sent, (kind, plan)
+
+
+def test_uneven_plans_add_up():
+    for mesh in MESHES.values():
+        for source, target in sampled_pairs("2x4", 2, 40, terms=False):
+            if not {*source.used_axes, *target.used_axes} <= set(mesh.names):
+                continue
+            plan = plan_reshard((17, 9), 4, mesh, source, target, GENERIC)
+            priced = sum(
+                step.wire_bytes * GENERIC.byte_factor(step.kind.collective or "")
+                for step in plan.steps
+            )
+            launches = plan.launches * GENERIC.launch_s
+            wanted = priced / GENERIC.link_bytes_per_s + launches
+            assert plan.seconds == pytest.approx(wanted, rel=1e-9), plan
+
+
+@pytest.mark.parametrize("mesh", ["2x4", "2x2x2"])
+def test_no_full_gather_where_the_target_is_sharded(mesh):
+    refined = MESHES[mesh]
+    for shape in [(48, 48), (17, 48), (17, 9)]:
+        for source in user_shardings(refined, 2):
+            for target in user_shardings(refined, 2):
+                plan = plan_reshard(shape, 4, refined, source, target, GENERIC)
+                whole = shape[0] * shape[1] * 4
+                if source.used_axes and target.used_axes:
+                    assert plan.peak_bytes < whole, plan
