@@ -17,9 +17,9 @@ from itertools import combinations
 from meshwise.cost.hardware import Hardware
 from meshwise.ir.mesh import Axes, Mesh
 from meshwise.ir.sharding import DimAxes, Reduction, Sharding
-from meshwise.reshard.moves import MAX_FREE_SEARCH, Prices, Problem
 from meshwise.reshard.places import DimIds, IdPart
 from meshwise.reshard.plan import Part
+from meshwise.reshard.problem import MAX_FREE_SEARCH, Prices, Problem
 
 Groups = tuple[Axes, ...]
 

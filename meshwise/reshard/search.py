@@ -19,8 +19,9 @@ from meshwise.ir.collectives import CollectiveKind, wire_bytes
 from meshwise.ir.mesh import Mesh
 from meshwise.ir.sharding import Reduction, Sharding, local_shape, unreduced
 from meshwise.reshard.canonical import Naming, levels
-from meshwise.reshard.moves import Move, Moves, Problem, State
+from meshwise.reshard.moves import Move, Moves, State
 from meshwise.reshard.plan import Part, ReshardPlan, Step, StepKind
+from meshwise.reshard.problem import Problem
 from meshwise.reshard.realign import realign_windows
 
 # Costs are sums of bytes; two that differ by less than this part of one another are equal.

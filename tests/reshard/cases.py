@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from meshwise.cost.hardware import GENERIC
 from meshwise.ir.mesh import Mesh, refine_mesh
-from meshwise.ir.sharding import Reduction, Sharding, local_shape
+from meshwise.ir.sharding import Sharding, local_shape
 from meshwise.reshard.emit import apply_steps
 from meshwise.reshard.plan import ReshardPlan
 from meshwise.reshard.search import plan_reshard
@@ -24,15 +24,6 @@ MESHES = {
     "2x2x2": refine_mesh(("x", "y", "z"), (2, 2, 2)),
     "2x3": refine_mesh(("x", "y"), (2, 3)),
     "8": refine_mesh(("x",), (8,)),
-}
-
-NEUTRAL = {
-    Reduction.SUM: np.add,
-    Reduction.MAX: np.maximum,
-    Reduction.MIN: np.minimum,
-    Reduction.PROD: np.multiply,
-    Reduction.AND: np.logical_and,
-    Reduction.OR: np.logical_or,
 }
 
 
@@ -80,26 +71,6 @@ def shards(value: np.ndarray, sharding: Sharding, mesh: Mesh, fill: float = 99) 
     return out
 
 
-def terms(value: np.ndarray, sharding: Sharding, mesh: Mesh, seed: int = 0) -> np.ndarray:
-    """Unreduced shards: random terms, one for each index along the unreduced axes."""
-    if not sharding.unreduced:
-        return shards(value, sharding, mesh)
-    rng = np.random.default_rng(seed)
-    count = mesh.size(sharding.unreduced)
-    whole = [rng.integers(0, 3, value.shape).astype(value.dtype) for _ in range(count)]
-    out = np.stack([shards(w, Sharding(sharding.dims), mesh) for w in whole])
-    picked = [term_number(sharding, mesh, index) for index in device_indices(mesh)]
-    return np.stack([out[t, d] for d, t in enumerate(picked)])
-
-
-def term_number(sharding: Sharding, mesh: Mesh, index: dict[str, int]) -> int:
-    """Which term a device holds."""
-    number = 0
-    for axis in sharding.unreduced:
-        number = number * mesh.axis_size[axis] + index[axis]
-    return number
-
-
 def run_plans(
     values: Sequence[np.ndarray], plans: Sequence[ReshardPlan], mesh: Mesh
 ) -> list[np.ndarray]:
@@ -113,7 +84,12 @@ def run_plans(
 
     spec = P(mesh.names)
     f = jax.shard_map(body, mesh=jax_mesh, in_specs=spec, out_specs=spec, check_vma=False)
-    return [np.asarray(y) for y in jax.jit(f)(*values)]
+    outs = jax.jit(f)(*values)
+    is_key = [jax.numpy.issubdtype(y.dtype, jax.dtypes.prng_key) for y in outs]
+    return [
+        np.asarray(jax.random.key_data(y) if key else y)
+        for y, key in zip(outs, is_key, strict=True)
+    ]
 
 
 def check_values(shape: Sequence[int], pairs: Sequence[Pair], mesh: Mesh) -> None:

@@ -96,13 +96,11 @@ def test_uneven_plans_add_up():
             assert plan.seconds == pytest.approx(wanted, rel=1e-9), plan
 
 
-@pytest.mark.parametrize("mesh", ["2x4", "2x2x2"])
-def test_no_full_gather_where_the_target_is_sharded(mesh):
-    refined = MESHES[mesh]
+def test_no_full_gather_where_the_target_is_sharded():
+    refined = MESHES["2x4"]
+    ends = [s for s in user_shardings(refined, 2) if s.used_axes]
     for shape in [(48, 48), (17, 48), (17, 9)]:
-        for source in user_shardings(refined, 2):
-            for target in user_shardings(refined, 2):
+        for source in ends:
+            for target in ends:
                 plan = plan_reshard(shape, 4, refined, source, target, GENERIC)
-                whole = shape[0] * shape[1] * 4
-                if source.used_axes and target.used_axes:
-                    assert plan.peak_bytes < whole, plan
+                assert plan.peak_bytes < shape[0] * shape[1] * 4, plan

@@ -1,0 +1,46 @@
+"""One reshard as the search sees it: axes are integers, costs are in bytes of the plain link."""
+
+from dataclasses import dataclass
+
+from meshwise.reshard.places import DimIds, Ids
+
+# Problems with more axes than this are searched with fewer moves: only towards the target.
+MAX_FREE_SEARCH = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """What a launch and a byte of each kind cost, in bytes of the plain link."""
+
+    launch: float
+    all_gather: float = 1.0
+    all_to_all: float = 1.0
+    permute: float = 1.0
+    reduce_scatter: float = 1.0
+    all_reduce: float = 1.0
+
+    @property
+    def least(self) -> float:
+        """The least that a byte costs in any collective."""
+        kinds = (self.all_gather, self.all_to_all, self.permute)
+        return min(*kinds, self.reduce_scatter, self.all_reduce)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One reshard in canonical form: axes are integers, shapes are global.
+
+    `gathers_terms` says that no collective reduces by the wanted operator (a product): an
+    all_reduce then gathers all terms. `idle` is the product of the axes that are left out of the
+    search; the bound holds for it too.
+    """
+
+    sizes: Ids
+    shape: tuple[int, ...]
+    itemsize: int
+    source: DimIds
+    target: DimIds
+    terms: Ids
+    gathers_terms: bool
+    idle: int
+    prices: Prices

@@ -1,0 +1,49 @@
+"""Seconds of a collective are a launch and its bytes over the link."""
+
+import pytest
+
+from meshwise.cost.communication import collective_seconds, wire_seconds
+from meshwise.cost.hardware import GENERIC, H100, TPU_V5E, Hardware
+from meshwise.ir.collectives import CollectiveKind, wire_bytes
+
+MACHINE = Hardware("test", 1e9, 1e-6, 1e12, 1e11, "made up", (("all_to_all", 5.0),))
+
+# kind, operand, result, group -> wire bytes
+WIRE_BYTES = [
+    ("all_gather", 100, 400, 4, 300),
+    ("reduce_scatter", 400, 100, 4, 300),
+    ("all_reduce", 400, 400, 4, 600),
+    ("all_to_all", 400, 400, 4, 300),
+    ("ppermute", 400, 400, 4, 400),
+    ("all_reduce", 400, 400, 1, 0),
+    ("ppermute", 400, 400, 1, 0),
+]
+
+
+@pytest.mark.parametrize(("kind", "operand", "result", "group", "sent"), WIRE_BYTES)
+def test_wire_bytes_follow_the_ring(kind, operand, result, group, sent):
+    assert wire_bytes(CollectiveKind(kind), operand, result, group) == sent
+
+
+def test_seconds_are_a_launch_and_the_bytes():
+    kind = CollectiveKind.ALL_GATHER
+    assert collective_seconds(kind, 1000, 4000, 4, MACHINE) == pytest.approx(1e-6 + 3e-6)
+    assert collective_seconds(kind, 1000, 1000, 1, MACHINE) == 0
+    assert wire_seconds(kind, 0, MACHINE, launches=3) == pytest.approx(3e-6)
+
+
+def test_a_kind_may_be_slower_than_the_link():
+    kind = CollectiveKind.ALL_TO_ALL
+    assert collective_seconds(kind, 4000, 4000, 4, MACHINE) == pytest.approx(1e-6 + 15e-6)
+
+
+def test_of_equal_bytes_fewer_launches_win_and_nothing_else_hides_bytes():
+    launch_bytes = GENERIC.launch_s * GENERIC.link_bytes_per_s
+    assert 64 <= launch_bytes <= 256
+
+
+@pytest.mark.parametrize("hardware", [GENERIC, TPU_V5E, H100], ids=lambda h: h.name)
+def test_figures_are_positive_and_have_a_source(hardware):
+    assert min(hardware.link_bytes_per_s, hardware.launch_s, hardware.flops_per_s) > 0
+    assert hardware.memory_bytes_per_s > hardware.link_bytes_per_s
+    assert hardware.source

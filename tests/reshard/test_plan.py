@@ -1,0 +1,153 @@
+"""What a plan says, what it refuses, and how fast one is had."""
+
+import random
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwise.cost.hardware import GENERIC
+from meshwise.ir.mesh import refine_mesh
+from meshwise.ir.sharding import Reduction, Sharding, local_bytes, replicated, unreduced
+from meshwise.reshard.plan import StepKind
+from meshwise.reshard.search import plan_reshard, reshard_cost
+from tests.reshard.cases import MESHES, all_shardings, check_values, run_plans, shards
+
+MESH = MESHES["2x4"]
+X, Y = MESH.refine(("x",)), MESH.refine(("y",))
+
+
+def test_same_sharding_needs_nothing():
+    plan = plan_reshard((64, 64), 4, MESH, Sharding((X, Y)), Sharding((X, Y)), GENERIC)
+    assert plan.steps == () and plan.seconds == 0 and plan.peak_bytes == 32 * 16 * 4
+    assert str(plan).endswith("nothing to do")
+
+
+def test_slices_come_before_the_gather():
+    plan = plan_reshard((64, 64), 4, MESH, Sharding((X, ())), Sharding(((), Y)), GENERIC)
+    assert [step.kind for step in plan.steps] == [StepKind.SLICE, StepKind.ALL_GATHER]
+    assert plan.wire_bytes == 512 * 4
+
+
+def test_one_exchange_between_two_pairs_of_dims():
+    source, target = Sharding((X, Y, (), ())), Sharding(((), (), X, Y))
+    plan = plan_reshard((8, 8, 8, 8), 4, MESH, source, target, GENERIC)
+    assert [step.kind for step in plan.steps] == [StepKind.ALL_TO_ALL]
+    assert plan.wire_bytes == 8**4 * 4 // 8 * 7 / 8
+
+
+def test_padding_does_not_travel_with_a_whole_gather():
+    source = Sharding((X + Y, ()))
+    plan = plan_reshard((17, 64), 4, MESH, source, replicated(2), GENERIC)
+    assert plan.wire_bytes < 7 * 3 * 64 * 4
+
+
+def test_one_row_moves_where_blocks_change_their_size():
+    plan = plan_reshard((17, 64), 4, MESH, Sharding((X + Y, ())), Sharding((X, Y)), GENERIC)
+    assert [step.kind for step in plan.steps] == [StepKind.ALL_TO_ALL, StepKind.REALIGN]
+
+
+def test_a_plan_reads_well():
+    plan = plan_reshard((64, 64), 4, MESH, Sharding((X, ())), Sharding(((), Y)), GENERIC)
+    assert str(plan) == (
+        "[64, 64] from [x, -] to [-, y.0*y.1]: 2,048 wire bytes in 1 collective, 0.0222 us, "
+        "peak 8,192 bytes\n"
+        "  slice y.0*y.1 on dim 1: [32, 64] -> [32, 16]\n"
+        "  all_gather x of dim 0: [32, 16] -> [64, 16], 2,048 bytes"
+    )
+
+
+def test_too_little_memory_says_the_least_possible():
+    source, target = Sharding((X, ())), Sharding(((), X))
+    least = 32 * 64 * 4
+    args = (64, 64), 4, MESH, source, target, GENERIC
+    assert plan_reshard(*args, max_bytes=least).peak_bytes == least
+    with pytest.raises(ValueError, match=r"the least possible is 8,192\."):
+        plan_reshard(*args, max_bytes=least - 1)
+
+
+def test_what_is_whole_cannot_become_unreduced():
+    target = unreduced(((), ()), X, Reduction.SUM)
+    with pytest.raises(ValueError, match="the target is unreduced over x"):
+        plan_reshard((8, 8), 4, MESH, replicated(2), target, GENERIC)
+    other = unreduced(((), ()), X, Reduction.MAX)
+    with pytest.raises(ValueError, match="another operator"):
+        reshard_cost((8, 8), 4, MESH, target, other, GENERIC)
+
+
+def test_ranks_must_agree():
+    with pytest.raises(ValueError, match="the ranks differ"):
+        plan_reshard((8, 8), 4, MESH, replicated(2), replicated(1), GENERIC)
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (5, 3)], ids=str)
+def test_random_keys(shape):
+    keys = jax.random.split(jax.random.key(0), shape)
+    data = np.asarray(jax.random.key_data(keys))
+    pairs = [((X, Y), (Y, X)), ((X, ()), ((), Y)), ((X + Y, ()), ((), X))]
+    for source, target in [(Sharding(s), Sharding(t)) for s, t in pairs]:
+        plan = plan_reshard(shape, 8, MESH, source, target, GENERIC)
+        local = shards(data, Sharding((*source.dims, ())), MESH, fill=0)
+        [out] = run_plans([jax.random.wrap_key_data(jnp.asarray(local))], [plan], MESH)
+        wanted = shards(data, Sharding((*target.dims, ())), MESH, fill=0)
+        mask = shards(np.ones(data.shape, bool), Sharding((*target.dims, ())), MESH, fill=0)
+        np.testing.assert_array_equal(out[mask], wanted[mask])
+
+
+@st.composite
+def problems(draw):
+    mesh = MESHES[draw(st.sampled_from(sorted(MESHES)))]
+    shape = tuple(draw(st.lists(st.integers(0, 20), min_size=1, max_size=4)))
+    axes = draw(st.permutations(mesh.names)), draw(st.permutations(mesh.names))
+    ends = []
+    for order in axes:
+        dims = [()] * len(shape)
+        for axis in order:
+            dim = draw(st.integers(-1, len(shape) - 1))
+            if dim >= 0:
+                dims[dim] += (axis,)
+        ends.append(Sharding(tuple(dims)))
+    return mesh, shape, *ends
+
+
+@given(problems())
+def test_any_pair_has_a_plan_that_is_right(problem):
+    mesh, shape, source, target = problem
+    check_values(shape, [(source, target)], mesh)
+
+
+def test_a_very_fine_mesh_is_planned_in_bounded_time():
+    mesh = refine_mesh([f"a{i}" for i in range(11)], [2] * 11)
+    draw = random.Random(3)
+    shape = (4096, 4096, 4096)
+    for _ in range(6):
+        ends = []
+        for _ in range(2):
+            axes = draw.sample(mesh.names, 11)
+            cuts = sorted(draw.sample(range(12), 2))
+            ends.append(Sharding((tuple(axes[: cuts[0]]), tuple(axes[cuts[0] : cuts[1]]), ())))
+        start = time.perf_counter()
+        plan = plan_reshard(shape, 4, mesh, *ends, GENERIC)
+        assert time.perf_counter() - start < 5
+        assert plan.steps[-1].target == ends[1]
+
+
+def test_user_axes_of_a_large_mesh_are_planned_in_milliseconds():
+    mesh = refine_mesh(("x", "y"), (32, 64))
+    small = refine_mesh(("x", "y"), (2, 3))  # every way to use x and y whole
+    names = {"x": mesh.refine(("x",)), "y": mesh.refine(("y",))}
+    ends = [
+        Sharding(tuple(tuple(n for a in axes for n in names[a]) for axes in s.dims))
+        for s in all_shardings(small, 2)
+    ]
+    start = time.perf_counter()
+    for source in ends:
+        for target in ends:
+            plan = plan_reshard((4096, 4096), 2, mesh, source, target, GENERIC)
+            shard = max(local_bytes((4096, 4096), 2, s, mesh) for s in (source, target))
+            assert plan.peak_bytes <= shard
+    assert time.perf_counter() - start < 0.02 * len(ends) ** 2
