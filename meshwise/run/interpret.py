@@ -227,7 +227,9 @@ def _batch(eqn: _jax.JaxprEqn, values: list[Stacked], mesh: Mesh) -> list[Stacke
     axes = join_axes(values, mesh)
     if not axes:
         return [Stacked(out) for out in _jax.bind(eqn, [v.array for v in values])]
-    values = [expand(v, axes, mesh) if v.axes else v for v in values]
+    # JAX's rule for threefry2x32 takes no batch where only one of its two counters has one.
+    all_own = eqn.primitive is _jax.threefry2x32_p
+    values = [expand(v, axes, mesh) if v.axes or all_own else v for v in values]
     arrays = [v.array for v in values]
     stacked = [bool(v.axes) for v in values]
 

@@ -82,4 +82,4 @@ def _off_mesh(const: Any) -> Any:
     if not jax.numpy.issubdtype(const.dtype, _jax.extended):
         return np.asarray(const)
     raw = np.asarray(jax.random.key_data(const))
-    return jax.random.wrap_key_data(raw, impl=jax.random.key_impl(const))
+    return jax.random.wrap_key_data(jax.numpy.asarray(raw), impl=jax.random.key_impl(const))

@@ -384,3 +384,21 @@ def test_uneven_dims_inside_other_transformations(mesh):
         gradient = jax.grad(lambda x: (function([x])[0] ** 2).sum())(jnp.asarray(x))
         np.testing.assert_array_equal(gradient, 8 * x)
         np.testing.assert_array_equal(jax.jit(lambda v: doubled(mesh, 7)([v])[0])(x), x * 2)
+
+
+def test_constants_that_lie_on_a_mesh(mesh):
+    whole = jax.device_put(np.arange(8, dtype=np.float32), NamedSharding(mesh, P()))
+    part = jax.device_put(whole, NamedSharding(mesh, P("model")))
+    keys = jax.device_put(jax.random.split(jax.random.key(0), 2), NamedSharding(mesh, P("data")))
+    types = [(shape_of(8), sharding("model"))]
+    x = np.ones(8, np.float32)
+
+    def function(x):
+        bits = jax.random.key_data(keys).sum() * 0
+        return [x + whole[1] + lax.reduce_max(part, (0,)) + bits.astype(x.dtype)]
+
+    for context in (None, mesh):
+        with jax.set_mesh(context):
+            run = Executable(program(function, mesh, types, types), mesh)
+            np.testing.assert_array_equal(run([x])[0], 9)
+            np.testing.assert_array_equal(jax.jit(run.as_function())([x])[0], 9)

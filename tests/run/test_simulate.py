@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 from jax import lax
-from jax.sharding import AxisType
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from meshwise import _jax
@@ -172,6 +172,15 @@ def test_bits_are_those_of_each_device(kind):
         return [jax.random.bits(first, (1, 5)), jax.jit(jax.random.normal)(k[0])[None]]
 
     check(function, CUBE, [sharding("x y z")], [sharding("x y z", ""), sharding("x y z")], [keys])
+
+
+def test_counters_of_which_one_is_each_devices_own():
+    def function(x):
+        key, low = jnp.uint32(7), jnp.arange(3, dtype=jnp.uint32)[None]
+        high = low * 0 + lax.axis_index("y").astype(jnp.uint32)
+        return [jnp.stack(_jax.threefry2x32_p.bind(key, key, high, low)), x]
+
+    check(function, CUBE, [EVERYWHERE], [sharding("", "y", ""), EVERYWHERE], [numbers(8, 3)])
 
 
 def test_a_value_that_is_nobodys_own():
@@ -489,3 +498,20 @@ def test_random_programs(steps):
 
     args = [numbers(64, 4), numbers(4, 4) * np.float32(0.1)]
     check(function, CUBE, [EVERYWHERE, sharding("", "")], [EVERYWHERE], args, 2e-5)
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_meshes_in_context_and_in_constants(kind):
+    devices = jax.make_mesh((2, 4), ("data", "model"), (kind,) * 2)
+    placed = jax.device_put(numbers(8), NamedSharding(devices, P("model")))
+    whole = jax.device_put(numbers(8), NamedSharding(devices, P()))
+    keys = jax.device_put(jax.random.split(jax.random.key(0), 8), placed.sharding)
+    place = sharding("data")
+    with jax.set_mesh(devices):
+        jaxpr = trace(
+            lambda x, k: [x + whole[1] + lax.psum(x, "data"), k], MESH, (4,), jax.typeof(keys[:4])
+        )
+        got, same = simulate(jaxpr, MESH, [place] * 2, [place] * 2, [(8,)] * 2, [placed, keys])
+    total = numbers(8).reshape(2, 4).sum(0)
+    np.testing.assert_array_equal(got, numbers(8) + numbers(8)[1] + np.tile(total, 2))
+    assert (jax.random.key_data(same) == jax.random.key_data(keys)).all()
