@@ -52,8 +52,8 @@ TPU_V5E = Hardware(
     launch_s=1e-6,
     flops_per_s=197e12,
     memory_bytes_per_s=819e9,
-    source="cloud.google.com/tpu/docs/v5e: 197 TFLOP/s bf16, 819 GB/s HBM, 1,600 Gbit/s of "
-    "interchip links a chip; launch: an order of magnitude, not published",
+    source="cloud.google.com/tpu/docs/v5e, read in 2026: 197 TFLOP/s bf16, 819 GB/s HBM, interchip "
+    "links 400 GB/s a chip both ways, 200 GB/s each; launch: an order of magnitude, not published",
 )
 
 H100 = Hardware(

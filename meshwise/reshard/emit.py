@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from meshwise.ir.mesh import Mesh
@@ -47,7 +48,7 @@ def _slice(x: jax.Array, step: Step, plan: ReshardPlan, mesh: Mesh) -> jax.Array
         dim = _gaining(part)
         sizes[dim] = step.target_shape[dim]
         starts[dim] = lax.axis_index(part.axes) * sizes[dim]
-    return lax.dynamic_slice(x, starts, sizes)
+    return lax.dynamic_slice(x, starts, sizes, allow_negative_indices=False)
 
 
 def _all_gather(x: jax.Array, step: Step, plan: ReshardPlan, mesh: Mesh) -> jax.Array:
@@ -82,8 +83,8 @@ def _realign(x: jax.Array, step: Step, plan: ReshardPlan, mesh: Mesh) -> jax.Arr
     before, after = step.source_shape[dim], step.target_shape[dim]
     me = lax.axis_index(axes)
     number = shard_numbers(axes, mesh)
-    rows = jnp.arange(after, dtype=jnp.int32)
-    places = jnp.zeros(after, jnp.int32)
+    rows = lax.iota(jnp.int32, after)
+    places = lax.full_like(rows, 0)
     pieces: list[jax.Array] = []
     offset = 0
     for window in realign_windows(plan.shape[dim], shards, before, after):
@@ -92,7 +93,9 @@ def _realign(x: jax.Array, step: Step, plan: ReshardPlan, mesh: Mesh) -> jax.Arr
             # What the sender's receiver wants; the slice is kept inside the sender's rows.
             starts = [min(s, before - window.rows) for s in window.starts]
             sent_from = _at([starts[(r + window.distance) % shards] for r in range(shards)], me)
-            piece = lax.dynamic_slice_in_dim(x, sent_from, window.rows, dim)
+            piece = lax.dynamic_slice_in_dim(
+                x, sent_from, window.rows, dim, allow_negative_indices=False
+            )
             pairs = [
                 (number[r - window.distance], number[r]) for r in range(shards) if window.counts[r]
             ]
@@ -101,9 +104,9 @@ def _realign(x: jax.Array, step: Step, plan: ReshardPlan, mesh: Mesh) -> jax.Arr
         pieces.append(piece)
         first, count = _at(window.to, me), _at(window.counts, me)
         mine = (rows >= first) & (rows < first + count)
-        places = jnp.where(mine, offset + start + rows - first, places)
+        places = lax.select(mine, offset + start + rows - first, places)
         offset += piece.shape[dim]
-    return jnp.take(jnp.concatenate(pieces, dim), places, dim, mode="clip")
+    return _take_rows(lax.concatenate(pieces, dim), places, dim)
 
 
 def _reduce_scatter(x: jax.Array, step: Step, plan: ReshardPlan, mesh: Mesh) -> jax.Array:
@@ -189,9 +192,18 @@ def _cut(x: jax.Array, step: Step) -> jax.Array:
     return x if x.shape == sizes else lax.slice(x, [0] * x.ndim, sizes)
 
 
+def _take_rows(x: jax.Array, rows: jax.Array, dim: int) -> jax.Array:
+    """Rows of a dim by number."""
+    others = tuple(d for d in range(x.ndim) if d != dim)
+    numbers = lax.GatherDimensionNumbers(others, (dim,), (dim,))
+    sizes = (*x.shape[:dim], 1, *x.shape[dim + 1 :])
+    return lax.gather(x, rows[:, None], numbers, sizes, mode=lax.GatherScatterMode.CLIP)
+
+
 def _at(table: Sequence[int], index: jax.Array) -> jax.Array:
     """The entry of a small table at this device's index."""
-    return jnp.asarray(table, jnp.int32)[index]
+    numbers = np.asarray(table, np.int32)
+    return lax.dynamic_slice(numbers, (index,), (1,), allow_negative_indices=False).reshape(())
 
 
 def _gaining(part: Part) -> int:
@@ -215,9 +227,9 @@ _EMIT: Mapping[StepKind, Callable[[jax.Array, Step, ReshardPlan, Mesh], jax.Arra
 }
 
 _LOCAL_REDUCE: Mapping[Reduction, Callable[[jax.Array], jax.Array]] = {
-    Reduction.MAX: lambda x: jnp.max(x, axis=0),
-    Reduction.MIN: lambda x: jnp.min(x, axis=0),
-    Reduction.PROD: lambda x: jnp.prod(x, axis=0).astype(x.dtype),
-    Reduction.AND: lambda x: jnp.all(x, axis=0),
-    Reduction.OR: lambda x: jnp.any(x, axis=0),
+    Reduction.MAX: lambda x: lax.reduce_max(x, (0,)),
+    Reduction.MIN: lambda x: lax.reduce_min(x, (0,)),
+    Reduction.PROD: lambda x: lax.reduce_prod(x, (0,)),
+    Reduction.AND: lambda x: lax.reduce_and(x, (0,)),
+    Reduction.OR: lambda x: lax.reduce_or(x, (0,)),
 }
