@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from meshwise.ir.mesh import Mesh
+from meshwise.ir.mesh import Axes, Mesh
 from meshwise.ir.sharding import Reduction, local_shape
 from meshwise.reshard.permute import in_mesh_order, permute_pairs, shard_numbers
 from meshwise.reshard.plan import Part, ReshardPlan, Step, StepKind
@@ -124,16 +124,26 @@ def _reduce_scatter(x: jax.Array, step: Step, plan: ReshardPlan, mesh: Mesh) -> 
 
 
 def _all_reduce(x: jax.Array, step: Step, plan: ReshardPlan, mesh: Mesh) -> jax.Array:
-    reduction = plan.source.reduction
+    return all_reduce(x, step.axes, plan.source.reduction)
+
+
+def all_reduce(x: jax.Array, axes: Axes, reduction: Reduction) -> jax.Array:
+    """Join the terms that devices hold along some axes; the same local array on all of them.
+
+    Integers are joined bit by bit by AND and OR, for which there is no collective: their terms are
+    gathered, as those of a product are.
+    """
+    is_bool = x.dtype == jnp.bool_
     if reduction is Reduction.SUM:
-        return lax.psum(x, step.axes)
-    if reduction is Reduction.PROD:
-        return _LOCAL_REDUCE[reduction](lax.all_gather(x, step.axes, axis=0, tiled=False))
+        return lax.psum(x, axes)
+    bitwise = reduction in (Reduction.AND, Reduction.OR) and not is_bool
+    if reduction is Reduction.PROD or bitwise:
+        return _LOCAL_REDUCE[reduction](lax.all_gather(x, axes, axis=0, tiled=False))
     is_least = reduction in (Reduction.MIN, Reduction.AND)
     reduce = lax.pmin if is_least else lax.pmax
-    if x.dtype == jnp.bool_:
-        return reduce(x.astype(jnp.uint8), step.axes).astype(jnp.bool_)
-    return reduce(x, step.axes)
+    if is_bool:
+        return reduce(x.astype(jnp.uint8), axes).astype(jnp.bool_)
+    return reduce(x, axes)
 
 
 def _split_front(x: jax.Array, step: Step, mesh: Mesh) -> jax.Array:

@@ -64,7 +64,7 @@ def reshard_cost(
     if source == target:
         return 0.0
     _check(shape, source, target)
-    if 0 in shape:
+    if 0 in shape or _is_slice(shape, mesh, source, target):
         return 0.0
     path, _ = _best(shape, itemsize, mesh, source, target, hardware, None)
     return path.cost / hardware.link_bytes_per_s
@@ -296,6 +296,14 @@ def _join(first: tuple[Part, ...], second: tuple[Part, ...]) -> tuple[Part, ...]
         else:
             parts.append(new)
     return tuple(parts)
+
+
+def _is_slice(shape: tuple[int, ...], mesh: Mesh, source: Sharding, target: Sharding) -> bool:
+    """Whether each device holds its target shard already."""
+    return source.unreduced == target.unreduced and all(
+        mine in ((), wanted) or (mine == wanted[: len(mine)] and n % mesh.size(wanted) == 0)
+        for n, mine, wanted in zip(shape, source.dims, target.dims, strict=True)
+    )
 
 
 def _check(shape: tuple[int, ...], source: Sharding, target: Sharding) -> None:

@@ -94,6 +94,7 @@ def test_uneven_plans_add_up():
             launches = plan.launches * GENERIC.launch_s
             wanted = priced / GENERIC.link_bytes_per_s + launches
             assert plan.seconds == pytest.approx(wanted, rel=1e-9), plan
+            assert plan.seconds == reshard_cost((17, 9), 4, mesh, source, target, GENERIC)
 
 
 def test_no_full_gather_where_the_target_is_sharded():
