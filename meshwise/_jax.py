@@ -20,6 +20,7 @@ from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import dtypes as _dtypes
 from jax._src import mesh as _mesh_lib
+from jax._src import sharding_impls as _sharding_impls
 from jax._src import source_info_util
 from jax._src import tree_util as _tree_util
 from jax._src.interpreters import ad as _ad
@@ -36,6 +37,7 @@ from jax.extend.core import Primitive as Primitive
 from jax.extend.core import Var as Var
 from jax.extend.core import jaxpr_as_fun as jaxpr_as_fun
 from jax.extend.core import primitives as _xprimitives
+from jaxlib import _jax as _xla
 
 DropVar = _core.DropVar
 Tracer = jax.core.Tracer
@@ -229,13 +231,13 @@ def constraint_of(eqn: JaxprEqn) -> Any:
 # --- the hint primitive: mw.shard --------------------------------------------------------------
 
 hint_p = Primitive("hint")
-hint_p.def_impl(lambda x, *, sharding: x)
-hint_p.def_abstract_eval(lambda x, *, sharding: x)
-_ad.deflinear2(hint_p, lambda ct, _, *, sharding: (hint_p.bind(ct, sharding=sharding),))
+hint_p.def_impl(lambda x, **params: x)
+hint_p.def_abstract_eval(lambda x, **params: x)
+_ad.deflinear2(hint_p, lambda ct, _, **params: (hint_p.bind(ct, **params),))
 
 
 def _hint_batcher(
-    axis_data: Any, values: Sequence[Any], dims: Sequence[int], *, sharding: Any
+    axis_data: Any, values: Sequence[Any], dims: Sequence[int], *, sharding: Any, **rest: Any
 ) -> tuple[Any, int]:
     """A mapped dim is sharded over vmap's `spmd_axis_name`, or left open where it has none."""
     entry = axis_data.spmd_name or jax.sharding.PartitionSpec.UNCONSTRAINED
@@ -245,13 +247,13 @@ def _hint_batcher(
     batched = jax.sharding.PartitionSpec(*entries)
     if isinstance(sharding, jax.sharding.NamedSharding):
         batched = jax.sharding.NamedSharding(sharding.mesh, batched)
-    return hint_p.bind(values[0], sharding=batched), dims[0]
+    return hint_p.bind(values[0], sharding=batched, **rest), dims[0]
 
 
 _batching.fancy_primitive_batchers[hint_p] = _hint_batcher
 
 
-def _hint_lowering(x: Any, *, sharding: Any) -> Any:
+def _hint_lowering(x: Any, *, sharding: Any, **_: Any) -> Any:
     """Outside meshwise a hint is a constraint where a mesh is known, and nothing elsewhere."""
     mesh = jax.sharding.get_abstract_mesh()
     spec = sharding.spec if isinstance(sharding, jax.sharding.NamedSharding) else sharding
@@ -454,3 +456,69 @@ def literal_value(atom: Literal) -> Any:
     if getattr(atom.aval, "weak_type", False):
         return np.asarray(atom.val).item()
     return np.asarray(atom.val, atom.aval.dtype)
+
+
+def dispatcher(
+    name: str,
+    miss: Callable[..., tuple[Any, Any]],
+    static_argnums: Sequence[int] = (),
+    static_argnames: Sequence[str] = (),
+) -> Callable[..., Any]:
+    """A function called through the same C++ dispatch as `jax.jit`'s.
+
+    `miss(*args, **kwargs)` gives the results and what `fast_path` made of them, or None. Where it
+    is not None, later calls with arguments of the same types, placement and static values, in the
+    same context, run the program without entering Python.
+    """
+
+    def cache_miss(*args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
+        return *miss(*args, **kwargs), False
+
+    def plain(*args: Any, **kwargs: Any) -> Any:
+        return miss(*args, **kwargs)[0]
+
+    return _xla.pjit(
+        name,
+        plain,
+        cache_miss,
+        list(static_argnums),
+        list(static_argnames),
+        _pxla.JitGlobalCppCacheKeys(),
+        _tree_util.dispatch_registry,
+        _pxla.cc_shard_arg,
+    )
+
+
+def fast_path(compiled: Any, out_tree: Any, outs: Sequence[Any]) -> Any:
+    """What `dispatcher` needs to run a `Compiled` by itself; None where it has to stay in Python.
+
+    `outs` are the leaves of one call's results, in the order of `out_tree`.
+    """
+    executable = compiled._executable
+    if not isinstance(executable, _pxla.MeshExecutable):
+        return None
+    call = executable.unsafe_call
+    if not isinstance(call, _pxla.ExecuteReplicated):
+        return None
+    if call.ordered_effects or call.has_unordered_effects or call.has_host_callbacks:
+        return None
+    flat, tree = _pxla.reflatten_outputs_for_dispatch(out_tree, list(outs))
+    if not all(type(out) is _xla.ArrayImpl for out in flat):
+        return None
+    in_shardings = [
+        _sharding_impls.physical_sharding(a, s) if jax.numpy.issubdtype(a.dtype, extended) else s
+        for s, a in zip(executable._in_shardings, executable.in_avals, strict=True)
+    ]
+    const_args = executable.shard_const_args(compiled._params.const_args)
+    arg_count = len(const_args) + compiled.in_tree.num_leaves
+    return _pxla.MeshExecutableFastpathData(
+        executable.xla_executable,
+        tree,
+        in_shardings,
+        executable._out_shardings,
+        [out.aval for out in flat],
+        [out._committed for out in flat],
+        [i in executable._kept_var_idx for i in range(arg_count)],
+        executable._dispatch_in_layouts,
+        const_args,
+    )

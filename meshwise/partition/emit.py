@@ -23,8 +23,8 @@ from meshwise.cost.hardware import Hardware
 from meshwise.ir.factors import FactorRule, Strategy, operand_sharding
 from meshwise.ir.sharding import Sharding, local_shape
 from meshwise.partition.padding import mask_operands
-from meshwise.reshard.emit import apply_steps
-from meshwise.reshard.plan import ReshardPlan, StepKind
+from meshwise.reshard.emit import all_reduce, apply_steps
+from meshwise.reshard.plan import StepKind
 from meshwise.reshard.search import plan_reshard
 from meshwise.rules.registry import LocalContext, OpRule
 
@@ -41,7 +41,6 @@ class Reason:
     target: Sharding
     wanted_by: str
     line: str
-    plan: ReshardPlan
 
     def __str__(self) -> str:
         """One line for the report."""
@@ -158,7 +157,7 @@ def _reduction_key(var: Var, edge: Edge) -> tuple[Any, ...]:
 def _copy(walk: _Walk, atom: Any, sharding: Sharding, user: JaxprEqn | None) -> Any:
     """A value in a sharding: the copy that exists, or one made now."""
     if isinstance(atom, Literal):
-        return atom.val
+        return _jax.literal_value(atom)
     found = walk.copies.get((atom, sharding))
     if found is not None:
         return found
@@ -208,12 +207,12 @@ def _reshard(walk: _Walk, var: Var, edge: Edge, array: Any, user: JaxprEqn | Non
     steps = plan_reshard(aval.shape, aval.dtype.itemsize, mesh, source, target, walk.hardware)
     if not any(step.kind is not StepKind.SLICE for step in steps.steps):
         return apply_steps(array, steps, mesh)
-    with _reason(walk, [(var, edge)], steps, user):
+    with _reason(walk, [(var, edge)], user):
         return apply_steps(array, steps, mesh)
 
 
 def _reason(
-    walk: _Walk, moved: Sequence[tuple[Var, Edge]], steps: ReshardPlan, user: JaxprEqn | None
+    walk: _Walk, moved: Sequence[tuple[Var, Edge]], user: JaxprEqn | None
 ) -> Any:
     """A name scope that ties the collectives inside to the reason recorded for them."""
     var, (source, target) = moved[0]
@@ -224,7 +223,7 @@ def _reason(
     maker = walk.makers.get(var)
     origin = user if user is not None else maker and walk.plan.program.equations[maker]
     line = _jax.source_summary(origin) if origin else "out_shardings"
-    walk.reasons.append(Reason(values, source, target, wanted_by, line, steps))
+    walk.reasons.append(Reason(values, source, target, wanted_by, line))
     return jax.named_scope(f"meshwise_reshard_{len(walk.reasons) - 1}")
 
 
@@ -232,16 +231,11 @@ def _reduce_together(
     walk: _Walk, together: list[tuple[Var, Edge]], user: JaxprEqn | None
 ) -> None:
     """Several small reductions over the same axes in one collective, laid end to end."""
-    mesh = walk.plan.program.mesh
     arrays = [walk.copies[var, edge[0]] for var, edge in together]
     flat = lax.concatenate([lax.reshape(a, (math.prod(a.shape),)) for a in arrays], 0)
-    axes, reduction = together[0][1][0].unreduced, together[0][1][0].reduction
-    steps = plan_reshard(
-        flat.shape, flat.dtype.itemsize, mesh,
-        Sharding(((),), axes, reduction), Sharding(((),)), walk.hardware,
-    )
-    with _reason(walk, together, steps, user):
-        flat = apply_steps(flat, steps, mesh)
+    source = together[0][1][0]
+    with _reason(walk, together, user):
+        flat = all_reduce(flat, source.unreduced, source.reduction)
     start = 0
     for (var, edge), array in zip(together, arrays, strict=True):
         part = lax.slice(flat, (start,), (start + array.size,))

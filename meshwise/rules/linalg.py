@@ -52,7 +52,8 @@ def _decomposition_rule(application: Application) -> OpRule:
     factoring = Factoring()
     tensors = _batched(factoring, application, len(shape) - rank)
     flops = weight * math.prod(shape) * min(shape[-rank:])
-    return _rule(factoring, application, tensors, flops)
+    linear = ((2,),) if application.eqn.primitive.name == "ormqr" else ()
+    return _rule(factoring, application, tensors, flops, linear)
 
 
 @register("triangular_solve")

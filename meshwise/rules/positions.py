@@ -21,6 +21,20 @@ def clamp_position(given: Any, upper: int) -> Any:
     return lax.convert_element_type(inside, np.int64 if wide else np.int32)
 
 
+def signed_positions(given: Any) -> Any:
+    """Positions as signed integers of at least 32 bits; too large ones stay too large.
+
+    XLA's CPU backend reads an unsigned byte as signed where a scatter writes a single window,
+    which a device may do where the whole program writes several.
+    """
+    dtype = np.dtype(given.dtype)
+    if dtype.itemsize == 8 or dtype == np.int32:
+        return given
+    if dtype == np.uint32:
+        given = lax.min(given, np.uint32(np.iinfo(np.int32).max))
+    return lax.convert_element_type(given, np.int32)
+
+
 def in_bounds(position: Any, upper: int) -> Any:
     """Which positions are in `0..upper`."""
     bound = min(upper, int(np.iinfo(position.dtype).max))

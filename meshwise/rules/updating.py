@@ -23,6 +23,7 @@ from meshwise.rules.positions import (
     in_bounds,
     is_first_shard,
     local_start,
+    signed_positions,
 )
 from meshwise.rules.registry import Application, LocalContext, OpRule, register
 
@@ -86,13 +87,15 @@ def _kind(application: Application) -> Kind:
 
 
 def _linear(application: Application, indices: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """What was there and the updates, together; overwriting only where no position is met twice.
+    """What was there, with the updates or times them; overwriting if no position is met twice.
 
     (Which of two updates of one position wins is not defined, and may differ between terms.)
     """
     name, params = application.eqn.primitive.name, application.params
     if name in ("scatter-add", "scatter-sub"):
         return ((0, 2),)
+    if name == "scatter-mul":
+        return ((0,),)
     body = params["update_jaxpr"]
     overwrites = name == "scatter" and (body is None or not body.eqns)
     once = params["unique_indices"] or math.prod(indices[:-1]) <= 1
@@ -112,15 +115,13 @@ def written_windows(
 def _scatter_local(context: LocalContext, operand: Any, indices: Any, updates: Any) -> list[Any]:
     params = context.params
     shape, _, written = shapes([v.aval for v in context.eqn.invars])
-    changed: dict[str, Any] = {}
     joined = [f for dim in context.rule.operands[1][:-1] for f in dim
               if context.axes(f) and f in context.rule.reduction_of]
-    reduction = _JOINED_BY.get(context.eqn.primitive.name)
-    if joined and reduction in (Reduction.SUM, Reduction.PROD):
-        first = lax.broadcast(is_first_shard(context, joined), operand.shape)
-        nothing = lax.full_like(operand, reduction_identity(reduction, operand.dtype))
-        operand = lax.select(first, operand, nothing)
-    if joined:  # the positions in the padding are arbitrary
+    changed: dict[str, Any] = {}
+    if joined:
+        operand = _term_of_operand(context, operand, joined)
+        indices = signed_positions(indices)
+        # Positions in the padding are arbitrary; the updates there are masked.
         changed = {"unique_indices": False, "indices_are_sorted": False}
     windows = written_windows(params, shape, written)
     dims = params["dimension_numbers"].scatter_dims_to_operand_dims
@@ -136,6 +137,19 @@ def _scatter_local(context: LocalContext, operand: Any, indices: Any, updates: A
         indices = vectors.local(drop)
         changed = {"unique_indices": False, "indices_are_sorted": False, "mode": FILL}
     return context.bind(operand, indices, updates, **changed)
+
+
+def _term_of_operand(context: LocalContext, operand: Any, joined: list[int]) -> Any:
+    """What was there before, on one device of those that share the updates.
+
+    The smallest and largest may meet it more than once, sums and products may not.
+    """
+    reduction = _JOINED_BY[context.eqn.primitive.name]
+    if reduction not in (Reduction.SUM, Reduction.PROD):
+        return operand
+    first = lax.broadcast(is_first_shard(context, joined), operand.shape)
+    nothing = lax.full_like(operand, reduction_identity(reduction, operand.dtype))
+    return lax.select(first, operand, nothing)
 
 
 @register("dynamic_update_slice")

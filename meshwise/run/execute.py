@@ -107,6 +107,16 @@ class Executable:
         """JAX's `Compiled`, for its cost and memory analysis; compiled once."""
         return self._compiled
 
+    def fast_path(self, out_tree: Any, outs: Sequence[Any]) -> Any:
+        """What `_jax.dispatcher` needs to call the program from C++, None if it cannot.
+
+        `outs` are the results of a call, the leaves of `out_tree`. It cannot where a dim is
+        uneven, or where the program calls back to the host.
+        """
+        if self._uneven_in or self._uneven_out:
+            return None
+        return _jax.fast_path(self._compiled, out_tree, outs)
+
     def as_function(self) -> Callable[[Sequence[Any]], list[Any]]:
         """A function of logical arrays that may be traced: pads, runs on all devices, cuts.
 
