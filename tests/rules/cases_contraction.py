@@ -31,8 +31,8 @@ def max_pool_gradient(source, operand):
     return jax.vjp(function, operand)[1](source)[0]
 
 
-def sum_of_squares(x, y):
-    return x + y * y
+def half_square_and_add(x, y):
+    return x * x / 8 + y
 
 
 PRODUCT = [
@@ -60,7 +60,10 @@ PRODUCT = [
     Case("ragged dot of columns", "ragged_dot_general", ragged(((1,), (0,)), ((), ()), [1], []),
          "f32[4,6] f32[6,5] i32[3]<3", "i j, j k, l -> m i k | whole=j l m"),
     Case("ragged dot of a batch", "ragged_dot_general",
-         ragged(((2,), (1,)), ((0,), (0,)), [0], []), "f32[6,4,5] f32[6,5,3] i32[3]<3", "i j k, i k l, m -> i j l | sum=k whole=i m"),
+         ragged(((2,), (1,)), ((0,), (0,)), [0], []), "f32[6,4,5] f32[6,5,3] i32[3]<3",
+         "i j k, i k l, m -> i j l | sum=k whole=i m",
+         timid="i: rows beyond the groups are defined by the backend",
+         unclaimed="0,2 1,2: sizes of groups are no numbers to add"),
 ]  # fmt: skip
 
 CONVOLUTION = [
@@ -118,7 +121,7 @@ REDUCTION = [
     Case("reduce_or", "reduce_or", lambda x: lax.reduce_or(x, (1,)), "bool[5,7]", "i j -> i | or=j"),
     Case("reduce_or of integers", "reduce_or", lambda x: lax.reduce_or(x, (1,)), "i32[5,7]", "i j -> i | whole=j"),
     Case("reduce_xor", "reduce_xor", lambda x: lax.reduce_xor(x, (1,)), "i32[5,7]", "i j -> i | whole=j"),
-    Case("reduce", "reduce", lambda x: lax.reduce(x, np.float32(0), sum_of_squares, (1,)),
+    Case("reduce", "reduce", lambda x: lax.reduce(x, np.float32(0), half_square_and_add, (1,)),
          "f32[5,7]", "i j,  -> i | whole=j"),
     Case("argmax", "argmax", lambda x: lax.argmax(x, 1, np.int32), "f32[5,7]", "i j -> i | permute=j"),
     Case("argmax of ties", "argmax", lambda x: lax.argmax(x, 0, np.int32), "i32[12,7]<3", "i j -> j | permute=i"),
@@ -135,7 +138,7 @@ REDUCTION = [
          "f32[5,6]", "i j -> i k | whole=j k"),
     Case("reduce_window_min", "reduce_window_min", pool(np.inf, lax.min, (2, 1), (1, 1)),
          "f32[5,6]", "i j -> k j | whole=i k"),
-    Case("reduce_window", "reduce_window", pool(np.float32(0), sum_of_squares, (1, 2), (1, 1)),
+    Case("reduce_window", "reduce_window", pool(np.float32(0), half_square_and_add, (1, 2), (1, 1)),
          "f32[5,6]", "i j,  -> i k | whole=j k"),
     Case("select_and_scatter_add", "select_and_scatter_add", max_pool_gradient,
          "f32[5,3] f32[5,6]", "i j, i k -> i k | whole=j k"),

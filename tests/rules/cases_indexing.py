@@ -49,11 +49,13 @@ GATHER = [
          "i j, k 1 -> k j | sum=i"),
     Case("gather of rows, clip", "gather", rows(CLIP), "f32[7,5] i32[6,1]~7", "i j, k 1 -> k j | sum=i"),
     Case("gather of rows, promise", "gather", rows(PROMISE), "f32[7,5] i32[6,1]<7", "i j, k 1 -> k j | sum=i"),
-    Case("gather of rows of integers", "gather", rows(), "i8[7,5] i32[6,1]~7", "i j, k 1 -> k j | sum=i"),
+    Case("gather of rows of integers", "gather", rows(), "i8[7,5] i32[6,1]~7", "i j, k 1 -> k j | sum=i",
+         unclaimed="0: an odd number of the lowest integers adds up to the lowest integer"),
     Case("gather of rows of unsigned", "gather", rows(), "u32[7,5] i32[6,1]~7", "i j, k 1 -> k j | sum=i"),
     Case("gather of rows of booleans", "gather", rows(), "bool[7,5] i32[6,1]~7", "i j, k 1 -> k j | or=i"),
     Case("gather of rows of bfloat16", "gather", rows(), "bf16[7,5] i32[6,1]~7", "i j, k 1 -> k j | sum=i"),
-    Case("gather of rows of keys", "gather", rows(CLIP), "key[7,5] i32[6,1]~7", "i j, k 1 -> k j | whole=i"),
+    Case("gather of rows of keys", "gather", rows(CLIP), "key[7,5] i32[6,1]~7",
+         "i j, k 1 -> k j | whole=i", timid="i: keys have no sum, though their words do"),
     Case("gather by bytes", "gather", rows(CLIP), "f32[300,5] u8[6,1]<250", "i j, k 1 -> k j | sum=i"),
     Case("gather by signed bytes", "gather", rows(), "f32[130,5] i8[6,1]~120", "i j, k 1 -> k j | sum=i"),
     Case("gather by unsigned", "gather", rows(), "f32[7,5] u32[6,1]<12", "i j, k 1 -> k j | sum=i"),
@@ -92,8 +94,8 @@ GATHER = [
     Case("dynamic_slice of booleans", "dynamic_slice",
          lambda x, i: lax.dynamic_slice(x, (i, 0), (1, 5)), "bool[7,5] i32[]<7", "i j, ,  -> 1 j | or=i"),
     Case("dynamic_slice by a byte", "dynamic_slice",
-         lambda x, i, j: lax.dynamic_slice_p.bind(x, i, j, slice_sizes=(1, 5)),
-         "f32[300,5] u8[]<250 u8[]<3", "i j, ,  -> 1 j | sum=i"),
+         lambda x, i, j: lax.dynamic_slice_p.bind(x, i, j, slice_sizes=(1, 3)),
+         "f32[250,5] u8[]<240 u8[]<1", "i j, ,  -> 1 k | sum=i whole=j k"),
 ]  # fmt: skip
 
 SCATTER = [
@@ -116,7 +118,7 @@ SCATTER = [
     Case("scatter-add of kept dims", "scatter-add", scatter(lax.scatter_add, KEPT),
          "f32[7,5] i32[1]<7 f32[1,5]", "i j, 1, 1 j -> i j"),
     Case("scatter-add of parts", "scatter-add", scatter(lax.scatter_add, PARTS),
-         "f32[7,5] i32[3,2]~5 f32[3,2,3]", "i j, k l, k m n -> i j | sum=k whole=i j l m n"),
+         "f32[7,5] i32[3,2]<3 f32[3,2,3]", "i j, k l, k m n -> i j | sum=k whole=i j l m n"),
     Case("scatter-add by bytes", "scatter-add", scatter(lax.scatter_add, ROWS, CLIP),
          "f32[300,5] u8[6,1]<250 f32[6,5]", "i j, k 1, k j -> i j | sum=k"),
     Case("scatter-add of unique rows", "scatter-add",
@@ -130,7 +132,9 @@ SCATTER = [
          "f32[7,5] i32[6,1]~7 f32[6,5]", "i j, k 1, k j -> i j | min=k"),
     Case("scatter-max", "scatter-max", scatter(lax.scatter_max, ROWS, CLIP),
          "i32[7,5] i32[6,1]~7 i32[6,5]", "i j, k 1, k j -> i j | max=k"),
-    Case("scatter", "scatter", scatter(lax.scatter, ROWS), "f32[7,5] i32[6,1]~7 f32[6,5]", "i j, k 1, k j -> i j | whole=k"),
+    Case("scatter", "scatter", scatter(lax.scatter, ROWS), "f32[7,5] i32[6,1]~7 f32[6,5]",
+         "i j, k 1, k j -> i j | whole=k",
+         unclaimed="0,2: which of two updates of one position wins is not defined"),
     Case("scatter of one row", "scatter", scatter(lax.scatter, ROWS, CLIP),
          "f32[7,5] i32[1,1]~7 f32[1,5]", "i j, 1 1, 1 j -> i j"),
     Case("scatter of unique rows", "scatter",
@@ -162,7 +166,7 @@ SCATTER = [
          lambda x, u, i, j: lax.dynamic_update_slice(x, u, (i, j)),
          "i8[7,5] i8[1,2] i32[]<7 i32[]<5", "i j, 1 k, ,  -> i j | whole=k"),
     Case("dynamic_update_slice by a byte", "dynamic_update_slice",
-         lax.dynamic_update_slice_p.bind, "f32[300,5] f32[2,5] u8[]<250 u8[]<3", "i j, k j, ,  -> i j | whole=k"),
+         lax.dynamic_update_slice_p.bind, "f32[250,5] f32[2,4] u8[]<240 u8[]<1", "i j, k l, ,  -> i j | whole=k l"),
 ]  # fmt: skip
 
 CASES = [*GATHER, *SCATTER]

@@ -1,7 +1,7 @@
 """Pretended devices: cut operands into shards, run a local rule on each, join the results."""
 
+import functools
 import itertools
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,6 +24,8 @@ JOIN = {
     Reduction.AND: np.logical_and,
     Reduction.OR: np.logical_or,
 }
+# Compiling takes most of the time of these tests.
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 Coordinates = tuple[int, ...]
 
 
@@ -130,19 +132,23 @@ def run(
         assert aval.shape == context.local_result_shape(i), (aval, context.local_result_shape(i))
         assert aval.dtype == eqn.outvars[i].aval.dtype, (aval, eqn.outvars[i].aval)
     gathers = any("all_gather" in e.primitive.name for e in closed.jaxpr.eqns)
-    together = _run_together if gathers else _run_alone
-    return together(local, closed, mesh, eqn, shards)
+    return (_run_together if gathers else _run_alone)(closed, mesh, eqn, shards)
 
 
 def _run_alone(
-    local: Any, closed: Any, mesh: Mesh, eqn: JaxprEqn, shards: Sequence[dict[Coordinates, Any]]
+    closed: Any, mesh: Mesh, eqn: JaxprEqn, shards: Sequence[dict[Coordinates, Any]]
 ) -> list[dict[Coordinates, np.ndarray]]:
     """One device after the other, its position given as numbers."""
-    del local
 
-    @jax.jit
+    @functools.partial(jax.jit, compiler_options=QUICK)
     def on_device(place: dict[str, Any], operands: Sequence[Any]) -> list[Any]:
-        return _evaluate(closed, place, operands)
+        environment = _bound(closed, operands)
+        for local_eqn in closed.jaxpr.eqns:
+            if local_eqn.primitive.name == "axis_index":
+                environment[local_eqn.outvars[0]] = place[local_eqn.params["axis_name"]]
+            else:
+                _step(local_eqn, environment)
+        return [_read(environment, v) for v in closed.jaxpr.outvars]
 
     found: list[dict[Coordinates, np.ndarray]] = [{} for _ in eqn.outvars]
     for device in coordinates(mesh):
@@ -153,42 +159,59 @@ def _run_alone(
     return found
 
 
-def _evaluate(closed: Any, place: dict[str, Any], operands: Sequence[Any]) -> list[Any]:
-    jaxpr = closed.jaxpr
-    environment = dict(
-        zip((*jaxpr.constvars, *jaxpr.invars), (*closed.consts, *operands), strict=True)
-    )
-
-    def read(atom: Any) -> Any:
-        return np.asarray(atom.val, atom.aval.dtype) if isinstance(atom, Literal) else (
-            environment[atom])
-
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name == "axis_index":
-            results = [place[eqn.params["axis_name"]]]
-        else:
-            params = eqn.primitive.get_bind_params(eqn.params)
-            results = eqn.primitive.bind(*map(read, eqn.invars), **params)
-            results = results if eqn.primitive.multiple_results else [results]
-        environment.update(zip(eqn.outvars, results, strict=True))
-    return [read(v) for v in jaxpr.outvars]
-
-
 def _run_together(
-    local: Any, closed: Any, mesh: Mesh, eqn: JaxprEqn, shards: Sequence[dict[Coordinates, Any]]
+    closed: Any, mesh: Mesh, eqn: JaxprEqn, shards: Sequence[dict[Coordinates, Any]]
 ) -> list[dict[Coordinates, np.ndarray]]:
-    """All devices at once, as named dims of one computation: for collectives."""
-    del closed
-    devices = coordinates(mesh)
-    function = local
-    for axis in reversed(mesh.names):
-        function = jax.vmap(function, axis_name=axis)
-    stacked = []
-    for s, a in zip(shards, eqn.invars, strict=True):
-        stack = np.stack([s[d] for d in devices])
-        stacked.append(_like(stack.reshape(*mesh.sizes, *stack.shape[1:]), a.aval))
-    results = [raw(r) for r in jax.jit(function)(*stacked)]
-    return [{d: r[d] for d in devices} for r in results]
+    """All devices in step, so that they can gather from each other."""
+    environments = {}
+    for device in coordinates(mesh):
+        args = [_like(s[device], a.aval) for s, a in zip(shards, eqn.invars, strict=True)]
+        environments[device] = _bound(closed, args)
+    for local_eqn in closed.jaxpr.eqns:
+        if local_eqn.primitive.name == "all_gather":
+            _gather(local_eqn, environments, mesh)
+            continue
+        for device, environment in environments.items():
+            if local_eqn.primitive.name == "axis_index":
+                index = device[mesh.names.index(local_eqn.params["axis_name"])]
+                environment[local_eqn.outvars[0]] = np.int32(index)
+            else:
+                _step(local_eqn, environment)
+    outs = closed.jaxpr.outvars
+    return [{d: raw(_read(e, v)) for d, e in environments.items()} for v in outs]
+
+
+def _gather(eqn: JaxprEqn, environments: dict[Coordinates, Any], mesh: Mesh) -> None:
+    axes = eqn.params["axis_name"]
+    positions = [mesh.names.index(a) for a in (axes if isinstance(axes, tuple) else (axes,))]
+    sent = {d: raw(_read(e, eqn.invars[0])) for d, e in environments.items()}
+    for device, environment in environments.items():
+        group = []
+        for place in itertools.product(*(range(mesh.sizes[p]) for p in positions)):
+            peer = list(device)
+            for p, index in zip(positions, place, strict=True):
+                peer[p] = index
+            group.append(sent[tuple(peer)])
+        assert not eqn.params["tiled"]
+        environment[eqn.outvars[0]] = np.stack(group, eqn.params["all_gather_dimension"])
+
+
+def _bound(closed: Any, operands: Sequence[Any]) -> dict[Any, Any]:
+    variables = (*closed.jaxpr.constvars, *closed.jaxpr.invars)
+    return dict(zip(variables, (*closed.consts, *operands), strict=True))
+
+
+def _read(environment: dict[Any, Any], atom: Any) -> Any:
+    if isinstance(atom, Literal):
+        return np.asarray(atom.val, atom.aval.dtype)
+    return environment[atom]
+
+
+def _step(eqn: JaxprEqn, environment: dict[Any, Any]) -> None:
+    params = eqn.primitive.get_bind_params(eqn.params)
+    results = eqn.primitive.bind(*(_read(environment, v) for v in eqn.invars), **params)
+    results = results if eqn.primitive.multiple_results else [results]
+    environment.update(zip(eqn.outvars, results, strict=True))
 
 
 def join(
@@ -240,8 +263,3 @@ def assert_close(found: np.ndarray, expected: np.ndarray, tolerance: float, what
     finite = expected[np.isfinite(expected)]
     scale = float(np.max(np.abs(finite))) if finite.size else 1.0
     np.testing.assert_allclose(found, expected, rtol=limit, atol=limit * scale, err_msg=what)
-
-
-def size_of(shape: Sequence[int]) -> int:
-    """Elements of a shape."""
-    return math.prod(shape)
