@@ -3,6 +3,8 @@
 What is used, and since when: `jax.extend.core` (jaxpr classes; semi-public), `jax._src.core`
 (`eval_context` pieces; private), `jax._src.source_info_util` (user lines; private),
 `jax._src.interpreters` (rules of our call primitive, in `_call.py`'s stead; private).
+For `run`: `jax._src.dtypes`, `jax._src.interpreters.pxla`, `jax._src.sharding_impls` and
+`jaxlib._jax` (arrays of our own class as arguments, the dispatch of `jax.jit`; private).
 Supported: jax 0.10.2 and 0.11.x. In 0.11 `Jaxpr` and `ClosedJaxpr` are one class, which has
 `.jaxpr` and `.consts` still.
 """

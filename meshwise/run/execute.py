@@ -78,6 +78,10 @@ class Executable:
         try:
             outs = call(*(self._padded(args) if self._uneven_in else args))
         except (TypeError, ValueError):
+            # There is no other form of the program than the compiled one.
+            if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
+                with jax.disable_jit(False):
+                    return self(args)
             if any(isinstance(a, _jax.Tracer) for a in args):
                 return self.as_function()(args)
             placed = self._placed(args)
@@ -107,13 +111,16 @@ class Executable:
         """JAX's `Compiled`, for its cost and memory analysis; compiled once."""
         return self._compiled
 
-    def fast_path(self, out_tree: Any, outs: Sequence[Any]) -> Any:
-        """What `_jax.dispatcher` needs to call the program from C++, None if it cannot.
+    def fast_path(self, args: Sequence[Any], out_tree: Any, outs: Sequence[Any]) -> Any:
+        """What `_jax.dispatcher` needs to make the same call from C++, None if it cannot.
 
-        `outs` are the results of a call, the leaves of `out_tree`. It cannot where a dim is
-        uneven, or where the program calls back to the host.
+        `outs` are the results of a call with `args`, the leaves of `out_tree`. It cannot where a
+        dim is uneven, where the program calls back to the host, or where an argument had to be
+        moved: C++ would not move it, nor look.
         """
         if self._uneven_in or self._uneven_out:
+            return None
+        if any(new is not old for new, old in zip(self._placed(args), args, strict=True)):
             return None
         return _jax.fast_path(self._compiled, out_tree, outs)
 

@@ -402,3 +402,95 @@ def test_constants_that_lie_on_a_mesh(mesh):
             run = Executable(program(function, mesh, types, types), mesh)
             np.testing.assert_array_equal(run([x])[0], 9)
             np.testing.assert_array_equal(jax.jit(run.as_function())([x])[0], 9)
+
+
+def dispatched(run, calls):
+    """The executable of a function of a dict, behind C++ dispatch; `calls` counts Python's."""
+
+    def miss(tree, *, w):
+        calls.append(tree)
+        args = [tree["x"], w]
+        outs = run(args)
+        out_tree = jax.tree.structure({"a": 0, "b": [0]})
+        return jax.tree.unflatten(out_tree, outs), run.fast_path(args, out_tree, outs)
+
+    return _jax.dispatcher("step", miss)
+
+
+def test_dispatch_without_python(mesh):
+    calls = []
+    run = matmul(mesh)
+    step = dispatched(run, calls)
+    first = step({"x": X}, w=W)
+    check_matmul([first["a"], *first["b"]], mesh)
+    for _ in range(3):
+        again = step({"x": X}, w=W)
+        check_matmul([again["a"], *again["b"]], mesh)
+    assert len(calls) == 1
+    for _ in range(3):
+        moved = step({"x": again["b"][0]}, w=W)
+        np.testing.assert_array_equal(moved["b"][0], X + 2)
+    assert len(calls) == 2
+    elsewhere = jax.device_put(X, NamedSharding(mesh, P("model")))
+    check_matmul(jax.tree.leaves(step({"x": elsewhere}, w=W)), mesh)
+    check_matmul(jax.tree.leaves(step({"x": elsewhere}, w=W)), mesh)
+    with pytest.raises(MeshError, match="argument 1 is on"):
+        step({"x": X}, w=jax.device_put(W, jax.devices()[3]))
+    with jax.disable_jit():
+        check_matmul(jax.tree.leaves(step({"x": X}, w=W)), mesh)
+
+
+def test_dispatch_of_what_has_to_stay_in_python(mesh):
+    calls = []
+
+    def count(function, run, *args):
+        def miss(*args):
+            calls.append(args)
+            outs = run(args)
+            out_tree = jax.tree.structure([0] * len(outs))
+            return outs, run.fast_path(args, out_tree, outs)
+
+        calls.clear()
+        step = _jax.dispatcher("step", miss)
+        results = [step(*args) for _ in range(3)]
+        function(results[-1])
+        return len(calls)
+
+    uneven = doubled(mesh, 7)
+    x = np.arange(7, dtype=np.float32)
+    assert count(lambda outs: np.testing.assert_array_equal(outs[0], 2 * x), uneven, x) == 3
+    u, _ = uneven([x])
+    assert count(lambda outs: np.testing.assert_array_equal(outs[0], 4 * x), uneven, u) == 3
+
+
+def test_dispatch_with_an_unused_argument_a_constant_and_keys(mesh):
+    table = jnp.arange(100.0)
+    keys = jax.random.split(jax.random.key(1), 8)
+    key_type = (shape_of(8, dtype=keys.dtype), sharding("model"))
+    vector = (shape_of(8), sharding("model"))
+
+    def function(unused, x, k):
+        del unused
+        return [x + table[3], k]
+
+    run = Executable(
+        program(function, mesh, [vector, vector, key_type], [vector, key_type]), mesh, donated=(1,)
+    )
+    calls = []
+
+    def miss(*args):
+        calls.append(args)
+        outs = run(args)
+        return outs, run.fast_path(args, jax.tree.structure([0, 0]), outs)
+
+    step = _jax.dispatcher("step", miss)
+    unused, x = (jax.device_put(np.ones(8, np.float32), s) for s in run.in_shardings[:2])
+    for _ in range(4):
+        before = x
+        x, keys = step(unused, x, keys)
+        assert before.is_deleted()
+    np.testing.assert_array_equal(x, 13)
+    np.testing.assert_array_equal(
+        jax.random.key_data(keys), jax.random.key_data(jax.random.split(jax.random.key(1), 8))
+    )
+    assert len(calls) <= 3  # keys from Python and from C++ differ in how their sharding is written
