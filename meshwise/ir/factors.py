@@ -150,7 +150,8 @@ def fits(rule: FactorRule, strategy: Strategy, mesh: Mesh) -> bool:
             return False
         if factor in rule.compound and rule.sizes[factor] % mesh.size(axes):
             return False
-    if len({rule.reduction_of[f] for f in rule.reduction_of if strategy.axes[f]}) > 1:
+    operators = {rule.reduction_of[f] for f in rule.reduction_of if strategy.axes[f]}
+    if len(operators | ({Reduction.SUM} if strategy.carried else set())) > 1:
         return False
     return all(
         _contiguous(dim, rule, strategy, mesh)

@@ -7,7 +7,6 @@ from meshwise.rules import contraction as contraction
 from meshwise.rules import convolution as convolution
 from meshwise.rules import elementwise as elementwise
 from meshwise.rules import hint as hint
-from meshwise.rules import hint as hint
 from meshwise.rules import indexing as indexing
 from meshwise.rules import linalg as linalg
 from meshwise.rules import ordering as ordering

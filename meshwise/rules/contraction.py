@@ -27,8 +27,9 @@ def _dot_general_rule(application: Application) -> OpRule:
     left, right = shapes(application.operands)
     factoring = Factoring()
     reduction = sum_of(application.results[0].dtype)
-    lhs: list[Dim] = [factoring.new(n, reduction if d in contract_l else None)
-                      for d, n in enumerate(left)]
+    lhs: list[Dim] = [
+        factoring.new(n, reduction if d in contract_l else None) for d, n in enumerate(left)
+    ]
     paired = dict(zip((*contract_r, *batch_r), (*contract_l, *batch_l), strict=True))
     rhs = [lhs[paired[d]] if d in paired else factoring.new(n) for d, n in enumerate(right)]
     result = [lhs[d] for d in batch_l]
@@ -38,6 +39,33 @@ def _dot_general_rule(application: Application) -> OpRule:
     return OpRule(
         factoring.rule([lhs, rhs], [result]),
         linear=((0,), (1,)) if keeps_sums(application) else (),
+        flops=2.0 * contracted * math.prod(application.results[0].shape),
+    )
+
+
+@register("scaled_dot")
+def _scaled_dot_rule(application: Application) -> OpRule:
+    """A product of operands whose contracted dims have one scale a block: blocks are summed."""
+    (contract_l, contract_r), (batch_l, batch_r) = application.params["dimension_numbers"]
+    left, right, left_scale, right_scale = shapes(application.operands)
+    factoring = Factoring()
+    lhs, rhs = factoring.dims(left), factoring.dims(right)
+    lhs_scale, rhs_scale = list(lhs), list(rhs)
+    for d, e in zip(batch_l, batch_r, strict=True):
+        rhs[e] = rhs_scale[e] = lhs[d]
+    for d, e in zip(contract_l, contract_r, strict=True):
+        blocks = math.gcd(left_scale[d], right_scale[e])
+        outer = factoring.new(blocks, Reduction.SUM)
+        lhs[d] = rhs[e] = outer + factoring.new(left[d] // blocks, "whole")
+        lhs_scale[d] = outer + factoring.new(left_scale[d] // blocks, "whole")
+        rhs_scale[e] = outer + factoring.new(right_scale[e] // blocks, "whole")
+    result = [lhs[d] for d in batch_l]
+    result += [dim for d, dim in enumerate(lhs) if d not in (*batch_l, *contract_l)]
+    result += [dim for d, dim in enumerate(rhs) if d not in (*batch_r, *contract_r)]
+    contracted = math.prod(left[d] for d in contract_l)
+    return OpRule(
+        factoring.rule([lhs, rhs, lhs_scale, rhs_scale], [result]),
+        linear=((0,), (1,)),
         flops=2.0 * contracted * math.prod(application.results[0].shape),
     )
 

@@ -22,11 +22,11 @@ digamma eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_
 integer_pow is_finite le le_to lgamma log log1p logistic lt lt_to max min mulhi ne nextafter not
 or polygamma population_count pow reduce_precision regularized_incomplete_beta
 rem round rsqrt shift_right_arithmetic shift_right_logical sign sin sinh sqrt square
-tan tanh xor zeta philox2x32 philox4x32 threefry2x32 threefry4x32
+tan tanh xor zeros_like zeta philox2x32 philox4x32 threefry2x32 threefry4x32
 """.split()
 
 # Identities that stay in the per-device program: `name` marks a value for rematerialisation.
-_KEPT = "copy name stop_gradient".split()
+_KEPT = "copy name stage stop_gradient".split()
 
 # Identities that say where a value lies, which is decided by now.
 _PLACING = """

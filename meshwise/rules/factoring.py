@@ -34,7 +34,9 @@ class Factoring:
         """A fresh factor for each dim of a shape."""
         return [self.new(size, kind) for size in shape]
 
-    def rule(self, operands: Sequence[Sequence[Dim]], results: Sequence[Sequence[Dim]]) -> FactorRule:
+    def rule(
+        self, operands: Sequence[Sequence[Dim]], results: Sequence[Sequence[Dim]]
+    ) -> FactorRule:
         """The rule; factors are numbered in order of appearance, unused ones left out."""
         number: dict[int, int] = {}
         for tensor in (*operands, *results):
@@ -57,7 +59,9 @@ def _renumber(tensor: Sequence[Dim], number: dict[int, int]) -> Dims:
 
 
 @lru_cache(maxsize=4096)
-def stretched(operands: tuple[tuple[int, ...], ...], shape: tuple[int, ...], results: int) -> FactorRule:
+def stretched(
+    operands: tuple[tuple[int, ...], ...], shape: tuple[int, ...], results: int
+) -> FactorRule:
     """The rule of an element-wise operator.
 
     An operand is a scalar, or has the rank of the result and may have dims of size one where the
@@ -66,7 +70,10 @@ def stretched(operands: tuple[tuple[int, ...], ...], shape: tuple[int, ...], res
     factoring = Factoring()
     dims = factoring.dims(shape)
     return factoring.rule(
-        [[d if n != 1 else () for n, d in zip(op, dims, strict=True)] if op else () for op in operands],
+        [
+            [d if n != 1 else () for n, d in zip(op, dims, strict=True)] if op else ()
+            for op in operands
+        ],
         [dims] * results,
     )
 

@@ -7,6 +7,7 @@ which one term counts. (A negative zero comes out of that sum as a positive one.
 
 from typing import Any
 
+import numpy as np
 from jax import lax
 from jax.dtypes import extended, issubdtype
 
@@ -35,8 +36,9 @@ def _gather_rule(application: Application) -> OpRule:
     batch = [d for d in range(len(result)) if d not in numbers.offset_dims]
     for place, dim in zip(batch, at, strict=False):
         result[place] = dim
-    paired = dict(zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims,
-                      strict=True))
+    paired = dict(
+        zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True)
+    )
     offsets = iter(numbers.offset_dims)
     dims: list[Dim] = []
     for d, (n, size) in enumerate(zip(operand.shape, sizes, strict=True)):
@@ -62,7 +64,7 @@ def _fills_terms(application: Application) -> bool:
     if issubdtype(application.operands[0].dtype, extended):
         return False
     fill = application.params["fill_value"]
-    return application.params["mode"] is not FILL or fill == 0 or fill != fill
+    return application.params["mode"] is not FILL or fill == 0 or bool(np.isnan(fill))
 
 
 def _gather_local(context: LocalContext, operand: Any, indices: Any) -> list[Any]:
@@ -73,8 +75,9 @@ def _gather_local(context: LocalContext, operand: Any, indices: Any) -> list[Any
     if not vectors.factors:
         return context.bind(operand, indices, slice_sizes=sizes)
     inside = vectors.local(lambda p, n: lax.clamp(p.dtype.type(0), p, p.dtype.type(n - 1)))
-    (taken,) = context.bind(operand, inside, slice_sizes=sizes, mode=CLIP, fill_value=None,
-                            indices_are_sorted=False)
+    (taken,) = context.bind(
+        operand, inside, slice_sizes=sizes, mode=CLIP, fill_value=None, indices_are_sorted=False
+    )
     places = [d for d in range(taken.ndim) if d not in numbers.offset_dims]
 
     def where(mask: Any, value: Any, other: Any) -> Any:
@@ -85,16 +88,19 @@ def _gather_local(context: LocalContext, operand: Any, indices: Any) -> list[Any
     if params["mode"] is not FILL:
         return [taken]
     first = is_first_shard(context, list(vectors.factors.values()))
-    filled = lax.select(lax.broadcast(first, taken.shape),
-                        lax.full_like(taken, params["fill_value"]), nothing)
+    filled = lax.select(
+        lax.broadcast(first, taken.shape), lax.full_like(taken, params["fill_value"]), nothing
+    )
     return [where(vectors.in_range(), taken, filled)]
 
 
 def _local_sizes(context: LocalContext, operand: Any, sizes: tuple[int, ...]) -> tuple[int, ...]:
     """Slice sizes for a local operand: its own where a dim is taken in full."""
     shape = context.eqn.invars[0].aval.shape
-    return tuple(local if size == n else size
-                 for local, n, size in zip(operand.shape, shape, sizes, strict=True))
+    return tuple(
+        local if size == n else size
+        for local, n, size in zip(operand.shape, shape, sizes, strict=True)
+    )
 
 
 @register("dynamic_slice")

@@ -38,8 +38,13 @@ def _batched(factoring: Factoring, application: Application, batch: int) -> list
     return [shared + factoring.dims(shape[batch:], "whole") for shape in tensors]
 
 
-def _rule(factoring: Factoring, application: Application, tensors: Sequence[list[Dim]],
-          flops: float, linear: tuple[tuple[int, ...], ...] = ()) -> OpRule:
+def _rule(
+    factoring: Factoring,
+    application: Application,
+    tensors: Sequence[list[Dim]],
+    flops: float,
+    linear: tuple[tuple[int, ...], ...] = (),
+) -> OpRule:
     count = len(application.operands)
     factors = factoring.rule(tensors[:count], tensors[count:])
     return OpRule(factors, linear=linear, flops=flops)

@@ -38,8 +38,9 @@ def signed_positions(given: Any) -> Any:
 def in_bounds(position: Any, upper: int) -> Any:
     """Which positions are in `0..upper`."""
     bound = min(upper, int(np.iinfo(position.dtype).max))
-    return lax.bitwise_and(lax.ge(position, position.dtype.type(0)),
-                           lax.le(position, position.dtype.type(bound)))
+    return lax.bitwise_and(
+        lax.ge(position, position.dtype.type(0)), lax.le(position, position.dtype.type(bound))
+    )
 
 
 def from_offset(context: LocalContext, factor: int, position: Any) -> Any:
@@ -111,10 +112,12 @@ class IndexVectors:
 
     def owned(self) -> Any:
         """Which index vectors, clamped, point into this device's part."""
-        return all_of([
-            in_bounds(self.shifted(c), self.context.local_size(factor) - 1)
-            for c, factor in self.factors.items()
-        ])
+        return all_of(
+            [
+                in_bounds(self.shifted(c), self.context.local_size(factor) - 1)
+                for c, factor in self.factors.items()
+            ]
+        )
 
     def in_range(self) -> Any:
         """Which index vectors are in range in every component."""

@@ -199,10 +199,8 @@ def describe_all(eqns: Sequence[JaxprEqn]) -> tuple[OpRule, ...]:
 
 
 def _signature(eqn: JaxprEqn) -> Any:
-    """What a rule depends on: primitive, types, literal operands, parameters; None if unhashable."""
-    types = tuple([
-        (a.aval, str(a.val) if isinstance(a, Literal) else None) for a in eqn.invars
-    ])
+    """What a rule depends on: primitive, types, literals, parameters; None if unhashable."""
+    types = tuple([(a.aval, str(a.val) if isinstance(a, Literal) else None) for a in eqn.invars])
     key = eqn.primitive, types, tuple(sorted(eqn.params.items(), key=lambda item: item[0]))
     try:
         hash(key)

@@ -48,8 +48,9 @@ def _tile_rule(application: Application) -> OpRule:
     """A repeated dim becomes two factors, the copies and the dim: `"j -> (i j)"`."""
     factoring = Factoring()
     operand = factoring.dims(application.operands[0].shape)
-    result = [factoring.new(n) + dim
-              for n, dim in zip(application.params["reps"], operand, strict=True)]
+    result = [
+        factoring.new(n) + dim for n, dim in zip(application.params["reps"], operand, strict=True)
+    ]
     return OpRule(factoring.rule([operand], [result]), linear=((0,),), local=_tile_local)
 
 
@@ -79,14 +80,16 @@ def _iota_local(context: LocalContext) -> list[Any]:
     return [lax.convert_element_type(positions, dtype)]
 
 
-@register("empty")
+@register("empty", "empty2")
 def _empty_rule(application: Application) -> OpRule:
     factoring = Factoring()
-    dims = factoring.dims(application.params["shape"])
+    dims = factoring.dims(application.results[0].shape)
     return OpRule(factoring.rule([], [dims]), local=_empty_local)
 
 
 def _empty_local(context: LocalContext) -> list[Any]:
+    if "shape" not in context.params:  # a scalar
+        return context.bind()
     return context.bind(shape=context.local_result_shape(0))
 
 
@@ -94,8 +97,10 @@ def _empty_local(context: LocalContext) -> list[Any]:
 def _rev_rule(application: Application) -> OpRule:
     reversed_dims = application.params["dimensions"]
     factoring = Factoring()
-    dims = [factoring.new(n, "whole" if d in reversed_dims else None)
-            for d, n in enumerate(application.operands[0].shape)]
+    dims = [
+        factoring.new(n, "whole" if d in reversed_dims else None)
+        for d, n in enumerate(application.operands[0].shape)
+    ]
     return OpRule(factoring.rule([dims], [dims]), linear=((0,),))
 
 
@@ -113,8 +118,10 @@ def _slice_rule(application: Application) -> OpRule:
 
 
 def _slice_local(context: LocalContext, operand: Any) -> list[Any]:
-    full = [before == after for before, after in
-            zip(context.rule.operands[0], context.rule.results[0], strict=True)]
+    full = [
+        before == after
+        for before, after in zip(context.rule.operands[0], context.rule.results[0], strict=True)
+    ]
     limits = zip(full, operand.shape, context.params["limit_indices"], strict=True)
     return context.bind(operand, limit_indices=tuple(n if f else limit for f, n, limit in limits))
 
@@ -192,8 +199,8 @@ def _bitcast_rule(application: Application) -> OpRule:
     (operand,), (result,) = shapes(application.operands), shapes(application.results)
     factoring = Factoring()
     dims = factoring.dims(operand[: min(len(operand), len(result))])
-    before = dims + [factoring.new(n, "whole") for n in operand[len(dims):]]
-    after = dims + [factoring.new(n, "whole") for n in result[len(dims):]]
+    before = dims + [factoring.new(n, "whole") for n in operand[len(dims) :]]
+    after = dims + [factoring.new(n, "whole") for n in result[len(dims) :]]
     return OpRule(factoring.rule([before], [after]), flops=total_size(application.results))
 
 
@@ -243,8 +250,11 @@ def regroup(
 
 
 def _leave_whole(
-    factoring: Factoring, left: list[list[int]], right: list[list[int]],
-    before: list[Dim], after: list[Dim],
+    factoring: Factoring,
+    left: list[list[int]],
+    right: list[list[int]],
+    before: list[Dim],
+    after: list[Dim],
 ) -> None:
     """Make whole factors of both sides' dims until as much of the one is used as of the other."""
     used = [1, 1]
@@ -265,6 +275,6 @@ def _regroup_empty(
     ):
         before.append(factoring.new(operand[len(before)]))
     after = list(before)
-    before += [factoring.new(n, "whole") for n in operand[len(before):]]
-    after += [factoring.new(n, "whole") for n in result[len(after):]]
+    before += [factoring.new(n, "whole") for n in operand[len(before) :]]
+    after += [factoring.new(n, "whole") for n in result[len(after) :]]
     return before, after

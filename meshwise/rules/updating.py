@@ -50,8 +50,9 @@ def _scatter_rule(application: Application) -> OpRule:
     for d, n in enumerate(indices[:-1]):
         batching = d in numbers.scatter_indices_batching_dims
         at.append(factoring.new(n, None if batching else kind))
-    paired = dict(zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims,
-                      strict=True))
+    paired = dict(
+        zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True)
+    )
     written: list[Dim] = [()] * len(updates)
     batch = [d for d in range(len(updates)) if d not in numbers.update_window_dims]
     for place, dim in zip(batch, at, strict=True):
@@ -115,8 +116,12 @@ def written_windows(
 def _scatter_local(context: LocalContext, operand: Any, indices: Any, updates: Any) -> list[Any]:
     params = context.params
     shape, _, written = shapes([v.aval for v in context.eqn.invars])
-    joined = [f for dim in context.rule.operands[1][:-1] for f in dim
-              if context.axes(f) and f in context.rule.reduction_of]
+    joined = [
+        f
+        for dim in context.rule.operands[1][:-1]
+        for f in dim
+        if context.axes(f) and f in context.rule.reduction_of
+    ]
     changed: dict[str, Any] = {}
     if joined:
         operand = _term_of_operand(context, operand, joined)
@@ -171,8 +176,11 @@ def _dynamic_update_slice_local(
     context: LocalContext, operand: Any, update: Any, *starts: Any
 ) -> list[Any]:
     before, after = context.rule.operands[:2]
-    split = {d: dim[0] for d, dim in enumerate(before)
-             if dim and dim != after[d] and context.axes(dim[0])}
+    split = {
+        d: dim[0]
+        for d, dim in enumerate(before)
+        if dim and dim != after[d] and context.axes(dim[0])
+    }
     if not split:
         return context.bind(operand, update, *starts)
     sizes = context.eqn.invars[1].aval.shape

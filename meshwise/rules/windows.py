@@ -12,8 +12,9 @@ from meshwise.rules.factoring import Dim, Factoring, shapes, total_size
 from meshwise.rules.registry import Application, OpRule, register
 
 
-def _windowed(factoring: Factoring, params: dict[str, Any],
-              tensors: Sequence[tuple[int, ...]]) -> list[list[Dim]]:
+def _windowed(
+    factoring: Factoring, params: dict[str, Any], tensors: Sequence[tuple[int, ...]]
+) -> list[list[Dim]]:
     """Dims of tensors on both sides of the windows: shared where the windows do nothing."""
     dims: list[list[Dim]] = [[] for _ in tensors]
     for d in range(len(tensors[0])):

@@ -105,7 +105,10 @@ def _random(rng: np.random.Generator, dtype: str, dims: str, source: str) -> Any
     if dtype in ("key", "rbg"):
         seeds = rng.integers(0, 2**31, shape)
         impl = "threefry2x32" if dtype == "key" else "rbg"
-        make = lambda seed: jax.random.key(seed, impl=impl)
+
+        def make(seed):
+            return jax.random.key(seed, impl=impl)
+
         return jax.vmap(make)(jnp.asarray(seeds).ravel()).reshape(shape) if shape else make(seeds)
     if source[:1] in ("<", "~"):
         bound = int(source[1:])

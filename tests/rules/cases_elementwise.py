@@ -115,4 +115,4 @@ CASES = [
          "f32[5,6]", ONE),
     Case("threefry2x32", "threefry2x32", threefry2x32_p.bind,
          "u32[] u32[] u32[5,6] u32[5,6]", ", , i j, i j -> i j, i j"),
-]
+]  # fmt: skip

@@ -5,26 +5,29 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax._src.lax import linalg
-from jax.extend.core import primitives
-
 from jax._src.random.prng import iota_2x32_shape_p
+
 from tests.rules.case import Case
 
 ALONG = [
     Case("sort", "sort", lax.sort, "f32[5,6]", "i j -> i j | whole=j"),
-    Case("sort of rows", "sort", lambda x: lax.sort(x, dimension=0), "f32[5,6]", "i j -> i j | whole=i"),
+    Case("sort of rows", "sort", lambda x: lax.sort(x, dimension=0), "f32[5,6]",
+         "i j -> i j | whole=i"),
     Case("sort of several", "sort", lambda x, y, z: lax.sort((x, y, z), num_keys=2),
          "i32[5,6]<3 i32[5,6]<3 f32[5,6]", "i j, i j, i j -> i j, i j, i j | whole=j"),
     Case("top_k", "top_k", lambda x: lax.top_k(x, 3), "f32[5,6]", "i j -> i k, i k | whole=j k"),
-    Case("top_k of rows", "top_k", lambda x: lax.top_k(x, 3, axis=0), "f32[5,6]", "i j -> k j, k j | whole=i k"),
-    Case("approx_top_k", "approx_top_k", lambda x: lax.approx_max_k(x, 3), "f32[5,6]", "i j -> i k, i k | whole=j k"),
+    Case("top_k of rows", "top_k", lambda x: lax.top_k(x, 3, axis=0), "f32[5,6]",
+         "i j -> k j, k j | whole=i k"),
+    Case("approx_top_k", "approx_top_k", lambda x: lax.approx_max_k(x, 3), "f32[5,6]",
+         "i j -> i k, i k | whole=j k"),
     Case("cumsum", "cumsum", lambda x: lax.cumsum(x, 1), "f32[5,6]", "i j -> i j | whole=j"),
     Case("cumsum in reverse", "cumsum", lambda x: lax.cumsum(x, 1, reverse=True), "f32[5,6]",
          "i j -> i j | whole=j"),
     Case("cumprod", "cumprod", lambda x: lax.cumprod(x, 1), "f32[5,6]", "i j -> i j | whole=j"),
     Case("cummax", "cummax", lambda x: lax.cummax(x, 1), "f32[5,6]", "i j -> i j | whole=j"),
     Case("cummin", "cummin", lambda x: lax.cummin(x, 1), "f32[5,6]", "i j -> i j | whole=j"),
-    Case("cumlogsumexp", "cumlogsumexp", lambda x: lax.cumlogsumexp(x, 1), "f32[5,6]", "i j -> i j | whole=j"),
+    Case("cumlogsumexp", "cumlogsumexp", lambda x: lax.cumlogsumexp(x, 1), "f32[5,6]",
+         "i j -> i j | whole=j"),
 ]  # fmt: skip
 
 
@@ -35,27 +38,36 @@ def solve(**options):
 LINEAR = [
     Case("cholesky", "cholesky", lambda x: lax.linalg.cholesky(x, symmetrize_input=False),
          "f32[5,4,4]s", "i j k -> i l m | whole=j k l m"),
-    Case("qr", "qr", lambda x: lax.linalg.qr(x), "f32[5,4,3]", "i j k -> i l m, i n o | whole=j k l m n o"),
+    Case("qr", "qr", lax.linalg.qr, "f32[5,4,3]",
+         "i j k -> i l m, i n o | whole=j k l m n o"),
     Case("geqrf", "geqrf", linalg.geqrf, "f32[5,4,3]", "i j k -> i l m, i n | whole=j k l m n"),
     Case("geqp3", "geqp3", lambda x: linalg.geqp3(x, jnp.zeros((5, 3), np.int32)),
          "f32[5,4,3]", "i j k, i l -> i m n, i o, i p | whole=j k l m n o p"),
     Case("householder_product", "householder_product", lax.linalg.householder_product,
          "f32[5,4,3] f32[5,3]", "i j k, i l -> i m n | whole=j k l m n"),
-    Case("ormqr", "ormqr", lambda a, t, c: lax.linalg.ormqr(a, t, c),
+    Case("ormqr", "ormqr", lax.linalg.ormqr,
          "f32[5,4,3] f32[5,3] f32[5,4,2]", "i j k, i l, i m n -> i o p | whole=j k l m n o p"),
-    Case("svd", "svd", lambda x: lax.linalg.svd(x, full_matrices=False), "f32[5,4,3]", "i j k -> i l, i m n, i o p | whole=j k l m n o p"),
-    Case("eigh", "eigh", lambda x: lax.linalg.eigh(x), "f32[5,4,4]s", "i j k -> i l m, i n | whole=j k l m n"),
-    Case("eig", "eig", lambda x: lax.linalg.eig(x), "f32[5,4,4]", "i j k -> i l, i m n, i o p | whole=j k l m n o p"),
+    Case("svd", "svd", lambda x: lax.linalg.svd(x, full_matrices=False), "f32[5,4,3]",
+         "i j k -> i l, i m n, i o p | whole=j k l m n o p"),
+    Case("eigh", "eigh", lax.linalg.eigh, "f32[5,4,4]s",
+         "i j k -> i l m, i n | whole=j k l m n"),
+    Case("eig", "eig", lax.linalg.eig, "f32[5,4,4]",
+         "i j k -> i l, i m n, i o p | whole=j k l m n o p"),
     Case("lu", "lu", lax.linalg.lu, "f32[5,4,4]", "i j k -> i l m, i n, i o | whole=j k l m n o"),
     Case("lu_pivots_to_permutation", "lu_pivots_to_permutation",
-         lambda p: lax.linalg.lu_pivots_to_permutation(p, 4), "i32[5,4]<4", "i j -> i k | whole=j k"),
-    Case("schur", "schur", lambda x: lax.linalg.schur(x), "f32[5,4,4]", "i j k -> i l m, i n o | whole=j k l m n o"),
-    Case("hessenberg", "hessenberg", lax.linalg.hessenberg, "f32[5,4,4]", "i j k -> i l m, i n | whole=j k l m n"),
-    Case("tridiagonal", "tridiagonal", lambda x: lax.linalg.tridiagonal(x), "f32[5,4,4]s", "i j k -> i l m, i n, i o, i p | whole=j k l m n o p"),
+         lambda p: lax.linalg.lu_pivots_to_permutation(p, 4), "i32[5,4]<4",
+         "i j -> i k | whole=j k"),
+    Case("schur", "schur", lax.linalg.schur, "f32[5,4,4]",
+         "i j k -> i l m, i n o | whole=j k l m n o"),
+    Case("hessenberg", "hessenberg", lax.linalg.hessenberg, "f32[5,4,4]",
+         "i j k -> i l m, i n | whole=j k l m n"),
+    Case("tridiagonal", "tridiagonal", lax.linalg.tridiagonal, "f32[5,4,4]s",
+         "i j k -> i l m, i n, i o, i p | whole=j k l m n o p"),
     Case("tridiagonal_solve", "tridiagonal_solve", lax.linalg.tridiagonal_solve,
-         "f32[5,6]u f32[5,6]+ f32[5,6]u f32[5,6,4]", "i j, i k, i l, i m n -> i o n | whole=j k l m o"),
+         "f32[5,6]u f32[5,6]+ f32[5,6]u f32[5,6,4]",
+         "i j, i k, i l, i m n -> i o n | whole=j k l m o"),
     Case("symmetric_product", "symmetric_product",
-         lambda a, c: lax.linalg.symmetric_product(a, c), "f32[5,4,3] f32[5,4,4]s",
+         lax.linalg.symmetric_product, "f32[5,4,3] f32[5,4,4]s",
          "i j k, i l m -> i n o | whole=j k l m n o",
          timid="k: only where the second operand is not added"),
     Case("triangular_solve", "triangular_solve", solve(left_side=True), "f32[5,4,4]s f32[5,4,7]",
@@ -65,7 +77,8 @@ LINEAR = [
     Case("triangular_solve of one", "triangular_solve", solve(left_side=True, lower=True),
          "f32[4,4]s f32[4,1]", "i j, k 1 -> l 1 | whole=i j k l"),
     Case("fft", "fft", lambda x: lax.fft(x, "fft", (6,)), "c64[5,6]", "i j -> i k | whole=j k"),
-    Case("fft of two dims", "fft", lambda x: lax.fft(x, "fft", (4, 6)), "c64[5,4,6]", "i j k -> i l m | whole=j k l m"),
+    Case("fft of two dims", "fft", lambda x: lax.fft(x, "fft", (4, 6)), "c64[5,4,6]",
+         "i j k -> i l m | whole=j k l m"),
     Case("rfft", "fft", lambda x: lax.fft(x, "rfft", (6,)), "f32[5,6]", "i j -> i k | whole=j k"),
     Case("irfft", "fft", lambda x: lax.fft(x, "irfft", (6,)), "c64[5,4]", "i j -> i k | whole=j k"),
 ]  # fmt: skip

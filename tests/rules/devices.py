@@ -55,8 +55,8 @@ def garbage(dtype: Any, shape: Sequence[int], seed: int = 0) -> np.ndarray:
         return np.asarray(rng.random(shape) < 0.5)
     if jax.dtypes.issubdtype(dtype, np.integer):
         info = jnp.iinfo(dtype)
-        found = rng.choice(np.array([info.min, info.max, 3, info.max // 2]), shape)
-        return np.asarray(found, dtype)
+        wild = np.array([info.min, info.max, 3, info.max // 2], dtype)
+        return np.asarray(rng.choice(wild, shape))
     return np.full(shape, np.nan, dtype)
 
 
@@ -72,9 +72,7 @@ def cut(
             padded[(slice(None),) * d + (slice(array.shape[d], None),)] = fill
     padded[tuple(slice(n) for n in array.shape)] = array
     local = local_shape(array.shape[:rank], sharding, mesh)
-    return {
-        device: padded[_box(sharding, local, mesh, device)] for device in coordinates(mesh)
-    }
+    return {device: padded[_box(sharding, local, mesh, device)] for device in coordinates(mesh)}
 
 
 def _box(
@@ -99,8 +97,10 @@ def split(
     for o, value in enumerate(operands):
         sharding = operand_sharding(factors, strategy, o)
         masked = rule.masked is None or o in rule.masked
-        fills = [_fill(factors, strategy, dim, value.dtype) if masked else None
-                 for dim in factors.operands[o]]
+        fills = [
+            _fill(factors, strategy, dim, value.dtype) if masked else None
+            for dim in factors.operands[o]
+        ]
         found.append(cut(raw(value), sharding, mesh, fills))
     return found
 

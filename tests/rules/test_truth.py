@@ -11,13 +11,21 @@ import numpy as np
 import pytest
 
 from meshwise._jax import Literal
-from meshwise.ir.factors import FactorRule, Strategy, fits
+from meshwise.ir.factors import FactorRule, Strategy, fits, result_sharding
 from meshwise.ir.mesh import Mesh, refine_mesh
 from meshwise.ir.sharding import Reduction
 from meshwise.rules.registry import LocalContext
 from tests.rules.case import Case, apply, numbers
 from tests.rules.cases import CASES
-from tests.rules.devices import assert_close, raw, split_and_join
+from tests.rules.devices import (
+    assert_close,
+    coordinates,
+    join,
+    raw,
+    run,
+    split,
+    split_and_join,
+)
 
 ROWS = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
@@ -92,8 +100,9 @@ def is_wrong(case: Case, factor: int) -> bool:
     splits = list(single_splits(opened, [factor])) if says_something(case) else []
     for strategy, mesh in splits:
         try:
-            found = split_and_join(case.equation, replace(rule, factors=opened), strategy, mesh,
-                                   case.operands)
+            found = split_and_join(
+                case.equation, replace(rule, factors=opened), strategy, mesh, case.operands
+            )
             for value, want in zip(found, expected, strict=True):
                 assert_close(value, want, 1e-3, case.name)
         except Exception:  # a local shape that does not fit is as good as a wrong number
@@ -107,8 +116,10 @@ def terms_of(value: Any, count: int, seed: int) -> list[np.ndarray]:
     value = raw(value)
     if jax.dtypes.issubdtype(value.dtype, np.integer):  # of any size, so that sums wrap around
         info = jnp.iinfo(value.dtype)
-        parts = [rng.integers(info.min, info.max, value.shape, value.dtype, endpoint=True)
-                 for _ in range(count - 1)]
+        parts = [
+            rng.integers(info.min, info.max, value.shape, value.dtype, endpoint=True)
+            for _ in range(count - 1)
+        ]
     else:
         parts = [numbers(rng, value.dtype, value.shape) for _ in range(count - 1)]
     with np.errstate(all="ignore"):
@@ -146,8 +157,9 @@ def sum_terms(terms: Sequence[np.ndarray]) -> np.ndarray:
 def says_something(case: Case) -> bool:
     """Whether numbers could differ: there are some, and of more than a few bits."""
     avals = [v.aval for v in (*case.equation.invars, *case.equation.outvars)]
-    coarse = any(jnp.finfo(a.dtype).nmant < 7 for a in avals
-                 if jax.dtypes.issubdtype(a.dtype, np.inexact))
+    coarse = any(
+        jnp.finfo(a.dtype).nmant < 7 for a in avals if jax.dtypes.issubdtype(a.dtype, np.inexact)
+    )
     return not coarse and not any(0 in a.shape for a in avals)
 
 
@@ -168,9 +180,72 @@ def test_sums_pass_only_where_claimed(case: Case):
     wrong = [s for s in claimed if not sums_pass(case, s)]
     assert not wrong, f"a sum does not pass through operands {wrong}"
     literal = {o for o in operands if isinstance(case.equation.invars[o], Literal)}
-    missed = [s for s in subsets if s not in claimed and not literal & set(s)
-              and says_something(case) and sums_pass(case, s)]
+    missed = [
+        s
+        for s in subsets
+        if s not in claimed and not literal & set(s) and says_something(case) and sums_pass(case, s)
+    ]
     stated = case.unclaimed.partition(":")[0]
     assert " ".join(",".join(map(str, s)) for s in missed) == stated, "could be claimed"
 
 
+def complete_splits(rule: FactorRule) -> Iterator[tuple[Strategy, Mesh]]:
+    """Compound dims: the major factor over one device an element, and then the minor one."""
+    pairs = {dim[:2] for tensor in (*rule.operands, *rule.results) for dim in tensor if dim[1:]}
+    for major, minor in sorted(pairs):
+        size = rule.sizes[major]
+        if major in rule.whole or minor in rule.whole or size > 6:
+            continue
+        mesh = refine_mesh(("a", "b"), (size, 2 if rule.sizes[minor] % 2 == 0 else 3))
+        axes = {major: mesh.sub_axes["a"], minor: mesh.sub_axes["b"]}
+        yield from _allowed(rule, axes, mesh)
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if "(" in c.text], ids=lambda case: case.name)
+def test_minor_factors_split_after_major_ones(case: Case):
+    expected = [raw(v) for v in apply(case.equation, case.operands)]
+    for strategy, mesh in complete_splits(case.rule.factors):
+        found = split_and_join(case.equation, case.rule, strategy, mesh, case.operands)
+        for value, want in zip(found, expected, strict=True):
+            assert_close(value, want, case.tolerance, show(case, strategy))
+
+
+@pytest.mark.parametrize(
+    "case", [c for c in CASES if c.rule.local and c.rule.linear], ids=lambda case: case.name
+)
+def test_sums_pass_while_factors_are_split(case: Case):
+    """A sum may pass through a local rule that has its own work to do over other axes."""
+    factors = case.rule.factors
+    mesh = refine_mesh(("a", "b"), (2, 3))
+    for carried in case.rule.linear:
+        if not all(numeric(case.equation.invars[o].aval.dtype) for o in carried):
+            continue
+        terms = {o: terms_of(case.operands[o], 2, seed=o) for o in carried}
+        whole = [sum_terms(terms[o]) if o in carried else v for o, v in enumerate(case.operands)]
+        expected = apply(case.equation, whole)
+        for factor in range(len(factors.sizes)):
+            axes = tuple(("b",) if f == factor else () for f in range(len(factors.sizes)))
+            strategy = Strategy(axes, ("a",))
+            if not fits(factors, strategy, mesh) or not says_something(case):
+                continue
+            found = carry(case, strategy, mesh, terms)
+            for value, want in zip(found, expected, strict=True):
+                assert_close(value, raw(want), 1e-3, show(case, strategy))
+
+
+def carry(
+    case: Case, strategy: Strategy, mesh: Mesh, terms: dict[int, list[np.ndarray]]
+) -> list[np.ndarray]:
+    """The global results where the devices along the first axis hold terms of some operands."""
+    rule, eqn = case.rule, case.equation
+    plain = replace(strategy, carried=())
+    parts = []
+    for i in range(2):
+        operands = [terms[o][i] if o in terms else v for o, v in enumerate(case.operands)]
+        parts.append(split(eqn, rule, plain, mesh, operands))
+    shards = [{d: parts[d[0]][o][d] for d in coordinates(mesh)} for o in range(len(eqn.invars))]
+    local = run(eqn, rule, strategy, mesh, shards)
+    return [
+        join(values, var.aval.shape, result_sharding(rule.factors, strategy, i), mesh)
+        for i, (values, var) in enumerate(zip(local, eqn.outvars, strict=True))
+    ]
