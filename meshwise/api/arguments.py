@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 
@@ -26,22 +26,36 @@ class Arguments:
     positions: tuple[int, ...]
 
 
+class StaticArguments(Protocol):
+    """What says which arguments are static."""
+
+    @property
+    def static_argnums(self) -> tuple[int, ...]:
+        """By position."""
+        ...
+
+    @property
+    def static_argnames(self) -> tuple[str, ...]:
+        """By name."""
+        ...
+
+
 def take_apart(
-    static_argnums: Sequence[int], static_argnames: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]
+    options: StaticArguments, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Arguments:
     """Separate a call's arrays from its static arguments."""
-    if not static_argnums and not static_argnames:
+    if not options.static_argnums and not options.static_argnames:
         leaves, tree = jax.tree.flatten((args, kwargs))
         return Arguments(leaves, tree, (), (), tuple(range(len(args))))
-    nums = {n % len(args) for n in static_argnums if -len(args) <= n < len(args)}
+    nums = {n % len(args) for n in options.static_argnums if -len(args) <= n < len(args)}
     positions = tuple(i for i in range(len(args)) if i not in nums)
-    named = {k: v for k, v in kwargs.items() if k not in static_argnames}
+    named = {k: v for k, v in kwargs.items() if k not in options.static_argnames}
     leaves, tree = jax.tree.flatten((tuple(args[i] for i in positions), named))
     return Arguments(
         leaves,
         tree,
         tuple((i, args[i]) for i in sorted(nums)),
-        tuple((k, kwargs[k]) for k in sorted(kwargs) if k in static_argnames),
+        tuple((k, kwargs[k]) for k in sorted(kwargs) if k in options.static_argnames),
         positions,
     )
 

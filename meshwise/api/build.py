@@ -11,6 +11,7 @@ from meshwise import _jax
 from meshwise.api.arguments import Arguments, argument_paths, argument_types, result_paths
 from meshwise.api.spmd_program import SpmdProgram
 from meshwise.choose.choose import DRIVERS, choose
+from meshwise.choose.plan import Plan
 from meshwise.cost.hardware import GENERIC, Hardware
 from meshwise.errors import (
     HintError,
@@ -21,6 +22,7 @@ from meshwise.errors import (
     message,
 )
 from meshwise.ir.mesh import refine_mesh
+from meshwise.ir.per_device import PerDeviceProgram
 from meshwise.ir.program import Program
 from meshwise.partition.partition import partition
 from meshwise.propagate.propagate import propagate
@@ -32,54 +34,82 @@ DRIVER_OF = {"improved": DRIVERS[0], "gspmd": DRIVERS[1]}
 
 
 @dataclass(frozen=True)
-class Options:
-    """What was said to `mw.jit`, besides the function."""
+class Choices:
+    """How a program is to be partitioned, whatever its function and hints."""
 
-    mesh: Any = None
-    in_shardings: Any = None
-    out_shardings: Any = None
-    static_argnums: tuple[int, ...] = ()
-    static_argnames: tuple[str, ...] = ()
-    donate_argnums: tuple[int, ...] = ()
-    donate_argnames: tuple[str, ...] = ()
     completion: str = "improved"
     strict: bool = False
     hardware: Hardware = GENERIC
 
 
-def build(fn: Callable[..., Any], options: Options, mesh: Any, arguments: Arguments) -> SpmdProgram:
+@dataclass(frozen=True)
+class Options:
+    """What was said to `mw.jit`, besides the function."""
+
+    mesh: Any
+    in_shardings: Any
+    out_shardings: Any
+    static_argnums: tuple[int, ...]
+    static_argnames: tuple[str, ...]
+    donate_argnums: tuple[int, ...]
+    donate_argnames: tuple[str, ...]
+    choices: Choices
+
+
+def build(fn: Callable[..., Any], options: Options, arguments: Arguments) -> SpmdProgram:
     """Trace, complete, choose, partition: the program of a function for some arguments."""
     name = getattr(fn, "__name__", "fn")
     paths = argument_paths(arguments)
     types = argument_types(name, arguments, paths)
-    args_tree = jax.tree.unflatten(arguments.tree, list(range(len(types))))
-    in_specs = _in_specs(name, options, args_tree)
-    mesh = mesh or _mesh_of(in_specs, options.out_shardings, arguments.leaves)
+    in_specs = given_in_specs(name, options, arguments)
+    mesh = find_mesh(name, options, in_specs, arguments.leaves)
+    in_specs = _with_placements(name, in_specs, arguments.leaves, paths, mesh)
+    closed, captured, out_tree = trace_call(name, fn, options, arguments, types, mesh)
+    assert not captured, "a call inside a trace goes through call_in_trace"
+    out_specs = given_out_specs(name, options, out_tree)
+    per_device, plan = partition_jaxpr(
+        closed, mesh, in_specs, out_specs, options.choices, name, paths, result_paths(out_tree)
+    )
+    donated = _donated(options, arguments)
+    return SpmdProgram(per_device, plan, mesh, arguments.tree, out_tree, donated, name)
+
+
+def partition_jaxpr(
+    closed: Any,
+    mesh: Any,
+    in_specs: Sequence[Any],
+    out_specs: Sequence[Any],
+    choices: Choices,
+    name: str,
+    in_paths: Sequence[str],
+    out_paths: Sequence[str],
+) -> tuple[PerDeviceProgram, Plan]:
+    """Complete, choose, partition: the per-device program of a jaxpr, and its plan."""
+    refined = refine_mesh(mesh.axis_names, mesh.axis_sizes)
+    program = make_program(closed, refined, in_specs, out_specs, in_paths, out_paths, name)
+    rules = describe_all(program.equations)
+    if choices.strict:
+        _refuse_opaque(name, program, rules)
+    completion = propagate(program, rules)
+    plan = choose(program, rules, completion, choices.hardware, DRIVER_OF[choices.completion])
+    return partition(plan, choices.hardware), plan
+
+
+def find_mesh(name: str, options: Options, in_specs: Sequence[Any], leaves: Sequence[Any]) -> Any:
+    """The mesh that was given, that of the context, or that which the shardings name."""
+    mesh = options.mesh or _jax.context_mesh()
+    mesh = mesh or _mesh_of(in_specs, options.out_shardings, leaves)
     if mesh is None:
         raise MeshError(
             f"{name} has no mesh. Give mw.jit a mesh=, NamedShardings, or call it inside "
             "jax.set_mesh(...)."
         )
-    in_specs = _with_placements(name, in_specs, arguments.leaves, paths, mesh)
-    axes = list(zip(mesh.axis_names, mesh.axis_sizes, strict=True))
-    closed, out_tree = _trace(name, fn, options, arguments, types, axes)
-    out_specs = _out_specs(name, options, out_tree)
-    refined = refine_mesh(*zip(*axes, strict=True)) if axes else refine_mesh((), ())
-    program = make_program(
-        closed, refined, in_specs, out_specs, paths, result_paths(out_tree), name
-    )
-    rules = describe_all(program.equations)
-    if options.strict:
-        _refuse_opaque(name, program, rules)
-    completion = propagate(program, rules)
-    plan = choose(program, rules, completion, options.hardware, DRIVER_OF[options.completion])
-    per_device = partition(plan, options.hardware)
-    donated = _donated(options, arguments)
-    return SpmdProgram(per_device, plan, mesh, arguments.tree, out_tree, donated, name)
+    return mesh
 
 
-def _in_specs(name: str, options: Options, args_tree: Any) -> list[Any]:
-    args, kwargs = args_tree
+def given_in_specs(name: str, options: Options, arguments: Arguments) -> list[Any]:
+    """What in_shardings says of each leaf; None of keyword arguments."""
+    args, kwargs = jax.tree.unflatten(arguments.tree, range(arguments.tree.num_leaves))
     count = len(jax.tree.leaves(kwargs))
     given = options.in_shardings
     if isinstance(given, list):
@@ -88,7 +118,8 @@ def _in_specs(name: str, options: Options, args_tree: Any) -> list[Any]:
     return specs + [None] * count
 
 
-def _out_specs(name: str, options: Options, out_tree: Any) -> list[Any]:
+def given_out_specs(name: str, options: Options, out_tree: Any) -> list[Any]:
+    """What out_shardings says of each leaf of the result."""
     tree = jax.tree.unflatten(out_tree, list(range(out_tree.num_leaves)))
     return broadcast_specs(name, "out_shardings", tree, options.out_shardings)
 
@@ -173,19 +204,20 @@ def _device_text(devices: Any) -> str:
     return f"{len(ids)} {platform} devices {ids[:8]}{'...' if len(ids) > 8 else ''}"
 
 
-def _trace(
+def trace_call(
     name: str,
     fn: Callable[..., Any],
     options: Options,
     arguments: Arguments,
     types: Sequence[Any],
-    axes: Sequence[tuple[str, int]],
-) -> tuple[Any, Any]:
-    """The function's jaxpr and the tree of its results."""
+    mesh: Any,
+) -> tuple[Any, list[Any], Any]:
+    """The function's jaxpr, the traced values it closes over, and the tree of its results."""
     dynamic, kwargs = jax.tree.unflatten(arguments.tree, types)
     by_position = dict(zip(arguments.positions, dynamic, strict=True)) | dict(arguments.static)
     args = [by_position[i] for i in range(len(by_position))]
     kwargs = {**kwargs, **dict(arguments.static_named)}
+    axes = list(zip(mesh.axis_names, mesh.axis_sizes, strict=True))
     try:
         return _jax.trace_function(
             fn, args, kwargs, options.static_argnums, options.static_argnames, axes

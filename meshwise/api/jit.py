@@ -7,15 +7,15 @@ the function, completes the hints, chooses, partitions and compiles.
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 
 from meshwise import _jax
 from meshwise.api.arguments import Arguments, leaf_key, take_apart
-from meshwise.api.build import DRIVER_OF, Options, broadcast_specs, build
+from meshwise.api.build import DRIVER_OF, Choices, Options, broadcast_specs, build
 from meshwise.api.spmd_program import SpmdProgram
+from meshwise.api.transform import Runner, call_in_trace
 from meshwise.cost.hardware import GENERIC, Hardware
 from meshwise.errors import ArgumentError
 
@@ -87,31 +87,33 @@ def jit(
         raise ArgumentError(f"completion={completion!r} is none of {', '.join(DRIVER_OF)}")
     statics = _jax.static_arguments(fn, static_argnums, static_argnames)
     donated = _jax.static_arguments(fn, donate_argnums, donate_argnames)
-    options = Options(
-        mesh, in_shardings, out_shardings, *statics, *donated, completion, strict, hardware
-    )
+    choices = Choices(completion, strict, hardware)
+    options = Options(mesh, in_shardings, out_shardings, *statics, *donated, choices)
     return JitFunction(fn, options)
 
 
-@dataclass(eq=False)
 class JitFunction:
     """A function under `mw.jit`; call it, or look at what it becomes with `partition`."""
 
-    fn: Callable[..., Any]
-    options: Options
-    programs: dict[Any, SpmdProgram] = field(default_factory=dict, repr=False)
-
-    def __post_init__(self) -> None:
-        """Look like the wrapped function."""
-        functools.update_wrapper(self, self.fn)
+    def __init__(self, fn: Callable[..., Any], options: Options):
+        """Nothing is traced yet."""
+        self.fn = fn
+        self.options = options
+        self._programs: dict[Any, SpmdProgram] = {}
+        self._runners: dict[Any, Runner] = {}
+        name = getattr(fn, "__name__", "fn")
+        self._dispatch = _jax.dispatcher(
+            name, self._first_call, options.static_argnums, options.static_argnames
+        )
+        functools.update_wrapper(self, fn)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run on the devices of the mesh."""
-        arguments = take_apart(self.options.static_argnums, self.options.static_argnames, args, kwargs)
-        if any(isinstance(leaf, _jax.Tracer) for leaf in arguments.leaves):
-            return self._traced_call(arguments)
-        program = self._program(arguments)
-        return jax.tree.unflatten(program.out_tree, program.executable(arguments.leaves))
+        """Run on the devices of the mesh.
+
+        Calls with arguments like an earlier call's go through JAX's own dispatch, as `jax.jit`'s
+        do; only others come back here.
+        """
+        return self._dispatch(*args, **kwargs)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Bind to an object when the function is a method."""
@@ -119,22 +121,28 @@ class JitFunction:
 
     def partition(self, *args: Any, **kwargs: Any) -> SpmdProgram:
         """The SPMD program for some arguments, which may be `jax.ShapeDtypeStruct`s."""
-        return self._program(take_apart(self.options.static_argnums, self.options.static_argnames, args, kwargs))
+        return self._program(take_apart(self.options, args, kwargs))
+
+    def _first_call(self, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        """Results of a call, and what JAX's dispatch needs to repeat it (None: come back)."""
+        arguments = take_apart(self.options, args, kwargs)
+        if _jax.is_tracing() or any(isinstance(x, _jax.Tracer) for x in arguments.leaves):
+            return call_in_trace(self.fn, self.options, arguments, self._runners), None
+        program = self._program(arguments)
+        outs = program.executable(arguments.leaves)
+        fast = program.executable.fast_path(arguments.leaves, program.out_tree, outs)
+        return jax.tree.unflatten(program.out_tree, outs), fast
 
     def _program(self, arguments: Arguments) -> SpmdProgram:
-        mesh = self.options.mesh or _jax.context_mesh()
         key = (
             arguments.tree,
             arguments.static,
             arguments.static_named,
-            mesh,
+            self.options.mesh or _jax.context_mesh(),
             _jax.settings_key(),
             tuple([leaf_key(leaf) for leaf in arguments.leaves]),
         )
-        program = self.programs.get(key)
+        program = self._programs.get(key)
         if program is None:
-            program = self.programs[key] = build(self.fn, self.options, mesh, arguments)
+            program = self._programs[key] = build(self.fn, self.options, arguments)
         return program
-
-    def _traced_call(self, arguments: Arguments) -> Any:
-        raise NotImplementedError

@@ -1,0 +1,125 @@
+"""Calls and constraints: equations with bodies, and the shardings that JAX lets a user write."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jax._src.sharding_impls import UNSPECIFIED
+
+from meshwise._jax.hints import hint_p
+from meshwise._jax.jaxprs import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+from meshwise._jax.tracing import is_unspecified
+
+
+class CallBody:
+    """The body of a call-like equation and the shardings the call gives its inputs and outputs."""
+
+    __slots__ = ("consts", "in_specs", "jaxpr", "out_specs", "recomputed")
+
+    def __init__(
+        self,
+        body: Any,
+        in_specs: Sequence[Any] | None = None,
+        out_specs: Sequence[Any] | None = None,
+        recomputed: bool = False,
+    ):
+        """`body` is a Jaxpr or ClosedJaxpr; specs are None where nothing was said."""
+        self.jaxpr = body.jaxpr if isinstance(body, ClosedJaxpr) else body
+        self.consts = body.consts if isinstance(body, ClosedJaxpr) else ()
+        self.in_specs = in_specs or (None,) * len(self.jaxpr.invars)
+        self.out_specs = out_specs or (None,) * len(self.jaxpr.outvars)
+        self.recomputed = recomputed
+
+
+def _known(shardings: Sequence[Any]) -> list[Any]:
+    return [None if is_unspecified(s) else s for s in shardings]
+
+
+def _jit_body(params: dict[str, Any]) -> CallBody:
+    in_specs, out_specs = _known(params["in_shardings"]), _known(params["out_shardings"])
+    return CallBody(params["jaxpr"], in_specs, out_specs)
+
+
+def _remat_body(params: dict[str, Any]) -> CallBody:
+    prevents = params["prevent_cse"]
+    barrier = any(prevents) if isinstance(prevents, tuple) else prevents
+    return CallBody(params["jaxpr"], recomputed=params["differentiated"] and barrier)
+
+
+_CALLS: dict[str, Callable[[dict[str, Any]], CallBody]] = {
+    "jit": _jit_body,
+    "pjit": _jit_body,
+    "remat2": _remat_body,
+    "checkpoint": _remat_body,
+    "closed_call": lambda params: CallBody(params["call_jaxpr"]),
+    "core_call": lambda params: CallBody(params["call_jaxpr"]),
+    "custom_jvp_call": lambda params: CallBody(params["call_jaxpr"]),
+    "custom_vjp_call": lambda params: CallBody(params["call_jaxpr"]),
+    "custom_vmap_call": lambda params: CallBody(params["call"]),
+    "mw_call": lambda params: CallBody(params["jaxpr"], params["in_specs"], params["out_specs"]),
+}
+
+
+def call_body(eqn: JaxprEqn) -> CallBody | None:
+    """The body of a call-like equation, None for any other."""
+    read = _CALLS.get(eqn.primitive.name)
+    return read(eqn.params) if read else None
+
+
+def constraint_of(eqn: JaxprEqn) -> Any:
+    """The sharding that a constraint in JAX's own words asks for, None for other equations.
+
+    JAX inserts `reshard` equations of its own; over the Auto axes of our traces an entry None of
+    theirs says nothing, so one that names no axis is no hint.
+    """
+    name = eqn.primitive.name
+    if name == "sharding_constraint":
+        return eqn.params["sharding"]
+    if name == "reshard" and any(eqn.params["dst_sharding"].spec):
+        return eqn.params["dst_sharding"]
+    return None
+
+
+def without_hints(eqn: JaxprEqn) -> JaxprEqn:
+    """The same equation with no hints in the bodies among its parameters.
+
+    What is computed whole on every device has nothing to shard, and constraints cannot stand in
+    a region where every mesh axis is manual.
+    """
+    if not any(_has_body(value) for value in eqn.params.values()):
+        return eqn
+    return eqn.replace(params={k: _strip(v) for k, v in eqn.params.items()})
+
+
+def _has_body(value: Any) -> bool:
+    if isinstance(value, tuple | list):
+        return any(_has_body(v) for v in value)
+    return isinstance(value, Jaxpr | ClosedJaxpr)
+
+
+def _strip(value: Any) -> Any:
+    if isinstance(value, tuple | list):
+        return type(value)(_strip(v) for v in value)
+    if isinstance(value, ClosedJaxpr):
+        return value.replace(jaxpr=_strip(value.jaxpr))
+    if not isinstance(value, Jaxpr):
+        return value
+    same: dict[Var, Any] = {}
+
+    def read(atom: Any) -> Any:
+        return atom if isinstance(atom, Literal) else same.get(atom, atom)
+
+    eqns = []
+    for eqn in value.eqns:
+        operands = [read(a) for a in eqn.invars]
+        if eqn.primitive is hint_p or constraint_of(eqn) is not None:
+            same[eqn.outvars[0]] = operands[0]
+            continue
+        eqn = without_hints(eqn.replace(invars=operands))
+        if "in_shardings" in eqn.params and "out_shardings" in eqn.params:
+            unspecified = {
+                "in_shardings": (UNSPECIFIED,) * len(eqn.invars),
+                "out_shardings": (UNSPECIFIED,) * len(eqn.outvars),
+            }
+            eqn = eqn.replace(params={**eqn.params, **unspecified})
+        eqns.append(eqn)
+    return value.replace(eqns=eqns, outvars=[read(a) for a in value.outvars])

@@ -1,0 +1,103 @@
+"""Calling a compiled program from C++, and arrays of our own that JAX takes as arguments."""
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax._src import core as _core
+from jax._src import dtypes as _dtypes
+from jax._src import sharding_impls as _sharding_impls
+from jax._src import tree_util as _tree_util
+from jax._src.interpreters import pxla as _pxla
+from jaxlib import _jax as _xla
+
+from meshwise._jax.jaxprs import extended
+
+
+def register_array(
+    kind: type, aval_of: Callable[[Any], Any], value_of: Callable[[Any], Any]
+) -> None:
+    """Let JAX's functions take objects of a class as the arrays that `value_of` makes of them."""
+    _core.pytype_aval_mappings[kind] = aval_of
+    _dtypes.register_canonicalize_value_handler(kind, value_of)
+    _pxla.shard_arg_handlers[kind] = lambda objects, *places: _pxla.shard_args(
+        *places, [value_of(o) for o in objects]
+    )
+
+
+def aval_of_shape(array: Any, shape: Sequence[int]) -> Any:
+    """The abstract value of an array had it another shape, without a sharding."""
+    weak = bool(getattr(array.aval, "weak_type", False))
+    return _core.ShapedArray(tuple(shape), array.dtype, weak_type=weak)
+
+
+def is_called_by_jit() -> bool:
+    """Whether the property that asks is being read by the dispatch of `jax.jit`."""
+    return sys._getframe(2).f_globals.get("__name__") == "jax._src.pjit"
+
+
+def dispatcher(
+    name: str,
+    miss: Callable[..., tuple[Any, Any]],
+    static_argnums: Sequence[int] = (),
+    static_argnames: Sequence[str] = (),
+) -> Callable[..., Any]:
+    """A function called through the same C++ dispatch as `jax.jit`'s.
+
+    `miss(*args, **kwargs)` gives the results and what `fast_path` made of them, or None. Where it
+    is not None, later calls with arguments of the same types, placement and static values, in the
+    same context, run the program without entering Python.
+    """
+
+    def cache_miss(*args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
+        return *miss(*args, **kwargs), False
+
+    def plain(*args: Any, **kwargs: Any) -> Any:
+        return miss(*args, **kwargs)[0]
+
+    return _xla.pjit(
+        name,
+        plain,
+        cache_miss,
+        list(static_argnums),
+        list(static_argnames),
+        _pxla.JitGlobalCppCacheKeys(),
+        _tree_util.dispatch_registry,
+        _pxla.cc_shard_arg,
+    )
+
+
+def fast_path(compiled: Any, out_tree: Any, outs: Sequence[Any]) -> Any:
+    """What `dispatcher` needs to run a `Compiled` by itself; None where it has to stay in Python.
+
+    `outs` are the leaves of one call's results, in the order of `out_tree`.
+    """
+    executable = compiled._executable
+    if not isinstance(executable, _pxla.MeshExecutable):
+        return None
+    call = executable.unsafe_call
+    if not isinstance(call, _pxla.ExecuteReplicated):
+        return None
+    if call.ordered_effects or call.has_unordered_effects or call.has_host_callbacks:
+        return None
+    flat, tree = _pxla.reflatten_outputs_for_dispatch(out_tree, list(outs))
+    if not all(type(out) is _xla.ArrayImpl for out in flat):
+        return None
+    in_shardings = [
+        _sharding_impls.physical_sharding(a, s) if jax.numpy.issubdtype(a.dtype, extended) else s
+        for s, a in zip(executable._in_shardings, executable.in_avals, strict=True)
+    ]
+    const_args = executable.shard_const_args(compiled._params.const_args)
+    arg_count = len(const_args) + compiled.in_tree.num_leaves
+    return _pxla.MeshExecutableFastpathData(
+        executable.xla_executable,
+        tree,
+        in_shardings,
+        executable._out_shardings,
+        [out.aval for out in flat],
+        [out._committed for out in flat],
+        [i in executable._kept_var_idx for i in range(arg_count)],
+        executable._dispatch_in_layouts,
+        const_args,
+    )

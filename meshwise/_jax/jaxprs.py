@@ -1,0 +1,132 @@
+"""Jaxprs: their classes, and how to make, rename and apply equations."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import jax.core
+import numpy as np
+from jax._src import core as _core
+from jax._src import source_info_util
+from jax.extend.core import ClosedJaxpr as ClosedJaxpr
+from jax.extend.core import Jaxpr as Jaxpr
+from jax.extend.core import JaxprEqn as JaxprEqn
+from jax.extend.core import Literal as Literal
+from jax.extend.core import Primitive as Primitive
+from jax.extend.core import Var as Var
+from jax.extend.core import jaxpr_as_fun as jaxpr_as_fun
+from jax.extend.core import primitives as _xprimitives
+
+
+DropVar = _core.DropVar
+
+
+Tracer = jax.core.Tracer
+
+
+extended = jax.dtypes.extended
+
+
+def new_var(aval: Any) -> Var:
+    """A fresh variable of a type."""
+    return Var(aval)
+
+
+def close_jaxpr(
+    constvars: Sequence[Var],
+    invars: Sequence[Var],
+    outvars: Sequence[Any],
+    eqns: Sequence[JaxprEqn],
+    consts: Sequence[Any],
+) -> ClosedJaxpr:
+    """A closed jaxpr of some equations."""
+    effects = frozenset().union(*(e.effects for e in eqns)) if eqns else frozenset()
+    debug_info = _core.DebugInfo(
+        "meshwise", "meshwise", ("",) * len(invars), ("",) * len(outvars)
+    )
+    jaxpr = Jaxpr(list(constvars), list(invars), list(outvars), list(eqns), effects, debug_info)
+    return ClosedJaxpr(jaxpr, list(consts))
+
+
+@contextmanager
+def at_source(eqn: JaxprEqn) -> Iterator[None]:
+    """Equations bound inside carry the source line and names of a given equation."""
+    info = eqn.source_info
+    name_stack = source_info_util.current_name_stack() + info.name_stack
+    with source_info_util.user_context(info.traceback, name_stack=name_stack):
+        yield
+
+
+def bind(eqn: JaxprEqn, args: Sequence[Any], params: dict[str, Any] | None = None) -> list[Any]:
+    """Apply an equation's primitive to other arguments, perhaps with other parameters.
+
+    The equation's own context and output shardings are left behind: they speak of the mesh of the
+    user's trace.
+    """
+    params = dict(eqn.params if params is None else params)
+    params.update({name: None for name in ("sharding", "out_sharding") if name in params})
+    bind_params = eqn.primitive.get_bind_params(params)
+    out = eqn.primitive.bind(*args, **bind_params)
+    return list(out) if eqn.primitive.multiple_results else [out]
+
+
+def source_summary(eqn: JaxprEqn) -> str:
+    """The user's line of an equation as `file:line (function)`, or `unknown`."""
+    frame = source_info_util.user_frame(eqn.source_info.traceback)
+    if frame is None:
+        return "unknown"
+    return f"{frame.file_name}:{frame.start_line}"
+
+
+def rename(
+    eqn: JaxprEqn, invars: Sequence[Any], outvars: Sequence[Var], call: JaxprEqn | None = None
+) -> JaxprEqn:
+    """The same equation on other variables; inside a call its names are prefixed by the call's."""
+    if call is None:
+        return eqn.replace(invars=list(invars), outvars=list(outvars))
+    info = eqn.source_info
+    stack = call.source_info.name_stack + info.name_stack
+    traceback = info.traceback or call.source_info.traceback
+    info = info.replace(name_stack=stack, traceback=traceback)
+    return eqn.replace(invars=list(invars), outvars=list(outvars), source_info=info)
+
+
+def key_impl_name(aval: Any) -> str | None:
+    """The name of the generator of a typed key array, None for other arrays."""
+    if not jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key):
+        return None
+    return aval.dtype._impl.name
+
+
+def new_eqn(
+    primitive: Primitive,
+    invars: Sequence[Any],
+    outvars: Sequence[Var],
+    params: dict[str, Any],
+    like: JaxprEqn,
+) -> JaxprEqn:
+    """An equation without effects that carries another one's source line and context."""
+    return _core.new_jaxpr_eqn(
+        list(invars), list(outvars), primitive, params, _core.no_effects, like.source_info, like.ctx
+    )
+
+
+def names_of(eqn: JaxprEqn) -> str:
+    """The name scopes an equation was traced in, as text."""
+    return str(eqn.source_info.name_stack)
+
+
+def abstract_array(value: Any) -> Any:
+    """The abstract value of anything that JAX takes as an array; TypeError for anything else."""
+    return _core.shaped_abstractify(value)
+
+
+threefry2x32_p: Primitive = _xprimitives.threefry2x32_p
+
+
+def literal_value(atom: Literal) -> Any:
+    """A literal's value without the mesh of the trace it comes from; weak types stay weak."""
+    if getattr(atom.aval, "weak_type", False):
+        return np.asarray(atom.val).item()
+    return np.asarray(atom.val, atom.aval.dtype)

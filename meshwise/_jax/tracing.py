@@ -1,0 +1,147 @@
+"""Tracing a function, and the context it is traced in."""
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+from jax._src import api_util as _api_util
+from jax._src import config as _config
+from jax._src import core as _core
+from jax._src import mesh as _mesh_lib
+from jax._src import tree_util as _tree_util
+from jax._src.sharding_impls import UnspecifiedValue
+
+from meshwise._jax.jaxprs import ClosedJaxpr, Jaxpr, JaxprEqn
+
+
+def make_jaxpr_over_axes(
+    function: Callable[..., Any], axes: Sequence[tuple[str, int]], args: Sequence[Any]
+) -> ClosedJaxpr:
+    """Trace a function of local arrays in which the named axes may be used in collectives.
+
+    No mesh is in context: constants made on the way are to lie on no mesh.
+    """
+    with _config._check_vma(False), without_mesh():
+        return jax.make_jaxpr(function, axis_env=list(axes))(*args)
+
+
+def is_unspecified(sharding: Any) -> bool:
+    """Whether JAX's marker for a sharding that was not given."""
+    return sharding is None or isinstance(sharding, UnspecifiedValue)
+
+
+def prefix_errors(prefix: Any, tree: Any) -> list[str]:
+    """Where `prefix` fails to be a prefix of `tree`, in words."""
+    errors = _tree_util.prefix_errors(prefix, tree, is_leaf=lambda x: x is None)
+    return [str(make("shardings")) for make in errors]
+
+
+threefry_partitionable: Callable[[], bool] = lambda: bool(_config.threefry_partitionable.value)
+
+
+def trace_function(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    static_argnums: Sequence[int],
+    static_argnames: Sequence[str],
+    axes: Sequence[tuple[str, int]],
+) -> tuple[ClosedJaxpr, list[Any], Any]:
+    """Trace a function of abstract arguments.
+
+    Returns its jaxpr, the traced values of an enclosing trace that it closes over (the jaxpr's
+    first inputs), and the tree of its results. Named axes mean what they mean in a context of an
+    Auto mesh of these sizes: hints inside may be PartitionSpecs, and no operator is refused for
+    an ambiguous sharding.
+    """
+    names = tuple(name for name, _ in axes)
+    sizes = tuple(size for _, size in axes)
+    auto = (jax.sharding.AxisType.Auto,) * len(names)
+    mesh = jax.sharding.AbstractMesh(sizes, names, axis_types=auto)
+    jitted = jax.jit(function, static_argnums=static_argnums, static_argnames=static_argnames)
+    with jax.sharding.use_abstract_mesh(mesh):
+        traced = jitted.trace(*args, **kwargs)
+    return traced.jaxpr, list(traced._consts), jax.tree.structure(traced.out_info)
+
+
+def is_tracing() -> bool:
+    """Whether a trace is going on (a jit being traced, a function being differentiated, ...)."""
+    return not _core.trace_state_clean()
+
+
+def static_arguments(
+    function: Callable[..., Any], argnums: Any, argnames: Any
+) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Argument numbers and names, each inferred from the other where the signature allows."""
+    try:
+        signature = inspect.signature(function)
+    except (ValueError, TypeError):
+        as_tuple = (argnums,) if isinstance(argnums, int) else tuple(argnums or ())
+        names = (argnames,) if isinstance(argnames, str) else tuple(argnames or ())
+        return as_tuple, names
+    return _api_util.infer_argnums_and_argnames(signature, argnums, argnames)
+
+
+def settings_key() -> Any:
+    """Everything in JAX's configuration that a traced program depends on."""
+    return _config.trace_context()
+
+
+def context_mesh() -> Any:
+    """The mesh of `jax.set_mesh` (or the older `with mesh:`), None outside."""
+    mesh = _mesh_lib.get_concrete_mesh()
+    if not mesh.empty:
+        return mesh
+    physical = _mesh_lib.thread_resources.env.physical_mesh
+    if not physical.empty:
+        return physical
+    abstract = jax.sharding.get_abstract_mesh()
+    return None if abstract.empty else abstract
+
+
+def broadcast_prefix(prefix: Any, tree: Any) -> list[Any]:
+    """The entry of a prefix tree for every leaf of a tree; ValueError where it is none.
+
+    None in the prefix is an entry, PartitionSpecs are leaves.
+    """
+    return _tree_util.broadcast_prefix(prefix, tree, is_leaf=lambda x: x is None)
+
+
+@contextmanager
+def without_mesh() -> Iterator[None]:
+    """No mesh in context, as outside of `jax.set_mesh`; may be used within a trace too."""
+    abstract = _config.abstract_mesh_context_manager.swap_local(_mesh_lib.empty_abstract_mesh)
+    concrete = _config.device_context.swap_local(_mesh_lib.empty_concrete_mesh)
+    try:
+        yield
+    finally:
+        _config.abstract_mesh_context_manager.set_local(abstract)
+        _config.device_context.set_local(concrete)
+
+
+def without_context_mesh(jaxpr: Any) -> Any:
+    """The same jaxpr, open or closed, its equations bound to no mesh that was in context.
+
+    JAX evaluates an equation in the context it was traced in; one traced under `jax.set_mesh`
+    would clash with the mesh of the `shard_map` it is evaluated in.
+    """
+    if isinstance(jaxpr, ClosedJaxpr) and jaxpr.jaxpr is not jaxpr:
+        return jaxpr.replace(jaxpr=without_context_mesh(jaxpr.jaxpr))
+    return jaxpr.replace(eqns=[_without_context_mesh(eqn) for eqn in jaxpr.eqns])
+
+
+def _without_context_mesh(eqn: JaxprEqn) -> JaxprEqn:
+    def clean(value: Any) -> Any:
+        if isinstance(value, tuple | list):
+            return type(value)(map(clean, value)) if any(map(_is_jaxpr, value)) else value
+        return without_context_mesh(value) if _is_jaxpr(value) else value
+
+    with eqn.ctx.manager, without_mesh():
+        context = _core.JaxprEqnContext()
+    return eqn.replace(ctx=context, params={k: clean(v) for k, v in eqn.params.items()})
+
+
+def _is_jaxpr(value: Any) -> bool:
+    return isinstance(value, ClosedJaxpr | Jaxpr)
