@@ -7,7 +7,7 @@ are one class, which has `.jaxpr` and `.consts` still.
 
 One file a subject: `jaxprs` (classes, making and applying equations), `hints` (the hint primitive),
 `bodies` (equations with bodies), `tracing` (functions and contexts), `calls` (the call primitive),
-`dispatch` (calling compiled programs).
+`dispatch` (calling compiled programs), `sampling` (drawing from distributions).
 """
 
 from meshwise._jax.bodies import call_body as call_body
@@ -44,6 +44,7 @@ from meshwise._jax.jaxprs import source_summary as source_summary
 from meshwise._jax.jaxprs import threefry2x32_p as threefry2x32_p
 from meshwise._jax.jaxprs import Tracer as Tracer
 from meshwise._jax.jaxprs import Var as Var
+from meshwise._jax.sampling import gamma_of_keys as gamma_of_keys
 from meshwise._jax.tracing import broadcast_prefix as broadcast_prefix
 from meshwise._jax.tracing import context_mesh as context_mesh
 from meshwise._jax.tracing import is_tracing as is_tracing

@@ -27,6 +27,13 @@ def reduction_identity(reduction: Reduction, dtype: Any) -> Any:
     return _lowest(dtype) if reduction is Reduction.MAX else _highest(dtype)
 
 
+def nothing_like(array: Any) -> Any:
+    """Terms that leave every number as it is when they are added, the sign of a zero included."""
+    if issubdtype(array.dtype, np.complexfloating):
+        return lax.full_like(array, complex(-0.0, -0.0))
+    return lax.full_like(array, -0.0 if issubdtype(array.dtype, np.floating) else 0)
+
+
 def mask_padding(context: LocalContext, array: Any, dim: int, factor: int, value: Any) -> Any:
     """Overwrite the padding along one sharded dim of a local array.
 

@@ -1,8 +1,8 @@
 """Gathers and dynamic slices: reading at positions that are data.
 
 A dim that is read one position at a time may be sharded although every device may want any
-position: each device reads what it owns and leaves zeros elsewhere, so the result is a sum of
-which one term counts. (A negative zero comes out of that sum as a positive one.)
+position: each device reads what it owns and leaves nothing elsewhere, so the result is a sum of
+which one term counts.
 """
 
 from typing import Any
@@ -13,7 +13,14 @@ from jax.dtypes import extended, issubdtype
 
 from meshwise.rules.contraction import sum_of
 from meshwise.rules.factoring import Dim, Factoring, Kind, total_size
-from meshwise.rules.positions import IndexVectors, all_of, is_first_shard, local_start
+from meshwise.rules.identity import nothing_like
+from meshwise.rules.positions import (
+    IndexVectors,
+    all_of,
+    is_first_shard,
+    local_start,
+    typed_starts,
+)
 from meshwise.rules.registry import Application, LocalContext, OpRule, register
 
 FILL = lax.GatherScatterMode.FILL_OR_DROP
@@ -83,7 +90,7 @@ def _gather_local(context: LocalContext, operand: Any, indices: Any) -> list[Any
     def where(mask: Any, value: Any, other: Any) -> Any:
         return lax.select(lax.broadcast_in_dim(mask, taken.shape, places), value, other)
 
-    nothing = lax.full_like(taken, 0)
+    nothing = nothing_like(taken)
     taken = where(vectors.owned(), taken, nothing)
     if params["mode"] is not FILL:
         return [taken]
@@ -126,13 +133,13 @@ def _dynamic_slice_rule(application: Application) -> OpRule:
 def _dynamic_slice_local(context: LocalContext, operand: Any, *starts: Any) -> list[Any]:
     windows = context.params["slice_sizes"]
     sizes = _local_sizes(context, operand, windows)
-    begins, owned = list(starts), []
+    begins, owned = typed_starts(context, starts), []
     for d, dim in enumerate(context.rule.operands[0]):
         if windows[d] == 1 and dim and context.axes(dim[0]):
-            begins[d], here = local_start(context, dim[0], starts[d])
+            begins[d], here = local_start(context, dim[0], begins[d])
             owned.append(here)
     (taken,) = context.bind(operand, *begins, slice_sizes=sizes)
     if not owned:
         return [taken]
     mask = lax.broadcast(all_of(owned), taken.shape)
-    return [lax.select(mask, taken, lax.full_like(taken, 0))]
+    return [lax.select(mask, taken, nothing_like(taken))]

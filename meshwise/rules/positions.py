@@ -15,10 +15,26 @@ from meshwise.rules.registry import LocalContext
 
 def clamp_position(given: Any, upper: int) -> Any:
     """Positions brought into `0..upper`, as signed integers."""
+    dtype = start_dtype(given.dtype)
+    if isinstance(given, np.ndarray | np.generic):  # known while tracing
+        return np.clip(given, 0, upper).astype(dtype)
     bound = min(upper, int(np.iinfo(given.dtype).max))
     inside = lax.clamp(given.dtype.type(0), given, given.dtype.type(bound))
-    wide = np.dtype(given.dtype).itemsize == 8
-    return lax.convert_element_type(inside, np.int64 if wide else np.int32)
+    return lax.convert_element_type(inside, dtype)
+
+
+def start_dtype(dtype: Any) -> np.dtype:
+    """The signed integer dtype for positions that were given with some other one."""
+    return np.dtype(np.int64 if np.dtype(dtype).itemsize == 8 else np.int32)
+
+
+def typed_starts(context: LocalContext, starts: Sequence[Any]) -> list[Any]:
+    """Starts of a slice, the last operands of an equation; literals get their dtype back."""
+    variables = context.eqn.invars[-len(starts) :]
+    return [
+        start if hasattr(start, "dtype") else np.asarray(start, variable.aval.dtype)
+        for start, variable in zip(starts, variables, strict=True)
+    ]
 
 
 def signed_positions(given: Any) -> Any:

@@ -15,13 +15,14 @@ import jax
 import numpy as np
 from jax import lax
 
-from meshwise._jax import key_impl_name, threefry2x32_p, threefry_partitionable
+from meshwise._jax import gamma_of_keys, key_impl_name, threefry2x32_p, threefry_partitionable
 from meshwise.rules.factoring import Factoring, Kind, shapes, stretched, total_size
 from meshwise.rules.registry import Application, LocalContext, OpRule, register, shard_index
 
 THREEFRY = "threefry2x32"
 _KEYS_ONE_BY_ONE = (THREEFRY, "rbg")  # these fold numbers into each key by threefry
 
+_GAMMA_FLOPS = 1000.0  # a few rounds of rejection, each with several hashes
 _THREEFRY_FLOPS = 100.0  # additions, rotations and exclusive ors for one pair of words
 
 
@@ -49,9 +50,7 @@ def _bits_local(context: LocalContext, keys: Any) -> list[Any]:
     high, low = global_counts(context, context.params["shape"], inner)
     first, second = _threefry(keys, high, low)
     if context.eqn.primitive.name == "random_split":
-        last = first.ndim
-        data = lax.concatenate([lax.expand_dims(w, (last,)) for w in (first, second)], last)
-        return [jax.random.wrap_key_data(data, impl=THREEFRY)]
+        return [_keys_of((first, second))]
     width = context.params["bit_width"]
     if width == 64:
         high, low = (lax.convert_element_type(w, np.uint64) for w in (first, second))
@@ -174,16 +173,33 @@ def _wrap_rule(application: Application) -> OpRule:
 
 @register("random_gamma")
 def _gamma_rule(application: Application) -> OpRule:
-    """One key for many numbers is split by their positions among all of them: those are whole."""
+    """The dims of the keys, then those for which each key is split by position."""
     keys, shape = application.operands
     threefry = key_impl_name(keys) == THREEFRY
+    partitionable = threefry and threefry_partitionable()
     factoring = Factoring()
     outer = factoring.dims(keys.shape, None if threefry else "whole")
-    dims = outer + factoring.dims(shape.shape[len(outer) :], "whole")
+    inner = factoring.dims(shape.shape[len(outer) :], None if partitionable else "whole")
     return OpRule(
-        factoring.rule([outer, dims], [dims]),
-        flops=_THREEFRY_FLOPS * total_size(application.results),
+        factoring.rule([outer, outer + inner], [outer + inner]),
+        local=_gamma_local,
+        flops=_GAMMA_FLOPS * total_size(application.results),
     )
+
+
+def _gamma_local(context: LocalContext, keys: Any, alphas: Any) -> list[Any]:
+    shape = context.eqn.invars[1].aval.shape[keys.ndim :]
+    inner = context.rule.results[0][keys.ndim :]
+    if not any(context.axes(dim[0]) for dim in inner if dim):
+        return context.bind(keys, alphas)
+    words = _threefry(keys, *global_counts(context, shape, inner))
+    return [gamma_of_keys(_keys_of(words), alphas, context.params["log_space"])]
+
+
+def _keys_of(words: Sequence[Any]) -> Any:
+    last = words[0].ndim
+    data = lax.concatenate([lax.expand_dims(word, (last,)) for word in words], last)
+    return jax.random.wrap_key_data(data, impl=THREEFRY)
 
 
 @register("rng_bit_generator", "rng_uniform")

@@ -6,6 +6,7 @@ has a term of the result, and what was there before counts on one of them.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from jax.dtypes import issubdtype
 
 from meshwise.ir.sharding import Reduction
 from meshwise.rules.factoring import Dim, Factoring, Kind, shapes
-from meshwise.rules.identity import reduction_identity
+from meshwise.rules.identity import nothing_like
 from meshwise.rules.positions import (
     IndexVectors,
     all_of,
@@ -24,11 +25,25 @@ from meshwise.rules.positions import (
     is_first_shard,
     local_start,
     signed_positions,
+    start_dtype,
+    typed_starts,
 )
 from meshwise.rules.registry import Application, LocalContext, OpRule, register
 
 FILL = lax.GatherScatterMode.FILL_OR_DROP
 CLIP = lax.GatherScatterMode.CLIP
+
+Join = Callable[[Any, Any], Any]
+
+# How an update is joined with what was there; None where it takes its place.
+_JOINS: dict[str, Join | None] = {
+    "scatter": None,
+    "scatter-add": lax.add,
+    "scatter-sub": lax.sub,
+    "scatter-mul": lax.mul,
+    "scatter-min": lax.min,
+    "scatter-max": lax.max,
+}
 
 _JOINED_BY = {
     "scatter-add": Reduction.SUM,
@@ -44,6 +59,7 @@ def _scatter_rule(application: Application) -> OpRule:
     operand, indices, updates = shapes(application.operands)
     numbers = application.params["dimension_numbers"]
     windows = written_windows(application.params, operand, updates)
+    once = _writes_once(application)
     kind = _kind(application)
     factoring = Factoring()
     at: list[Dim] = []
@@ -64,7 +80,7 @@ def _scatter_rule(application: Application) -> OpRule:
             dims.append(at[paired[d]])
             continue
         single = window == 1 and d in numbers.scatter_dims_to_operand_dims
-        dims.append(factoring.new(n, None if window == n or single else "whole"))
+        dims.append(factoring.new(n, None if window == n or single or once else "whole"))
         if d not in numbers.inserted_window_dims:
             written[next(places)] = dims[-1] if window == n else factoring.new(window, "whole")
     at.append(factoring.new(indices[-1], "whole"))
@@ -97,10 +113,21 @@ def _linear(application: Application, indices: tuple[int, ...]) -> tuple[tuple[i
         return ((0, 2),)
     if name == "scatter-mul":
         return ((0,),)
-    body = params["update_jaxpr"]
-    overwrites = name == "scatter" and (body is None or not body.eqns)
-    once = params["unique_indices"] or math.prod(indices[:-1]) <= 1
-    return ((0, 2),) if overwrites and once else ()
+    if name != "scatter" or _has_function(application):
+        return ()
+    return ((0, 2),) if params["unique_indices"] or math.prod(indices[:-1]) <= 1 else ()
+
+
+def _has_function(application: Application) -> bool:
+    """Whether a plain scatter is one by a function of what was there (`scatter_apply`)."""
+    body = application.params["update_jaxpr"]
+    return application.eqn.primitive.name == "scatter" and body is not None and bool(body.eqns)
+
+
+def _writes_once(application: Application) -> bool:
+    """Whether a scatter writes a single window, which may then be cut like a dynamic update."""
+    positions = application.operands[1].shape[:-1]
+    return math.prod(positions) == 1 and not _has_function(application)
 
 
 def written_windows(
@@ -131,6 +158,9 @@ def _scatter_local(context: LocalContext, operand: Any, indices: Any, updates: A
     windows = written_windows(params, shape, written)
     dims = params["dimension_numbers"].scatter_dims_to_operand_dims
     vectors = IndexVectors(context, indices, dims, windows)
+    cut = _cut_dims(context, windows)
+    if set(cut) - {dims[c] for c in vectors.factors}:
+        return _scatter_window(context, operand, vectors, updates, windows, cut)
     if vectors.factors:
         kept = None if params["mode"] is CLIP else vectors.in_range()
 
@@ -144,6 +174,39 @@ def _scatter_local(context: LocalContext, operand: Any, indices: Any, updates: A
     return context.bind(operand, indices, updates, **changed)
 
 
+def _cut_dims(context: LocalContext, windows: tuple[int, ...]) -> dict[int, int]:
+    """The factors of the operand's sharded dims of which only a part is written."""
+    sizes = context.rule.sizes
+    batching = context.params["dimension_numbers"].operand_batching_dims
+    return {
+        d: dim[0]
+        for d, dim in enumerate(context.rule.operands[0])
+        if dim and context.axes(dim[0]) and windows[d] != sizes[dim[0]] and d not in batching
+    }
+
+
+def _scatter_window(
+    context: LocalContext,
+    operand: Any,
+    vectors: IndexVectors,
+    updates: Any,
+    windows: tuple[int, ...],
+    cut: dict[int, int],
+) -> list[Any]:
+    """Scatter a single window of which each device writes a part."""
+    dims = context.params["dimension_numbers"].scatter_dims_to_operand_dims
+    shape = context.eqn.invars[0].aval.shape
+    starts: list[Any] = [start_dtype(vectors.indices.dtype).type(0)] * operand.ndim
+    for c, d in enumerate(dims):
+        starts[d] = lax.reshape(clamp_position(vectors.given(c), vectors.upper[c]), ())
+    sizes = [n if w == m else w for n, w, m in zip(operand.shape, windows, shape, strict=True)]
+    kept = None
+    if context.params["mode"] is not CLIP:
+        kept = lax.reshape(vectors.in_range(), ())
+    join = _JOINS[context.eqn.primitive.name]
+    return _write_part(context, operand, lax.reshape(updates, sizes), starts, cut, join, kept)
+
+
 def _term_of_operand(context: LocalContext, operand: Any, joined: list[int]) -> Any:
     """What was there before, on one device of those that share the updates.
 
@@ -153,7 +216,8 @@ def _term_of_operand(context: LocalContext, operand: Any, joined: list[int]) -> 
     if reduction not in (Reduction.SUM, Reduction.PROD):
         return operand
     first = lax.broadcast(is_first_shard(context, joined), operand.shape)
-    nothing = lax.full_like(operand, reduction_identity(reduction, operand.dtype))
+    product = reduction is Reduction.PROD
+    nothing = lax.full_like(operand, 1) if product else nothing_like(operand)
     return lax.select(first, operand, nothing)
 
 
@@ -184,9 +248,8 @@ def _dynamic_update_slice_local(
     if not split:
         return context.bind(operand, update, *starts)
     sizes = context.eqn.invars[1].aval.shape
-    if all(sizes[d] == 1 for d in split):
-        return _write_one(context, operand, update, list(starts), split)
-    return _write_part(context, operand, update, list(starts), split)
+    write = _write_one if all(sizes[d] == 1 for d in split) else _write_part
+    return write(context, operand, update, typed_starts(context, starts), split)
 
 
 def _write_one(
@@ -197,17 +260,25 @@ def _write_one(
     for d, factor in split.items():
         starts[d], here = local_start(context, factor, starts[d])
         owned.append(here)
-    mask = lax.broadcast(all_of(owned), update.shape)
-    return _write_masked(context, operand, update, mask, starts)
+    old = lax.dynamic_slice(operand, starts, update.shape, allow_negative_indices=False)
+    new = lax.select(lax.broadcast(all_of(owned), update.shape), update, old)
+    return [_write(operand, new, starts)]
 
 
 def _write_part(
-    context: LocalContext, operand: Any, update: Any, starts: list[Any], split: dict[int, int]
+    context: LocalContext,
+    operand: Any,
+    update: Any,
+    starts: list[Any],
+    split: dict[int, int],
+    join: Join | None = None,
+    kept: Any = None,
 ) -> list[Any]:
     """Write all local positions of the split dims: the update's where it reaches, else the old.
 
     The update is surrounded by as many elements as a device holds, so that a slice of the local
-    size can be taken at any distance from it.
+    size can be taken at any distance from it. It may be joined with what was there, and nothing
+    is written where `kept` is false.
     """
     around = [(0, 0, 0)] * operand.ndim
     sizes, begins = list(update.shape), [np.int32(0)] * operand.ndim
@@ -221,17 +292,18 @@ def _write_part(
         begins[d] = lax.convert_element_type(begin, np.int32)
         around[d], sizes[d], starts[d] = (local, local, 0), local, starts[d].dtype.type(0)
         reached.append((d, start, window))
-    masks = []
+    masks = [] if kept is None else [lax.broadcast(kept, sizes)]
     for d, start, window in reached:
-        position = lax.broadcasted_iota(start.dtype, tuple(sizes), d)
+        position = lax.broadcasted_iota(start.dtype, sizes, d)
         masks.append(in_bounds(lax.sub(position, start), window - 1))
     padded = lax.pad(update, lax.full((), 0, update.dtype), around)
     part = lax.dynamic_slice(padded, begins, sizes, allow_negative_indices=False)
-    return _write_masked(context, operand, part, all_of(masks), starts)
+    old = lax.dynamic_slice(operand, starts, sizes, allow_negative_indices=False)
+    part = part if join is None else join(old, part)
+    return [_write(operand, lax.select(all_of(masks), part, old), starts)]
 
 
-def _write_masked(
-    context: LocalContext, operand: Any, update: Any, mask: Any, starts: list[Any]
-) -> list[Any]:
-    old = lax.dynamic_slice(operand, starts, update.shape, allow_negative_indices=False)
-    return context.bind(operand, lax.select(mask, update, old), *starts)
+def _write(operand: Any, update: Any, starts: list[Any]) -> Any:
+    if update.shape == operand.shape:
+        return update
+    return lax.dynamic_update_slice(operand, update, starts, allow_negative_indices=False)

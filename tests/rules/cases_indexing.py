@@ -39,6 +39,9 @@ KEPT = lax.ScatterDimensionNumbers((0, 1), (), (0,))  # windows of one row that 
 PARTS = lax.ScatterDimensionNumbers((1, 2), (), (0, 1))
 BATCH = lax.ScatterDimensionNumbers((), (1,), (1,), (0,), (0,))
 EACH = lax.GatherDimensionNumbers((), (1,), (1,), (0,), (0,))
+WINDOW = lax.ScatterDimensionNumbers((0, 1), (), (0, 1))  # one window of rows and columns
+ROW_WINDOW = lax.ScatterDimensionNumbers((1,), (0,), (0, 1))
+EDGE = lax.ScatterDimensionNumbers((0, 1), (), (0,))  # the first columns of some rows
 APPLY = lax.ScatterDimensionNumbers((1,), (0,), (0,))
 
 GATHER = [
@@ -166,7 +169,29 @@ SCATTER = [
          lambda x, i: lax.scatter_apply(x, i, lax.sin, APPLY, update_shape=(6, 5)),
          "f32[7,5] i32[6,1]~7", "i j, k 1, k j -> i j | whole=k"),
     Case("scatter of the first rows", "scatter", lambda x, u: x.at[0:3].set(u),
-         "f32[7,5] f32[3,5]", "i j, 1, k j -> i j | whole=i k"),
+         "f32[7,5] f32[3,5]", "i j, 1, k j -> i j | whole=k"),
+    Case("scatter of a part of a row", "scatter",
+         lambda x, u, i, j: x.at[i, lax.dynamic_slice_in_dim(j, 0, 1)[0]].set(u),
+         "f32[7,5] f32[] i32[]<7 i32[2]<3", "i j, k,  -> i j | whole=k"),
+    Case("scatter of a window", "scatter",
+         lambda x, i, u: lax.scatter(x, i, u, WINDOW, mode=FILL),
+         "f32[7,6] i32[2]<4 f32[3,2]", "i j, k, l m -> i j | whole=k l m"),
+    Case("scatter of a window, dropped", "scatter",
+         lambda x, i, u: lax.scatter(x, i, u, WINDOW, mode=FILL),
+         "f32[7,6] i32[2]~9 f32[3,2]", "i j, k, l m -> i j | whole=k l m",
+         unclaimed="0 0,1: nothing is written"),
+    Case("scatter of a window, clipped", "scatter",
+         lambda x, i, u: lax.scatter(x, i, u, WINDOW, mode=CLIP),
+         "f32[7,6] i32[2]~9 f32[3,2]", "i j, k, l m -> i j | whole=k l m"),
+    Case("scatter-add of a window", "scatter-add",
+         lambda x, i, u: lax.scatter_add(x, i, u, WINDOW, mode=PROMISE),
+         "f32[7,6] i32[2]<4 f32[3,2]", "i j, k, l m -> i j | whole=k l m"),
+    Case("scatter-sub of a window of a row", "scatter-sub",
+         lambda x, i, u: lax.scatter_sub(x, i, u, ROW_WINDOW, mode=CLIP),
+         "f32[7,6] i32[1,2]<5 f32[1,2]", "i j, 1 k, 1 l -> i j | whole=k l"),
+    Case("scatter-max of a window at the start", "scatter-max",
+         lambda x, i, u: lax.scatter_max(x, i, u, EDGE, mode=FILL),
+         "i32[7,6] i32[1]<4 i32[3,2]", "i j, 1, k l -> i j | whole=k l"),
     Case("dynamic_update_slice", "dynamic_update_slice",
          lambda x, u, i: lax.dynamic_update_slice(x, u, (i, 0)), "f32[7,5] f32[3,5] i32[]<5",
          "i j, k j, ,  -> i j | whole=k"),
