@@ -12,7 +12,7 @@ from itertools import product
 from meshwise.choose.regions import Node
 from meshwise.ir.factors import Strategy, factor_axes, fits
 from meshwise.ir.mesh import Axes, Mesh
-from meshwise.ir.sharding import DimAxes, Reduction, Sharding
+from meshwise.ir.sharding import DimAxes, Sharding
 
 Assignment = dict[int, Axes]
 MOST_COMBINATIONS = 64
@@ -24,9 +24,9 @@ def candidates(
     operands: Sequence[Sharding],
     results: Sequence[Sequence[Sharding]],
     nominal: Sequence[DimAxes],
-    current: Strategy | None,
-) -> list[Strategy]:
-    """Strategies worth pricing, the current one first.
+    current: DimAxes | None,
+) -> list[DimAxes]:
+    """Axes of each factor worth pricing, the current ones first.
 
     `operands` are the shardings in which operands exist, `results` those in which each result is
     wanted, `nominal` what completion gave operands and then results.
@@ -43,23 +43,16 @@ def candidates(
     for assignment in _whole_axis_assignments(node, mesh, found):
         assignments[_as_axes(assignment, count)] = None
     assignments[((),) * count] = None
-    sums = _carried_sums(node, operands)
     chosen = dict.fromkeys([current] if current else [])
     for axes in assignments:
-        for carried in sums:
-            strategy = Strategy(axes, carried)
-            if fits(node.rule, strategy, mesh) and _one_operator(node, strategy):
-                chosen[strategy] = None
+        if fits(node.rule, Strategy(axes), mesh) and _one_operator(node, axes):
+            chosen[axes] = None
     return list(chosen)
 
 
-def _one_operator(node: Node, strategy: Strategy) -> bool:
-    """Whether each result is unreduced by one operator only, and a carried sum only by sums."""
-    for over in node.reduced:
-        operators = {r for f, r in over if strategy.axes[f]}
-        if len(operators) > 1 or (strategy.carried and operators - {Reduction.SUM}):
-            return False
-    return True
+def _one_operator(node: Node, axes: DimAxes) -> bool:
+    """Whether each result is unreduced by one operator only."""
+    return all(len({r for f, r in over if axes[f]}) <= 1 for over in node.reduced)
 
 
 def _suggestions(
@@ -132,15 +125,6 @@ def _whole_axis_assignments(
             if factor is not None:
                 assignment[factor] = assignment.get(factor, ()) + group
         yield assignment
-
-
-def _carried_sums(node: Node, operands: Sequence[Sharding]) -> list[Axes]:
-    """Axes over which the carrying operands are all unreduced sums; and carrying nothing."""
-    carrying = [operands[i] for i in sorted(node.carries)]
-    if not carrying or any(s.reduction is not Reduction.SUM for s in carrying):
-        return [()]
-    common = set(carrying[0].unreduced).intersection(*(s.unreduced for s in carrying[1:]))
-    return [(), tuple(sorted(common))] if common else [()]
 
 
 def _as_axes(assignment: Assignment, count: int) -> DimAxes:

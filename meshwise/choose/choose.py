@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 
 from meshwise._jax import Var
-from meshwise.choose.descend import Search, descend, start_forward, start_from_completion
+from meshwise.choose.descend import descend
 from meshwise.choose.graph import build_graph, is_remade
 from meshwise.choose.plan import EquationPlan, Plan, Rejected
+from meshwise.choose.search import Search, work_seconds
+from meshwise.choose.starts import completion_start, forward_start
 from meshwise.choose.tree import Edge, reshard_tree
 from meshwise.cost.hardware import Hardware
 from meshwise.ir.factors import Strategy, operand_sharding, result_sharding
@@ -30,23 +32,19 @@ def choose(
     there to improve the cost at fixed hints, and keeps completion where it finds nothing better.
     """
     graph = build_graph(program, rules, completion, hardware)
-    search = Search(graph)
-    start_from_completion(search)
-    completed = _copies(search, stop_at_completion=True)
-    completion_seconds = _total(search, completed)
-    if driver == "gspmd":
-        return _plan(search, completed, {}, completion_seconds, completion_seconds, driver)
-    kept = Search(graph)
-    kept.placed = list(search.placed)
-    forward = Search(graph)
-    start_forward(forward, search.work_limit)
-    found = []
-    for start in (search, forward):
-        lost = descend(start)
-        copies = _copies(start, stop_at_completion=False)
-        found.append((_total(start, copies), len(found), start, copies, lost))
-    found.append((completion_seconds, len(found), kept, completed, {}))
-    seconds, _, best, copies, lost = min(found, key=lambda f: f[:2])
+    start = completion_start(graph)
+    limits = [work_seconds(graph, n, a) * (1 + 1e-9) for n, a in zip(graph.nodes, start, strict=True)]
+    completed = Search(graph, start, carries=False)
+    stopping = _copies(completed, stop_at_completion=True)
+    completion_seconds = _total(completed, stopping)
+    plans = [(completion_seconds, completed, stopping, {})]
+    if driver == "descend":
+        for axes in (start, forward_start(graph, limits)):
+            search = Search(graph, axes)
+            lost = descend(search, limits)
+            copies = _copies(search, stop_at_completion=False)
+            plans.append((_total(search, copies), search, copies, lost))
+    seconds, best, copies, lost = min(plans, key=lambda plan: plan[0])
     return _plan(best, copies, lost, seconds, completion_seconds, driver)
 
 
@@ -111,14 +109,15 @@ def _equation_plan(
     nodes = graph.nodes_of[index]
     axes = [()] * len(rule.sizes)  # type: list[tuple[str, ...]]
     carried: tuple[str, ...] = ()
-    for node_index, mapping in nodes:
-        strategy = search.placed[node_index].strategy
-        for factor, own in enumerate(mapping):
+    for node_index, member in nodes:
+        placed = search.placed[node_index].strategy
+        for factor, own in enumerate(member.factors):
             if own >= 0:
-                axes[factor] = strategy.axes[own]
-        carried = carried or strategy.carried
+                axes[factor] = placed.axes[own]
+        passing = [a for f in member.summed for a in placed.axes[f]]
+        carried += tuple(passing) or (placed.carried if graph.nodes[node_index].carries else ())
     strategy = Strategy(tuple(axes), carried)
-    carries = graph.carries[index].operands
+    carries = graph.carries[index]
     eqn = graph.program.equations[index]
     operands = tuple(
         operand_sharding(rule, strategy, i, i in carries) for i in range(len(eqn.invars))

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from meshwise._jax import Literal, Var
-from meshwise.choose.regions import Carry, Node, build_nodes, find_carries
+from meshwise.choose.carries import Carry, find_carries
+from meshwise.choose.regions import Member, Node, build_nodes
 from meshwise.cost.hardware import Hardware
 from meshwise.ir.mesh import Mesh
 from meshwise.ir.program import Hint, Program
@@ -41,7 +42,7 @@ class Value:
 class Graph:
     """What is to be decided, and the figures to decide it by.
 
-    `nodes_of` gives for each equation the nodes it is in and its factors' numbers there.
+    `nodes_of` gives for each equation the nodes it is in, and its part there.
     """
 
     program: Program
@@ -54,7 +55,7 @@ class Graph:
     out_shardings: tuple[Sharding, ...]
     completion: Completion
     hardware: Hardware
-    nodes_of: dict[int, tuple[tuple[int, tuple[int, ...]], ...]]
+    nodes_of: dict[int, tuple[tuple[int, Member], ...]]
 
     def nominal(self, var: Var) -> DimAxes:
         """The dims' axes that completion gave a value."""
@@ -76,11 +77,10 @@ def build_graph(
         for var, hint in zip(program.outputs, program.out_hints, strict=True)
     )
     values = _values(program, rules, nodes, in_shardings, out_shardings)
-    nodes_of: dict[int, tuple[tuple[int, tuple[int, ...]], ...]] = {}
+    nodes_of: dict[int, tuple[tuple[int, Member], ...]] = {}
     for node in nodes:
         for member in node.members:
-            own = ((node.index, member.factors),)
-            nodes_of[member.equation] = nodes_of.get(member.equation, ()) + own
+            nodes_of[member.equation] = (*nodes_of.get(member.equation, ()), (node.index, member))
     return Graph(program, program.mesh, rules, carries, nodes, values, in_shardings,
                  out_shardings, completion, hardware, nodes_of)
 

@@ -4,15 +4,19 @@ Equations that preserve dims (element-wise chains, residual streams, an optimise
 one sharding together: they form a *region*, one node whose factor rule is composed of theirs.
 A reduction joins the region of its operand, as it follows whatever that does; its result leaves
 the region (and enters it again, where a norm or a softmax goes on with it), because it may have to
-be reduced between devices. Every other equation is a node of its own. Linear equations that an
-unreduced sum may pass through form regions apart, so that terms are added before one reduction.
+be reduced between devices. Every other equation is a node of its own.
+
+A linear equation that a sum passes through belongs to the node that makes the sum, so that both
+move together; additions of sums from several nodes are nodes apart, and their terms are added
+before one reduction.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, replace
 
 from meshwise._jax import Literal, Var, hint_p
+from meshwise.choose.carries import Carry
 from meshwise.ir.factors import Dims, FactorRule
 from meshwise.ir.program import Program
 from meshwise.ir.sharding import Reduction
@@ -21,10 +25,14 @@ from meshwise.rules.registry import OpRule
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One equation's part in a node: which node factor each of its factors is (-1: none)."""
+    """One equation's part in a node: which node factor each of its factors is (-1: none).
+
+    `summed` are the node's factors over which the sum that passes through it was made.
+    """
 
     equation: int
     factors: tuple[int, ...]
+    summed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +40,7 @@ class Node:
     """One decision: a composed factor rule over the values that enter and leave.
 
     `reduced` lists, for each result, the factors over which it is a reduction and by what; it is
-    unreduced over their axes. `carries` are the operands that are unreduced together where the strategy carries a sum; the
+    unreduced over their axes. `carries` are the operands that may be unreduced together; the
     results are unreduced then too.
     """
 
@@ -57,19 +65,20 @@ class _Part:
     results: tuple[int, ...]
     joins: bool
     reduces: bool
+    follows: bool
 
 
-def build_nodes(program: Program, rules: Sequence[OpRule], carried: Sequence["Carry"]) -> list[Node]:
+def build_nodes(program: Program, rules: Sequence[OpRule], carried: Sequence[Carry]) -> list[Node]:
     """The nodes of a program's cost graph, in the order of their first equations."""
     parts = [part for i, rule in enumerate(rules) for part in _parts(program, i, rule)]
-    groups = _Groups(parts, rules)
+    groups = _Groups(parts, rules, carried)
     producer = {
         program.equations[p.equation].outvars[r]: (k, r)
         for k, p in enumerate(parts)
         for r in p.results
     }
     for k, part in enumerate(parts):
-        if part.joins:
+        if part.joins or (carried[part.equation] and not part.factors):
             _join_producers(program, k, part, parts, groups, producer, carried)
     members: dict[int, list[int]] = defaultdict(list)
     for k in range(len(parts)):
@@ -81,46 +90,13 @@ def build_nodes(program: Program, rules: Sequence[OpRule], carried: Sequence["Ca
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class Carry:
-    """Operands of an equation through which an unreduced sum may pass (empty: none)."""
-
-    operands: frozenset[int] = frozenset()
-
-
-def find_carries(program: Program, rules: Sequence[OpRule]) -> list[Carry]:
-    """Where an unreduced sum may travel on.
-
-    A sum travels through linear equations while each value on the way has one use, and is joined
-    with other sums at an addition: then one reduction after it serves them all. A value with
-    several uses is where it is reduced.
-    """
-    uses: dict[Var, int] = defaultdict(int)
-    for atom in [a for e in program.equations for a in e.invars] + list(program.outputs):
-        if not isinstance(atom, Literal):
-            uses[atom] += 1
-    may_be_unreduced: set[Var] = set()
-    carries = []
-    for eqn, rule in zip(program.equations, rules, strict=True):
-        carry = Carry()
-        for operands in rule.linear:
-            atoms = [eqn.invars[i] for i in operands]
-            if all(not isinstance(a, Literal) and a in may_be_unreduced
-                   and uses[a] == atoms.count(a) for a in atoms):
-                carry = Carry(frozenset(operands))
-                break
-        carries.append(carry)
-        if carry.operands or Reduction.SUM in rule.factors.reduction_of.values():
-            may_be_unreduced.update(eqn.outvars)
-    return carries
-
-
 class _Groups:
     """Union-find over parts, and over the factors of their equations."""
 
-    def __init__(self, parts: Sequence[_Part], rules: Sequence[OpRule]):
+    def __init__(self, parts: Sequence[_Part], rules: Sequence[OpRule], carried: Sequence[Carry]):
         self.rules = rules
         self.part_parent = list(range(len(parts)))
+        self.only_carries = [bool(carried[p.equation]) for p in parts]
         self.factor_parent: dict[tuple[int, int], tuple[int, int]] = {}
 
     def find(self, part: int) -> int:
@@ -140,6 +116,7 @@ class _Groups:
         root_a, root_b = self.find(a), self.find(b)
         low, high = min(root_a, root_b), max(root_a, root_b)
         self.part_parent[high] = low
+        self.only_carries[low] = self.only_carries[low] and self.only_carries[high]
         for x, y in pairs:
             x, y = self.factor(*x), self.factor(*y)
             if x != y:
@@ -169,8 +146,9 @@ def _parts(program: Program, index: int, rule: OpRule) -> list[_Part]:
         reduces = bool(component & factors.reduction_of.keys())
         placed = sum(bool(factors.operands[t]) for t in operands)
         alike = placed == 1 if reduces else placed > 0
-        joins = alike and bool(results) and not special and not is_hint and not rule.opaque
-        parts.append(_Part(index, component, operands, results, joins, reduces))
+        free = bool(results) and not is_hint and not rule.opaque
+        joins = alike and free and not special
+        parts.append(_Part(index, component, operands, results, joins, reduces, free))
     return parts
 
 
@@ -190,29 +168,43 @@ def _join_producers(
         if isinstance(atom, Literal) or atom not in producer:
             continue
         other, result = producer[atom]
-        source = parts[other]
-        if not source.joins or source.reduces or not _same_class(part, operand, source, carried):
+        if not _serves_both(part, operand, other, parts, groups, carried):
             continue
         dims = groups.rules[part.equation].factors.operands[operand]
-        source_dims = groups.rules[source.equation].factors.results[result]
+        source_dims = groups.rules[parts[other].equation].factors.results[result]
         pairs = [
-            ((part.equation, d[0]), (source.equation, s[0]))
+            ((part.equation, d[0]), (parts[other].equation, s[0]))
             for d, s in zip(dims, source_dims, strict=True)
-            if d and s
+            if len(d) == 1 and len(s) == 1
         ]
-        if not pairs:
+        if not pairs and (any(dims) or not carried[part.equation]):
             continue
         agree = all(groups.factor(*x) == groups.factor(*y) for x, y in pairs)
         if groups.find(k) != groups.find(other) or agree:
             groups.join(k, other, pairs)
 
 
-def _same_class(part: _Part, operand: int, source: _Part, carried: Sequence[Carry]) -> bool:
-    """Carrying equations join only along the operands that carry; others only each other."""
-    carries, source_carries = carried[part.equation].operands, carried[source.equation].operands
-    if carries:
-        return bool(source_carries) and operand in carries
-    return not source_carries
+def _serves_both(
+    part: _Part,
+    operand: int,
+    other: int,
+    parts: Sequence[_Part],
+    groups: _Groups,
+    carried: Sequence[Carry],
+) -> bool:
+    """Whether a part may take the sharding of the node that makes one of its operands.
+
+    A sum that passes through alone follows its maker, whatever that is; additions of sums go with
+    additions of sums; and what carries nothing goes with what is neither a sum nor carries one.
+    """
+    source = parts[other]
+    carry = carried[part.equation]
+    if carry:
+        if operand not in carry:
+            return False
+        alone = len(carry) == 1 and source.follows
+        return alone or groups.only_carries[groups.find(other)]
+    return source.joins and not source.reduces and not carried[source.equation]
 
 
 def _leaving(program: Program, parts: Sequence[_Part], groups: _Groups) -> list[set[Var]]:
@@ -256,8 +248,11 @@ def _node(
                 sizes.append(rule.sizes[factor])
             mapping[factor] = roots[root]
         members.append(Member(part.equation, tuple(mapping)))
-    operands, carries, results = _boundary(program, rules, parts, members, leaving, carried)
-    reduced, whole, permuted = _kinds(program, rules, parts, members)
+    reduced, members = _follow_sums(program, rules, parts, members, carried)
+    operands, carries, results = _boundary(
+        program, rules, parts, members, leaving, carried, reduced.keys()
+    )
+    whole, permuted = _kinds(rules, parts, members)
     composed = FactorRule(
         operands=tuple(dims for _, dims in operands),
         results=tuple(results.values()),
@@ -285,20 +280,18 @@ def _boundary(
     members: Sequence[Member],
     leaving: set[Var],
     carried: Sequence[Carry],
+    sums: Set[Var],
 ) -> tuple[list[tuple[Var, Dims]], frozenset[int], dict[Var, Dims]]:
     """Values that enter a node, which of them may be unreduced, and values that leave it.
 
     A value made in the node but read in it by other dims (`x + x.T`) both leaves and enters; so
-    does a reduction's result.
+    does one of `sums`, where it is read by what does not carry it.
     """
     made: dict[Var, Dims] = {}
-    made_by_reduction: set[Var] = set()
     for part, member in zip(parts, members, strict=True):
         eqn, rule = program.equations[part.equation], rules[part.equation].factors
         for r in part.results:
             made[eqn.outvars[r]] = _mapped(rule.results[r], member)
-            if part.reduces:
-                made_by_reduction.add(eqn.outvars[r])
     entering: dict[tuple[Var, Dims], bool] = {}
     for part, member in zip(parts, members, strict=True):
         eqn, rule = program.equations[part.equation], rules[part.equation].factors
@@ -307,8 +300,8 @@ def _boundary(
             if isinstance(atom, Literal):
                 continue
             dims = _mapped(rule.operands[operand], member)
-            if made.get(atom) != dims or atom in made_by_reduction:
-                carries = operand in carried[part.equation].operands
+            carries = operand in carried[part.equation]
+            if made.get(atom) != dims or (atom in sums and not carries):
                 entering[atom, dims] = entering.get((atom, dims), False) or carries
     read_again = {var for var, _ in entering if var in made}
     results = {v: dims for v, dims in made.items() if v in leaving or v in read_again}
@@ -320,19 +313,38 @@ def _mapped(dims: Dims, member: Member) -> Dims:
     return tuple(tuple(member.factors[f] for f in dim) for dim in dims)
 
 
-def _kinds(
-    program: Program, rules: Sequence[OpRule], parts: Sequence[_Part], members: Sequence[Member]
-) -> tuple[dict[Var, tuple[tuple[int, Reduction], ...]], frozenset[int], frozenset[int]]:
-    """What each result is reduced over; need-replication and permutation factors of a node."""
+def _follow_sums(
+    program: Program,
+    rules: Sequence[OpRule],
+    parts: Sequence[_Part],
+    members: Sequence[Member],
+    carried: Sequence[Carry],
+) -> tuple[dict[Var, tuple[tuple[int, Reduction], ...]], list[Member]]:
+    """What each value made in a node is a sum (or maximum, ...) over, and what passes members."""
     reduced: dict[Var, tuple[tuple[int, Reduction], ...]] = {}
+    followed = []
+    for part, member in zip(parts, members, strict=True):
+        eqn, rule = program.equations[part.equation], rules[part.equation].factors
+        passing: tuple[tuple[int, Reduction], ...] = ()
+        for operand in carried[part.equation]:
+            passing = passing or reduced.get(eqn.invars[operand], ())
+        over = passing + tuple(
+            (member.factors[f], r) for f, r in rule.reductions if f in part.factors
+        )
+        if over:
+            reduced.update({eqn.outvars[r]: over for r in part.results})
+        followed.append(replace(member, summed=tuple(f for f, _ in passing)))
+    return reduced, followed
+
+
+def _kinds(
+    rules: Sequence[OpRule], parts: Sequence[_Part], members: Sequence[Member]
+) -> tuple[frozenset[int], frozenset[int]]:
+    """Need-replication and permutation factors of a node, by its own numbering."""
     whole: set[int] = set()
     permuted: set[int] = set()
     for part, member in zip(parts, members, strict=True):
         rule = rules[part.equation].factors
-        over = tuple((member.factors[f], r) for f, r in rule.reductions if f in part.factors)
-        if over:
-            outvars = program.equations[part.equation].outvars
-            reduced.update({outvars[r]: over for r in part.results})
         whole.update(member.factors[f] for f in rule.whole & part.factors)
         permuted.update(member.factors[f] for f in rule.permuted & part.factors)
-    return reduced, frozenset(whole), frozenset(permuted)
+    return frozenset(whole), frozenset(permuted)

@@ -1,0 +1,191 @@
+"""The state of a search over the cost graph: one placement a node, and what a change would save.
+
+Which sums a node carries is not decided but follows: an addition carries what all its terms are
+unreduced over, less the axes it uses itself. So placing one node may change what the nodes after
+it carry; `Search.put` does both, and tells what it changed.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from meshwise._jax import Var
+from meshwise.choose.graph import Graph, Value
+from meshwise.choose.regions import Node
+from meshwise.choose.tree import IMPOSSIBLE, reshard_tree
+from meshwise.ir.factors import Strategy, dims_sharding, operand_sharding
+from meshwise.ir.mesh import Axes
+from meshwise.ir.sharding import DimAxes, Reduction, Sharding, unreduced
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A strategy, the shardings it wants of operands and produces, and its work in seconds."""
+
+    strategy: Strategy
+    operands: tuple[Sharding, ...]
+    results: tuple[Sharding, ...]
+    seconds: float
+
+
+Change = tuple[int, Placement]  # a node, and how it was placed before
+
+
+class Search:
+    """Placements of all nodes, priced together."""
+
+    def __init__(self, graph: Graph, axes: Sequence[DimAxes], carries: bool = True):
+        """Place every node by the axes of its factors; carry sums unless told not to."""
+        self.graph = graph
+        self._known: dict[tuple[int, Strategy], Placement] = {}
+        self._around = [_values_around(graph, node) for node in graph.nodes]
+        self._carriers = _carriers(graph)
+        self.placed = [
+            self.placement(node, own) for node, own in zip(graph.nodes, axes, strict=True)
+        ]
+        for node in graph.nodes if carries else ():
+            self.put(node, self.placed[node.index].strategy.axes)
+        self.value_cost = {v.var: self.value_seconds(v) for v in graph.values.values()}
+
+    def placement(self, node: Node, axes: DimAxes, carried: Axes = ()) -> Placement:
+        """What a strategy wants and produces (remembered)."""
+        key = node.index, Strategy(axes, carried)
+        if key not in self._known:
+            rule, strategy = node.rule, key[1]
+            self._known[key] = Placement(
+                strategy,
+                tuple(
+                    operand_sharding(rule, strategy, i, i in node.carries)
+                    for i in range(len(rule.operands))
+                ),
+                tuple(_produced(node, strategy, i) for i in range(len(rule.results))),
+                work_seconds(self.graph, node, axes),
+            )
+        return self._known[key]
+
+    def around(self, node: Node) -> Sequence[Value]:
+        """The values a node touches."""
+        return self._around[node.index]
+
+    def produced(self, value: Value) -> Sharding:
+        """The sharding in which a value is produced."""
+        if value.fixed is not None:
+            return value.fixed
+        assert value.maker is not None
+        return self.placed[value.maker].results[value.result]
+
+    def wanted(self, value: Value) -> set[Sharding]:
+        """The shardings in which a value is wanted."""
+        return {self.placed[n].operands[i] for n, i in value.uses}.union(value.returned)
+
+    def value_seconds(self, value: Value) -> float:
+        """Cost of a value's reshards: the cheapest tree from what is produced to all wanted."""
+        wanted = frozenset(self.wanted(value))
+        if value.remade:
+            return IMPOSSIBLE if any(w.unreduced for w in wanted) else 0.0
+        graph = self.graph
+        return reshard_tree(
+            value.shape, value.itemsize, graph.mesh, self.produced(value), wanted, graph.hardware
+        )[0]
+
+    def put(self, node: Node, axes: DimAxes) -> list[Change]:
+        """Place a node, and let the nodes after it carry what they now can; what changed."""
+        changes: list[Change] = []
+        waiting = [(node, axes)]
+        while waiting:
+            node, axes = waiting.pop()
+            new = self.placement(node, axes, self._carried(node, axes))
+            before = self.placed[node.index]
+            if new is before:
+                continue
+            changes.append((node.index, before))
+            self.placed[node.index] = new
+            if new.results != before.results:
+                after = (self.graph.nodes[i] for i in self._carriers[node.index])
+                waiting += [(n, self.placed[n.index].strategy.axes) for n in after]
+        return changes
+
+    def _carried(self, node: Node, axes: DimAxes) -> Axes:
+        if not node.carries:
+            return ()
+        common: set[str] | None = None
+        for operand in node.carries:
+            value = self.graph.values[node.operands[operand]]
+            source = self.produced(value)
+            is_sum = source.reduction is Reduction.SUM and not value.remade
+            own = set(source.unreduced) if is_sum else set()
+            common = own if common is None else common & own
+        used = {a for factor in axes for a in factor}
+        return tuple(sorted((common or set()) - used))
+
+    def undo(self, changes: Iterable[Change]) -> None:
+        """Place nodes as they were before."""
+        for index, before in reversed(list(changes)):
+            self.placed[index] = before
+
+    def delta(self, changes: Sequence[Change], without: Value | None = None) -> float:
+        """Seconds that changes cost (negative: save); reshards of one value may be left out."""
+        first: dict[int, Placement] = {}
+        for index, before in changes:
+            first.setdefault(index, before)
+        total = sum(self.placed[i].seconds - before.seconds for i, before in first.items())
+        touched = {v.var: v for i in first for v in self._around[i]}
+        for var, value in touched.items():
+            if value is not without:
+                total += self.value_seconds(value) - self.value_cost[var]
+                if total == IMPOSSIBLE:
+                    break
+        return total
+
+    def keep(self, changes: Iterable[Change]) -> set[int]:
+        """Accept changes; the nodes whose neighbours they are, themselves included."""
+        touched: dict[Var, Value] = {}
+        near: set[int] = set()
+        for index, _ in changes:
+            near.add(index)
+            touched.update({v.var: v for v in self._around[index]})
+        for var, value in touched.items():
+            self.value_cost[var] = self.value_seconds(value)
+            near.update(n for n, _ in value.uses)
+            if value.maker is not None:
+                near.add(value.maker)
+        return near
+
+    def total(self) -> float:
+        """Cost of everything in seconds."""
+        return sum(self.value_cost.values()) + sum(p.seconds for p in self.placed)
+
+
+def work_seconds(graph: Graph, node: Node, axes: DimAxes) -> float:
+    """Time each device computes a node: its share of the flops."""
+    share = 1.0
+    for size, own in zip(node.rule.sizes, axes, strict=True):
+        if own and size:
+            share *= -(-size // graph.mesh.size(own)) / size
+    return node.flops * share / graph.hardware.flops_per_s
+
+
+def _produced(node: Node, strategy: Strategy, result: int) -> Sharding:
+    """The sharding of a result: unreduced over what is carried and the axes it is reduced over."""
+    axes = list(strategy.carried)
+    operator = Reduction.SUM
+    for factor, reduction in node.reduced[result]:
+        if strategy.axes[factor]:
+            axes += strategy.axes[factor]
+            operator = reduction
+    return unreduced(dims_sharding(node.rule.results[result], strategy.axes), axes, operator)
+
+
+def _values_around(graph: Graph, node: Node) -> list[Value]:
+    return [graph.values[v] for v in dict.fromkeys((*node.operands, *node.results))]
+
+
+def _carriers(graph: Graph) -> dict[int, list[int]]:
+    """For each node, those that carry one of its results."""
+    found: dict[int, list[int]] = defaultdict(list)
+    for node in graph.nodes:
+        for operand in sorted(node.carries):
+            maker = graph.values[node.operands[operand]].maker
+            if maker is not None and maker != node.index:
+                found[maker].append(node.index)
+    return found

@@ -1,0 +1,100 @@
+"""Where a descent begins: from completion, and from the program's own order."""
+
+from collections.abc import Sequence
+
+from meshwise.choose.candidates import candidates
+from meshwise.choose.graph import Graph
+from meshwise.choose.regions import Node
+from meshwise.choose.search import work_seconds
+from meshwise.ir.factors import Strategy, dims_sharding, operand_sharding
+from meshwise.ir.sharding import DimAxes, Reduction, Sharding, unreduced
+from meshwise.reshard.search import reshard_cost
+
+
+def completion_start(graph: Graph) -> list[DimAxes]:
+    """Every node as completion suggests: cheapest against the values' own shardings."""
+    fixed = fixed_axes(graph)
+    return [
+        fixed[node.index]
+        if node.index in fixed
+        else _cheapest(graph, node, nominal(graph, node), float("inf"), keep_results=True)
+        for node in graph.nodes
+    ]
+
+
+def forward_start(graph: Graph, limits: Sequence[float]) -> list[DimAxes]:
+    """Nodes in the program's order, each where its operands already are.
+
+    What is not placed yet is taken as completion has it; `limits` bound each node's work.
+    """
+    fixed = fixed_axes(graph)
+    placed: list[DimAxes] = []
+    for node in graph.nodes:
+        sources = nominal(graph, node)
+        for k, var in enumerate(node.operands):
+            value = graph.values[var]
+            if value.fixed is not None:
+                sources[k] = value.fixed.dims
+            elif value.maker is not None and value.maker < len(placed):
+                maker = graph.nodes[value.maker]
+                sources[k] = dims_sharding(maker.rule.results[value.result], placed[value.maker])
+        placed.append(
+            fixed[node.index]
+            if node.index in fixed
+            else _cheapest(graph, node, sources, limits[node.index], keep_results=False)
+        )
+    return placed
+
+
+def fixed_axes(graph: Graph) -> dict[int, DimAxes]:
+    """Nodes with nothing to decide: hints, and nodes without factors."""
+    fixed: dict[int, DimAxes] = {}
+    for node in graph.nodes:
+        hint = graph.program.hints.get(node.members[0].equation)
+        if hint is not None:
+            axes: list[tuple[str, ...]] = [()] * len(node.rule.sizes)
+            var = graph.program.equations[node.members[0].equation].outvars[0]
+            for factor, own in zip(node.members[0].factors, graph.nominal(var), strict=True):
+                axes[factor] = own
+            fixed[node.index] = tuple(axes)
+        elif not node.rule.sizes:
+            fixed[node.index] = ()
+    return fixed
+
+
+def nominal(graph: Graph, node: Node) -> list[DimAxes]:
+    """The dims' axes that completion gave a node's operands, then its results."""
+    return [graph.nominal(v) for v in (*node.operands, *node.results)]
+
+
+def _cheapest(
+    graph: Graph, node: Node, tensors: Sequence[DimAxes], limit: float, keep_results: bool
+) -> DimAxes:
+    """The candidate that is cheapest with operands (and results) lying as given."""
+    operands = [Sharding(dims) for dims in tensors[: len(node.operands)]]
+    found = candidates(node, graph.mesh, operands, (), tensors, None)
+    allowed = [axes for axes in found if work_seconds(graph, node, axes) <= limit]
+    return min(allowed, key=lambda axes: _price(graph, node, axes, tensors, keep_results))
+
+
+def _price(
+    graph: Graph, node: Node, axes: DimAxes, tensors: Sequence[DimAxes], keep_results: bool
+) -> float:
+    """Work, reshards of operands from the given shardings, and perhaps of results to them."""
+    total = work_seconds(graph, node, axes)
+    strategy = Strategy(axes)
+    for k, (var, dims) in enumerate(zip((*node.operands, *node.results), tensors, strict=True)):
+        value, result = graph.values[var], k - len(node.operands)
+        if value.remade or (result >= 0 and not keep_results):
+            continue
+        if result < 0:
+            source, target = Sharding(dims), operand_sharding(node.rule, strategy, k)
+        else:
+            over = [a for f, _ in node.reduced[result] for a in axes[f]]
+            operator = node.reduced[result][0][1] if over else Reduction.SUM
+            made = dims_sharding(node.rule.results[result], axes)
+            source, target = unreduced(made, over, operator), Sharding(dims)
+        total += reshard_cost(
+            value.shape, value.itemsize, graph.mesh, source, target, graph.hardware
+        )
+    return total
