@@ -9,7 +9,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax.dtypes import issubdtype
+from jax.numpy import issubdtype
 
 from meshwise.rules.factoring import Factoring, shapes, stretched, total_size
 from meshwise.rules.registry import Application, LocalContext, OpRule, register

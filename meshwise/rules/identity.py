@@ -5,7 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.dtypes import issubdtype
+from jax.numpy import issubdtype
 
 from meshwise.ir.sharding import Reduction
 from meshwise.rules.registry import LocalContext
@@ -23,7 +23,7 @@ def reduction_identity(reduction: Reduction, dtype: Any) -> Any:
     if reduction is Reduction.PROD:
         return np.ones((), dtype)[()]
     if reduction is Reduction.AND:
-        return np.array(True)[()] if dtype == np.bool_ else np.array(~np.zeros((), dtype))[()]
+        return np.invert(np.zeros((), dtype))[()]
     return _lowest(dtype) if reduction is Reduction.MAX else _highest(dtype)
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 from jax import lax
-from jax.dtypes import extended, issubdtype
+from jax.dtypes import extended
+from jax.numpy import issubdtype
 
 from meshwise.rules.contraction import sum_of
 from meshwise.rules.factoring import Dim, Factoring, Kind, total_size
@@ -103,7 +104,7 @@ def _gather_local(context: LocalContext, operand: Any, indices: Any) -> list[Any
 
 def _local_sizes(context: LocalContext, operand: Any, sizes: tuple[int, ...]) -> tuple[int, ...]:
     """Slice sizes for a local operand: its own where a dim is taken in full."""
-    shape = context.eqn.invars[0].aval.shape
+    shape = context.global_shape(0)
     return tuple(
         local if size == n else size
         for local, n, size in zip(operand.shape, shape, sizes, strict=True)

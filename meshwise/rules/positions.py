@@ -30,10 +30,10 @@ def start_dtype(dtype: Any) -> np.dtype:
 
 def typed_starts(context: LocalContext, starts: Sequence[Any]) -> list[Any]:
     """Starts of a slice, the last operands of an equation; literals get their dtype back."""
-    variables = context.eqn.invars[-len(starts) :]
+    avals: list[Any] = [v.aval for v in context.eqn.invars[-len(starts) :]]
     return [
-        start if hasattr(start, "dtype") else np.asarray(start, variable.aval.dtype)
-        for start, variable in zip(starts, variables, strict=True)
+        start if hasattr(start, "dtype") else np.asarray(start, aval.dtype)
+        for start, aval in zip(starts, avals, strict=True)
     ]
 
 
@@ -102,7 +102,7 @@ class IndexVectors:
         self, context: LocalContext, indices: Any, dims: Sequence[int], windows: Sequence[int]
     ) -> None:
         self.context, self.indices = context, indices
-        shape = context.eqn.invars[0].aval.shape
+        shape = context.global_shape(0)
         self.upper = [shape[d] - windows[d] for d in dims]
         found = [context.rule.operands[0][d] for d in dims]
         self.factors = {

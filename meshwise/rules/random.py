@@ -188,7 +188,7 @@ def _gamma_rule(application: Application) -> OpRule:
 
 
 def _gamma_local(context: LocalContext, keys: Any, alphas: Any) -> list[Any]:
-    shape = context.eqn.invars[1].aval.shape[keys.ndim :]
+    shape = context.global_shape(1)[keys.ndim :]
     inner = context.rule.results[0][keys.ndim :]
     if not any(context.axes(dim[0]) for dim in inner if dim):
         return context.bind(keys, alphas)

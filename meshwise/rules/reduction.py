@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from jax import lax
-from jax.dtypes import issubdtype
+from jax.numpy import issubdtype
 
 from meshwise.ir.sharding import Reduction
 from meshwise.rules.factoring import Dim, Factoring, Kind, shapes
@@ -30,9 +30,11 @@ _REDUCTIONS = {
 def _kind(name: str, dtype: Any) -> Kind:
     """The kind of a reduced dim: a reduction that devices can do together, else whole."""
     reduction = _REDUCTIONS.get(name)
+    if reduction is None:
+        return "whole"
     if dtype == np.bool_:
         return {Reduction.MAX: Reduction.OR, Reduction.MIN: Reduction.AND}.get(reduction, reduction)
-    if reduction in (Reduction.AND, Reduction.OR, None):
+    if reduction in (Reduction.AND, Reduction.OR):
         return "whole"
     if reduction in (Reduction.MAX, Reduction.MIN) and issubdtype(dtype, np.complexfloating):
         return "whole"

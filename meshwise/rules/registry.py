@@ -44,7 +44,8 @@ class Application:
     def is_zero(self, operand: int) -> bool:
         """Whether an operand is the literal zero."""
         atom = self.eqn.invars[operand]
-        return isinstance(atom, Literal) and not atom.aval.shape and not atom.val
+        aval: Any = atom.aval
+        return isinstance(atom, Literal) and not aval.shape and not atom.val
 
 
 @dataclass(frozen=True)
@@ -78,10 +79,16 @@ class LocalContext:
         index = shard_index(self.axes(factor), self.mesh)
         return lax.mul(index, np.int32(self.local_size(factor)))
 
+    def global_shape(self, operand: int) -> tuple[int, ...]:
+        """Global shape of an operand."""
+        aval: Any = self.eqn.invars[operand].aval
+        return aval.shape
+
     def local_result_shape(self, result: int) -> tuple[int, ...]:
         """Local shape of a result."""
         dims = dims_sharding(self.rule.results[result], self.strategy.axes)
-        return local_shape(self.eqn.outvars[result].aval.shape, Sharding(dims), self.mesh)
+        aval: Any = self.eqn.outvars[result].aval
+        return local_shape(aval.shape, Sharding(dims), self.mesh)
 
     def bind(self, *operands: Any, **changed: Any) -> list[Any]:
         """The same primitive on local operands, with some parameters changed.

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 from jax import lax
-from jax.dtypes import issubdtype
+from jax.numpy import issubdtype
 
 from meshwise.ir.sharding import Reduction
 from meshwise.rules.factoring import Dim, Factoring, Kind, shapes
@@ -195,7 +195,7 @@ def _scatter_window(
 ) -> list[Any]:
     """Scatter a single window of which each device writes a part."""
     dims = context.params["dimension_numbers"].scatter_dims_to_operand_dims
-    shape = context.eqn.invars[0].aval.shape
+    shape = context.global_shape(0)
     starts: list[Any] = [start_dtype(vectors.indices.dtype).type(0)] * operand.ndim
     for c, d in enumerate(dims):
         starts[d] = lax.reshape(clamp_position(vectors.given(c), vectors.upper[c]), ())
@@ -247,7 +247,7 @@ def _dynamic_update_slice_local(
     }
     if not split:
         return context.bind(operand, update, *starts)
-    sizes = context.eqn.invars[1].aval.shape
+    sizes = context.global_shape(1)
     write = _write_one if all(sizes[d] == 1 for d in split) else _write_part
     return write(context, operand, update, typed_starts(context, starts), split)
 

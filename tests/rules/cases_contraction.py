@@ -154,6 +154,8 @@ REDUCTION = [
          "i j -> i | whole=j"),
     Case("reduce_xor", "reduce_xor", lambda x: lax.reduce_xor(x, (1,)), "i32[5,7]",
          "i j -> i | whole=j"),
+    Case("reduce_xor of booleans", "reduce_xor", lambda x: lax.reduce_xor(x, (1,)), "bool[5,7]",
+         "i j -> i | whole=j"),
     Case("reduce", "reduce", lambda x: lax.reduce(x, np.float32(0), half_square_and_add, (1,)),
          "f32[5,7]", "i j,  -> i | whole=j"),
     Case("argmax", "argmax", lambda x: lax.argmax(x, 1, np.int32), "f32[5,7]",
