@@ -1,9 +1,334 @@
-"""Why the program is what it is, as text."""
+"""Why the program is what it is, as text.
 
-from meshwise.choose.plan import Plan
+First the program in numbers, and a warning of what is computed whole. Then the arguments and
+results: how each lies, and which hint says so or led to it. Then every collective, dearest first:
+what it moves, for which line, why. At last the strategies that matter most, and what they beat.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from meshwise._jax import Literal
+from meshwise.choose.plan import EquationPlan, Plan
+from meshwise.ir.collectives import Collective
+from meshwise.ir.factors import FactorRule, Strategy
+from meshwise.ir.mesh import Mesh
 from meshwise.ir.per_device import PerDeviceProgram
+from meshwise.ir.program import Hint
+from meshwise.ir.sharding import Sharding, local_bytes, local_shape
+from meshwise.report.origins import Origin, find_origin
+from meshwise.report.text import (
+    WIDTH,
+    aligned,
+    array_text,
+    axes_text,
+    count,
+    distinct,
+    in_user_axes,
+    kib,
+    listed,
+    microseconds,
+    percent,
+    place,
+    sharding_text,
+    wrapped,
+)
+
+MOST_DECISIONS = 12
+MOST_LINES_OF_A_CHAIN = 3
 
 
 def explain_plan(plan: Plan, program: PerDeviceProgram, name: str) -> str:
     """The decisions, each collective with its line and reason, and what beat what."""
-    return f"{name}: {len(program.collectives)} collectives"
+    sections = [
+        _head(plan, program, name),
+        _whole(program),
+        _boundary(plan, program, is_result=False),
+        _boundary(plan, program, is_result=True),
+        _collectives(program),
+        _decisions(plan),
+    ]
+    return "\n\n".join("\n".join(lines) for lines in sections if lines)
+
+
+def _head(plan: Plan, program: PerDeviceProgram, name: str) -> list[str]:
+    mesh, traced = program.mesh, plan.program
+    axes = ", ".join(f"{axis} {mesh.size(subs)}" for axis, subs in mesh.user_axes)
+    given = [sum(h is not None for h in hints) for hints in (traced.in_hints, traced.out_hints)]
+    sent = sum(c.wire_bytes for c in program.collectives)
+    rows = [
+        ("hints", f"{given[0]} on arguments, {given[1]} on results, {len(traced.hints)} inside"),
+        ("equations", f"{len(traced.equations):,} in the function, "
+                      f"{len(program.jaxpr.jaxpr.eqns):,} for each device"),
+        ("arguments", _held(program.in_types, program.in_shardings, mesh)),
+        ("results", _held(program.out_types, program.out_shardings, mesh)),
+        ("sent", f"{kib(sent)} by each device in a call, in "
+                 f"{count(sum(c.count for c in program.collectives), 'collective')}"),
+        *(("", text) for text in _kinds(program.collectives)),
+        ("modelled time", _time(plan)),
+    ]  # fmt: skip
+    devices = count(mesh.device_count, "device")
+    return [f"{name}, one program for {devices} (mesh: {axes})", "", *aligned(rows, "<<")]
+
+
+def _held(types: Sequence[Any], shardings: Sequence[Sharding], mesh: Mesh) -> str:
+    """What a device holds of some values, beside what they are together."""
+    whole = held = 0
+    for aval, sharding in zip(types, shardings, strict=True):
+        itemsize = int(getattr(aval.dtype, "itemsize", 0))
+        whole += local_bytes(aval.shape, itemsize, Sharding(((),) * len(aval.shape)), mesh)
+        held += local_bytes(aval.shape, itemsize, sharding, mesh)
+    return f"{kib(held)} on each device, of {kib(whole)}"
+
+
+def _kinds(collectives: Sequence[Collective]) -> list[str]:
+    """How many collectives of each kind, and their bytes; dearest kind first."""
+    sent: dict[str, int] = defaultdict(int)
+    runs: dict[str, int] = defaultdict(int)
+    for collective in collectives:
+        sent[collective.kind.value] += collective.wire_bytes
+        runs[collective.kind.value] += collective.count
+    kinds = sorted(sent, key=lambda kind: (-sent[kind], kind))
+    rows = [(str(runs[kind]), kind, kib(sent[kind])) for kind in kinds]
+    return aligned(rows, "><>", indent=0) if rows else []
+
+
+def _time(plan: Plan) -> str:
+    chosen, completed = plan.seconds, plan.completion_seconds
+    if plan.driver == "gspmd":
+        return f"{microseconds(chosen)}, with every value as completion has it"
+    saved = completed - chosen
+    if saved <= completed * 1e-9:
+        return f"{microseconds(chosen)}; completion alone is as good"
+    return (
+        f"{microseconds(chosen)}; with completion alone {microseconds(completed)}, "
+        f"{percent(saved, completed)} saved"
+    )
+
+
+def _whole(program: PerDeviceProgram) -> list[str]:
+    """A warning of operators without a rule, and the way out."""
+    if not program.whole:
+        return []
+    found: dict[str, int] = defaultdict(int)
+    for operator in program.whole:
+        name, _, source = operator.partition(" at ")
+        found[f"{name} at {place(source)}"] += 1
+    lines = ["Warning: computed whole on every device, because there is no rule"]
+    lines += [f"  {text}{f', {times} times' if times > 1 else ''}" for text, times in found.items()]
+    way_out = (
+        "Operands are gathered first, and every device does all of the work. Register a rule for "
+        "the operator, or write it with operators that have one; strict=True makes it an error."
+    )
+    return [*lines, *wrapped(way_out)]
+
+
+def _boundary(plan: Plan, program: PerDeviceProgram, *, is_result: bool) -> list[str]:
+    """Arguments or results: type, sharding, and where it comes from; equal ones in one row."""
+    traced, mesh = plan.program, program.mesh
+    if is_result:
+        values, hints, paths = traced.outputs, traced.out_hints, traced.out_paths
+        types, shardings = program.out_types, program.out_shardings
+    else:
+        values, hints, paths = traced.inputs, traced.in_hints, traced.in_paths
+        types, shardings = program.in_types, program.in_shardings
+    alike: dict[tuple[str, str, str], list[str]] = defaultdict(list)
+    every = zip(values, hints, paths, types, shardings, strict=True)
+    for var, hint, path, aval, sharding in every:
+        origin = (
+            _hint_text(hint)
+            if hint is not None and hint.closed is not None
+            else (_completed_text(plan, var, hint, sharding))
+        )
+        why = "; ".join([origin, *_uneven(aval.shape, sharding, mesh)])
+        kind = array_text(aval.shape, aval.dtype)
+        alike[kind, sharding_text(sharding, mesh), why].append(path)
+    rows = [(_first_of(found), *key) for key, found in alike.items()]
+    return ["Results" if is_result else "Arguments", *_noted(rows)] if rows else []
+
+
+def _first_of(paths: Sequence[str]) -> str:
+    return paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1:,} like it"
+
+
+def _noted(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Aligned rows whose last cell is a note: beside them where it fits, else below."""
+    lines = aligned([row[:-1] for row in rows], "<" * (len(rows[0]) - 1))
+    start = max(map(len, lines)) + 2
+    shown = []
+    for line, row in zip(lines, rows, strict=True):
+        if start + len(row[-1]) <= WIDTH:
+            shown.append(f"{line:{start}}{row[-1]}")
+        else:
+            shown += [line, *wrapped(row[-1], indent=6, hang=2)]
+    return shown
+
+
+def _hint_text(hint: Hint) -> str:
+    return f"hint {_short_spec(hint.given_as)}"
+
+
+def _short_spec(text: str) -> str:
+    """A PartitionSpec as one writes it: `P('data')` for `PartitionSpec('data',)`."""
+    return text.replace("PartitionSpec(", "P(").replace(",)", ")")
+
+
+def _completed_text(plan: Plan, var: Any, hint: Hint | None, sharding: Sharding) -> str:
+    """Which hints led to the dims that completion filled in."""
+    if isinstance(var, Literal):
+        return "a constant"
+    given = [f"hint {_short_spec(hint.given_as)}"] if hint is not None else []
+    dims_of: dict[str, list[str]] = defaultdict(list)
+    for dim, axes in enumerate(sharding.dims):
+        is_open = hint is None or hint.dims[dim] is None
+        origin = find_origin(plan, var, dim) if axes and is_open else None
+        if origin is not None:
+            dims_of[_origin_text(plan, origin)].append(str(dim))
+    if not dims_of:
+        what = "its open dims" if given else "it"
+        unreached = "a scalar" if not sharding.dims else f"completed: no hint reaches {what}"
+        return "; ".join([*given, unreached])
+    found = [
+        f"{'dim' if len(dims) == 1 else 'dims'} {listed(dims)} {text}"
+        for text, dims in dims_of.items()
+    ]
+    return "; ".join([*given, "completed: " + "; ".join(found)])
+
+
+def _origin_text(plan: Plan, origin: Origin) -> str:
+    spec, _, source = origin.hint.rpartition(" at ")
+    owner = _owner(plan, origin, source)
+    hint = f"from {_short_spec(spec)} on {owner}" if spec else "from inside"
+    if not origin.equations:
+        return hint
+    eqns = plan.program.equations
+    sources = [plan.program.source(e) for e in reversed(origin.equations)]
+    lines = distinct(place(source) for source in sources)
+    lines = [line for line in lines if line not in ("unknown", owner)]
+    if not lines:
+        return hint
+    if len(lines) > MOST_LINES_OF_A_CHAIN:
+        last = origin.equations[0]
+        passed = count(len(origin.equations), "equation")
+        return f"{hint}, through {passed}, the last {eqns[last].primitive.name} at {lines[-1]}"
+    return f"{hint}, through {listed(lines)}"
+
+
+def _owner(plan: Plan, origin: Origin, source: str) -> str:
+    """The hinted value by its path, or by its line."""
+    traced = plan.program
+    if origin.var in traced.inputs and source == "in_shardings":
+        return traced.in_paths[traced.inputs.index(origin.var)]
+    if source == "out_shardings":
+        return traced.out_paths[[v is origin.var for v in traced.outputs].index(True)]
+    return place(source)
+
+
+def _uneven(shape: Sequence[int], sharding: Sharding, mesh: Mesh) -> Iterable[str]:
+    """What padding adds, for each dim that does not divide."""
+    kept = local_shape(shape, sharding, mesh)
+    for dim, (size, local, axes) in enumerate(zip(shape, kept, sharding.dims, strict=True)):
+        shards = mesh.size(axes)
+        if local * shards != size:
+            more = percent(local * shards - size, size)
+            yield f"uneven: dim {dim} of {size} on {shards} keeps {local * shards}, +{more}"
+
+
+def _collectives(program: PerDeviceProgram) -> list[str]:
+    """Every collective, those of one line, kind, type and reason in one row, dearest first."""
+    mesh = program.mesh
+    alike: dict[tuple[str, ...], list[Collective]] = defaultdict(list)
+    for c in program.collectives:
+        kind = (c.kind.value, mesh.show(c.axes), array_text(c.shape, c.dtype))
+        alike[(*kind, place(c.source), in_user_axes(c.reason, mesh))].append(c)
+    total = sum(c.wire_bytes for c in program.collectives)
+    if not alike:
+        return ["Collectives", "  none: nothing is sent"]
+    by_bytes = sorted(alike.items(), key=lambda item: -sum(c.wire_bytes for c in item[1]))
+    rows = [("KiB", "share", "times", "kind", "over", "local operand", "line")]
+    for (kind, axes, operand, line, _), found in by_bytes:
+        sent = sum(c.wire_bytes for c in found)
+        known = all(c.is_count_known for c in found)
+        times = f"{sum(c.count for c in found)}{'' if known else ' a trip'}"
+        size = kib(sent).removesuffix(" KiB")
+        rows.append((size, percent(sent, total), times, kind, axes, operand, line))
+    table = aligned(rows, ">>><<<<")
+    lines = ["Collectives, by the bytes that each device sends", table[0]]
+    for line, (key, _) in zip(table[1:], by_bytes, strict=True):
+        lines += [line, *wrapped(key[-1], indent=8, hang=2)]
+    return lines
+
+
+@dataclass(frozen=True, slots=True)
+class _Decision:
+    """One equation's strategy in words; `margin` is what the next best would add, in seconds."""
+
+    operator: str
+    line: str
+    rule: str
+    taken: str
+    beaten: str
+    margin: float
+
+
+def _decisions(plan: Plan) -> list[str]:
+    """The strategies of single equations whose next best costs most, and what they beat."""
+    alike: dict[tuple[str, ...], list[_Decision]] = defaultdict(list)
+    for index, decided in enumerate(plan.equations):
+        if decided.lost and not decided.remade:
+            made = _decision(plan, index, decided)
+            alike[made.operator, made.line, made.rule, made.taken, made.beaten].append(made)
+    if not alike:
+        return []
+    ordered = sorted(alike.values(), key=lambda found: -sum(d.margin for d in found))
+    lines = ["Decisions, by what the next best strategy would add to the modelled time"]
+    for found in ordered[:MOST_DECISIONS]:
+        first = found[0]
+        times = f", {len(found)} times" if len(found) > 1 else ""
+        added = f"+{percent(sum(d.margin for d in found), plan.seconds)}"
+        lines.append(f"  {added:>8}  {first.operator} at {first.line}{times}: {first.rule}")
+        lines += wrapped(f"taken   {first.taken}", indent=12, hang=8)
+        lines += wrapped(f"beaten  {first.beaten}", indent=12, hang=8)
+    left = sum(map(len, ordered[MOST_DECISIONS:]))
+    return [*lines, f"  and {count(left, 'other equation')} with less at stake"] if left else lines
+
+
+def _decision(plan: Plan, index: int, decided: EquationPlan) -> _Decision:
+    mesh, rule = plan.program.mesh, plan.rules[index].factors
+    beaten = [
+        f"{_strategy_text(rule, lost.strategy, mesh)} "
+        f"(+{percent(lost.dearer_by_seconds, plan.seconds)})"
+        for lost in decided.lost
+    ]
+    return _Decision(
+        plan.program.equations[index].primitive.name,
+        place(plan.program.source(index)),
+        str(rule),
+        _strategy_text(rule, decided.strategy, mesh),
+        "; ".join(beaten),
+        max(0.0, decided.lost[0].dearer_by_seconds),
+    )
+
+
+def _strategy_text(rule: FactorRule, strategy: Strategy, mesh: Mesh) -> str:
+    """Which factor is sharded over what, e.g. `i over data, k over model`."""
+    names = _factor_names(rule)
+    shown = [
+        f"{names[factor]} over {axes_text(axes, mesh)}"
+        for factor, axes in enumerate(strategy.axes)
+        if axes
+    ]
+    if strategy.carried:
+        shown.append(f"unreduced over {mesh.show(strategy.carried)}")
+    return ", ".join(shown) or "nothing sharded"
+
+
+def _factor_names(rule: FactorRule) -> dict[int, str]:
+    """The letter of each factor in the rule's text."""
+    tensors = (*rule.operands, *rule.results)
+    factors = [f for tensor in tensors for dim in tensor for f in (dim or (-1,))]
+    letters = re.findall(r"\w+", str(rule).partition("|")[0])
+    return dict(zip(factors, letters, strict=True))

@@ -1,0 +1,100 @@
+"""The report of a program, as golden text, and what must be in it."""
+
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AbstractMesh
+from jax.sharding import PartitionSpec as P
+
+import meshwise as mw
+from tests.report import programs
+
+ROOT = pathlib.Path(__file__).parents[2]
+MESH = AbstractMesh((2, 4), ("x", "y"))
+
+
+@pytest.fixture(autouse=True)
+def in_root(monkeypatch: pytest.MonkeyPatch):
+    """Paths in reports are relative to the working directory."""
+    monkeypatch.chdir(ROOT)
+
+
+def struct(*shape, dtype=jnp.float32):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def explained(function, *arguments, mesh=MESH, **options):
+    return mw.jit(function, mesh=mesh, **options).partition(*arguments).explain()
+
+
+def megatron(**options):
+    arguments = (struct(16, 128), struct(128, 512), struct(512, 128))
+    hints = (P("x"), P(None, "y"), None)
+    return explained(programs.megatron_mlp, *arguments, in_shardings=hints, **options)
+
+
+def test_tensor_parallel_layer(golden):
+    golden("explain_megatron_mlp", megatron())
+
+
+def test_uneven_rows_and_completed_arguments(golden):
+    arguments = (struct(12, 4), struct(17, 12), struct(17, 4))
+    text = explained(
+        programs.gradient_of_rows,
+        *arguments,
+        mesh=AbstractMesh((8,), ("data",)),
+        in_shardings=(None, P("data"), None),
+    )
+    golden("explain_uneven_rows", text)
+    assert "uneven: dim 0 of 17 on 8 keeps 24, +41.2%" in text
+
+
+def test_operator_without_a_rule(golden):
+    golden("explain_without_a_rule", explained(programs.with_unknown, struct(8, 4)))
+
+
+def test_open_hint_is_completed(golden):
+    text = explained(
+        programs.with_open_hint,
+        struct(8, 16),
+        struct(16, 4),
+        in_shardings=(P("x", P.UNCONSTRAINED), None),
+    )
+    golden("explain_open_hint", text)
+
+
+def test_nothing_is_sent_and_equal_arguments_share_a_row(golden):
+    tree = {"here": struct(8, 4), "there": struct(8, 4)}
+    golden("explain_nothing_sent", explained(programs.elementwise, tree, in_shardings=P("y")))
+
+
+def test_decisions_name_what_they_beat(golden):
+    arguments = (struct(32, 128), struct(128, 32), struct(64, 32))
+    text = explained(
+        programs.gradient_of_products,
+        *arguments,
+        in_shardings=P(("x", "y")),
+        out_shardings=P(("x", "y")),
+    )
+    golden("explain_decisions", text)
+    assert "beaten" in text
+
+
+def test_completion_kept_as_it_is_says_so():
+    assert "with every value as completion has it" in megatron(completion="gspmd")
+
+
+def test_every_collective_is_counted_once():
+    program = mw.jit(
+        programs.gradient_of_rows, mesh=MESH, in_shardings=(P(None, "y"), P("x", "y"), P("x"))
+    ).partition(struct(12, 4), struct(16, 12), struct(16, 4))
+    section = program.explain().split("Collectives, ")[1].split("Decisions")[0]
+    rows = [line.split() for line in section.splitlines()[2:] if line[:8].strip()]
+    assert sum(int(row[2]) for row in rows) == sum(c.count for c in program.collectives)
+    assert sum(float(row[0]) for row in rows) == pytest.approx(program.wire_bytes / 1024, abs=0.1)
+
+
+def test_lines_fit_a_terminal():
+    assert max(map(len, megatron().splitlines())) <= 120
