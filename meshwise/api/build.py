@@ -25,6 +25,7 @@ from meshwise.ir.mesh import refine_mesh
 from meshwise.ir.per_device import PerDeviceProgram
 from meshwise.ir.program import Program
 from meshwise.partition.partition import partition
+from meshwise.propagate.constants import split_constants
 from meshwise.propagate.propagate import propagate
 from meshwise.rules import describe_all
 from meshwise.rules.registry import OpRule
@@ -90,6 +91,7 @@ def partition_jaxpr(
     rules = describe_all(program.equations)
     if choices.strict:
         _refuse_opaque(name, program, rules)
+    program, rules = split_constants(program, rules)
     completion = propagate(program, rules)
     plan = choose(program, rules, completion, choices.hardware, DRIVER_OF[choices.completion])
     return partition(plan, choices.hardware), plan

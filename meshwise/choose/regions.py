@@ -90,6 +90,9 @@ def build_nodes(program: Program, rules: Sequence[OpRule], carried: Sequence[Car
     ]
 
 
+_Factor = tuple[int, int]  # an equation, and one of its rule's factors
+
+
 class _Groups:
     """Union-find over parts, and over the factors of their equations."""
 
@@ -97,30 +100,46 @@ class _Groups:
         self.rules = rules
         self.part_parent = list(range(len(parts)))
         self.only_carries = [bool(carried[p.equation]) for p in parts]
-        self.factor_parent: dict[tuple[int, int], tuple[int, int]] = {}
+        self.factor_parent: dict[_Factor, _Factor] = {}
+        self.beside: dict[_Factor, set[_Factor]] = {}
+        for equation in dict.fromkeys(p.equation for p in parts):
+            rule = rules[equation].factors
+            for tensor in (*rule.operands, *rule.results):
+                own = {(equation, f) for dim in tensor for f in dim}
+                for factor in own:
+                    self.beside.setdefault(factor, set()).update(own - {factor})
 
     def find(self, part: int) -> int:
+        """The first part of a part's group."""
         while self.part_parent[part] != part:
             self.part_parent[part] = self.part_parent[self.part_parent[part]]
             part = self.part_parent[part]
         return part
 
-    def factor(self, equation: int, factor: int) -> tuple[int, int]:
-        key = (equation, factor)
-        while (parent := self.factor_parent.get(key, key)) != key:
-            key = parent
-        return key
+    def factor(self, factor: _Factor) -> _Factor:
+        """The factor that stands for all that are one with it."""
+        while (parent := self.factor_parent.get(factor, factor)) != factor:
+            factor = parent
+        return factor
 
-    def join(self, a: int, b: int, pairs: list[tuple[tuple[int, int], tuple[int, int]]]) -> None:
-        """Merge two parts and the factors that meet in the value between them."""
-        root_a, root_b = self.find(a), self.find(b)
-        low, high = min(root_a, root_b), max(root_a, root_b)
+    def may_be_one(self, pairs: Sequence[tuple[_Factor, _Factor]]) -> bool:
+        """Whether factors can be made one in pairs: not if a tensor has both in its dims."""
+        for x, y in pairs:
+            x, y = self.factor(x), self.factor(y)
+            if x != y and any(self.factor(f) == y for f in self.beside[x]):
+                return False
+        return True
+
+    def join(self, a: int, b: int, pairs: Sequence[tuple[_Factor, _Factor]]) -> None:
+        """Merge the groups of two parts, and the factors that meet in the value between them."""
+        low, high = sorted((self.find(a), self.find(b)))
         self.part_parent[high] = low
         self.only_carries[low] = self.only_carries[low] and self.only_carries[high]
-        for x, y in pairs:
-            x, y = self.factor(*x), self.factor(*y)
+        for pair in pairs:
+            x, y = sorted(self.factor(f) for f in pair)
             if x != y:
-                self.factor_parent[max(x, y)] = min(x, y)
+                self.factor_parent[y] = x
+                self.beside[x] |= self.beside[y]
 
 
 def _parts(program: Program, index: int, rule: OpRule) -> list[_Part]:
@@ -179,8 +198,7 @@ def _join_producers(
         ]
         if not pairs and (any(dims) or not carried[part.equation]):
             continue
-        agree = all(groups.factor(*x) == groups.factor(*y) for x, y in pairs)
-        if groups.find(k) != groups.find(other) or agree:
+        if groups.may_be_one(pairs):
             groups.join(k, other, pairs)
 
 
@@ -242,7 +260,7 @@ def _node(
         rule = rules[part.equation].factors
         mapping = [-1] * len(rule.sizes)
         for factor in part.factors:
-            root = groups.factor(part.equation, factor)
+            root = groups.factor((part.equation, factor))
             if root not in roots:
                 roots[root] = len(sizes)
                 sizes.append(rule.sizes[factor])
