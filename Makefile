@@ -16,7 +16,7 @@ help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.examples ## train a small GPT on one device and on eight, under four schemes
-	$(RUN) examples/gpt/demo.py
+	$(RUN) -m examples.gpt.demo
 
 test: $(VENV)/.test ## the default suite
 	$(RUN) -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
@@ -34,7 +34,7 @@ format: $(VENV)/.dev ## rewrite files in the project's format
 	$(RUN) -m ruff format .
 
 bench: $(VENV)/.examples ## measure beside XLA's own partitioners
-	$(RUN) benchmarks/gpt.py
+	$(RUN) -m benchmarks.gpt
 
 clean: ## remove the environment and the caches
 	rm -rf $(VENV) .hypothesis .pytest_cache .ruff_cache build dist

@@ -29,6 +29,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -44,6 +45,7 @@ MESHES: dict[str, dict[str, int]] = {
     "2d": {"x": 2, "y": 4},
 }
 KIB, MIB = 2**10, 2**20
+WIDTH = 100  # columns, where there is no terminal to ask
 
 
 @dataclass
@@ -56,7 +58,6 @@ class Row:
     wire_bytes: float = float("nan")
     peers: dict[str, hlo.Report] = field(default_factory=dict)
     peak_bytes: int = 0
-    seconds_per_step: float = float("nan")
 
 
 class Screen:
@@ -64,10 +65,10 @@ class Screen:
 
     def __init__(self, stages: int) -> None:
         console = Console()
-        self.console = console if console.is_terminal else Console(width=118)
+        self.console = console if console.is_terminal else Console(width=WIDTH)
         self.bars = Progress(
-            TextColumn("{task.description:<52}"),
-            BarColumn(),
+            TextColumn("{task.description:<50}"),
+            BarColumn(bar_width=24),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             console=self.console,
@@ -85,6 +86,10 @@ class Screen:
         self.bars.advance(self.overall)
         self.console.print(f"[dim]{time.perf_counter() - start:6.1f} s[/]  {what}")
 
+    def note(self, text: str) -> None:
+        """A line under the stage that was last."""
+        self.console.print(f"          [dim]{text}[/]", highlight=False)
+
 
 def train(
     step: hints.Step, state: model.State, steps: int, advance: Callable[[], None]
@@ -98,6 +103,11 @@ def train(
         start = start or time.perf_counter()
         advance()
     return losses, (time.perf_counter() - start) / max(1, steps - 1)
+
+
+def progress_text(losses: list[float], seconds: float) -> str:
+    """What a training run did, in a line."""
+    return f"loss {losses[0]:.3f} -> {losses[-1]:.3f}, {seconds * 1000:.0f} ms a step"
 
 
 def peak_bytes(compiled: Any) -> int:
@@ -117,7 +127,8 @@ def run_scheme(
     axes = MESHES[scheme.name]
     mesh = jax.make_mesh(tuple(axes.values()), tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
     shape = " x ".join(f"{name} {size}" for name, size in axes.items())
-    row = Row(f"{scheme.title}\n[dim]{shape}[/]")
+    row = Row(f"{scheme.title.replace(' (', chr(10) + '(')}\n[dim]{shape}[/]")
+    state = jax.device_put(state, hints.state_shardings(scheme, mesh))
     arguments = (state, batch(0), jax.random.key(1))
     with screen.stage(f"{scheme.title}, {prod(axes.values())} devices", steps + 1) as advance:
         if peers_only:
@@ -128,8 +139,9 @@ def run_scheme(
             row.wire_bytes = program.wire_bytes
             row.collectives = count_kinds(program.collectives)
         advance()
-        losses, row.seconds_per_step = train(step, state, steps, advance)
+        losses, seconds = train(step, state, steps, advance)
         row.loss = losses[-1]
+    screen.note(progress_text(losses, seconds))
     for which in hlo.PARTITIONERS:
         with screen.stage(f"{scheme.title}, as XLA partitions it ({which})"):
             row.peers[which] = _peer(scheme, mesh, arguments, which)
@@ -176,26 +188,28 @@ def table(rows: list[Row], single: float, steps: int, *, peers_only: bool) -> Ta
     who = "jax.jit" if peers_only else "meshwise"
     made = Table(
         title=f"{steps} steps; one device ends at a loss of {single:.6f}",
-        caption="KiB that each device sends in a step. In brackets: if each all-reduce of which a "
-        "device keeps only a part were a reduce-scatter.",
+        caption="KiB: what each device sends in a step. In brackets: if each of XLA's all-reduces "
+        "of which a device keeps only a part were a reduce-scatter.",
+        box=box.SIMPLE_HEAD,
         show_lines=True,
+        padding=(0, 1, 0, 0),
+        title_justify="left",
+        caption_justify="left",
     )
     made.add_column(f"scheme ({who})")
-    made.add_column("final loss\n(beside one device)", justify="right")
+    made.add_column("final loss\n(beside one)", justify="right", min_width=12)
     made.add_column("collectives")
-    for name in ("meshwise", "XLA GSPMD", "XLA Shardy"):
-        made.add_column(f"{name}\nKiB sent", justify="right")
-    made.add_column("peak MiB\na device", justify="right")
-    made.add_column("ms a\nstep", justify="right")
+    for name in ("meshwise", "GSPMD", "Shardy"):
+        made.add_column(f"{name}\nKiB", justify="right", min_width=9)
+    made.add_column("peak MiB\na device", justify="right", min_width=8)
     for row in rows:
         made.add_row(
             row.title,
             f"{row.loss:.6f}\n({(row.loss - single) / single:+.1e})",
-            "\n".join(f"{n} {kind}" for kind, n in sorted(row.collectives.items())),
+            "\n".join(f"{n:3d} {kind}" for kind, n in sorted(row.collectives.items())),
             "" if np.isnan(row.wire_bytes) else f"[bold]{row.wire_bytes / KIB:,.1f}[/]",
             *(_sent(row.peers[which]) for which in hlo.PARTITIONERS),
             f"{row.peak_bytes / MIB:.2f}",
-            f"{row.seconds_per_step * 1000:.0f}",
         )
     return made
 
@@ -218,9 +232,7 @@ def main() -> None:
         state = jax.tree.map(np.asarray, model.init(jax.random.key(0)))
         with screen.stage("one device", options.steps) as advance:
             losses, seconds = train(jax.jit(model.train_step), state, options.steps, advance)
-        screen.console.print(
-            f"          loss {losses[0]:.3f} -> {losses[-1]:.3f}, {seconds * 1000:.0f} ms a step"
-        )
+        screen.note(progress_text(losses, seconds))
         rows = [
             run_scheme(scheme, state, options.steps, screen, peers_only=options.peers_only)
             for scheme in hints.SCHEMES
