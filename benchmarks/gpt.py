@@ -1,11 +1,14 @@
 """The demonstration's training step at several meshes, beside XLA's own partitioners, in one run.
 
-    python -m benchmarks.gpt [--schemes NAME ...] [--meshes SHAPE ...] [--steps N] [--peers-only]
+    python -m benchmarks.gpt [--schemes NAME ...] [--meshes SHAPE ...] [--repeats N] [--steps N]
 
 Three comparisons a scheme and mesh: bytes sent in a step (as emitted, and with XLA's all-reduces
 of which a device keeps a part counted as reduce-scatters), seconds from the function to a
-per-device program (ours: trace, complete, partition; XLA: lower and compile, which cannot be told
-apart), and seconds that XLA takes to compile our program and its own.
+per-device program (ours: trace, complete, choose, partition; XLA: lower and compile, which cannot
+be told apart), and seconds that XLA takes to compile our program and its own.
+
+Seconds are medians of some rounds; in each, every contestant starts without anything remembered
+of the rounds before. Bytes do not vary.
 """
 
 from __future__ import annotations
@@ -20,23 +23,38 @@ os.environ["XLA_FLAGS"] = (
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import argparse
+import functools
+import gc
+import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
+from statistics import median
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
+from jax.stages import Lowered
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
+import meshwise as mw
 from benchmarks.peers import hlo
 from examples.gpt import hints, model
 from examples.gpt.data import batch
 
 KIB = 2**10
+WIDTH = 100  # columns, where there is no terminal to ask
+STYLE: dict[str, Any] = {
+    "box": box.SIMPLE_HEAD,
+    "padding": (0, 1, 0, 0),
+    "title_justify": "left",
+    "caption_justify": "left",
+}
 NAMES = ("x", "y", "z")
 MESHES: dict[str, tuple[int, ...]] = {
     "8": (8,),
@@ -49,27 +67,34 @@ LEFT_OUT = {("2d", "8")}
 
 
 @dataclass(frozen=True)
-class Peer:
-    """XLA with one of its partitioners. Bytes are per device and step."""
+class Bytes:
+    """What a device sends in a step. Ours are as emitted, so `credited` is the same."""
 
-    wire_bytes: float
-    credited_bytes: float
-    lower_seconds: float
-    compile_seconds: float
+    plain: float
+    credited: float
 
 
-@dataclass(frozen=True)
-class Ours:
-    """Meshwise: `partition` is trace, completion and partition; `compile` is XLA's, of the result.
+@dataclass
+class Times:
+    """Seconds of each round. `before` is our work (trace to partition), 0 for XLA's own."""
+
+    before: list[float] = field(default_factory=list)
+    lower: list[float] = field(default_factory=list)
+    compile: list[float] = field(default_factory=list)
+
+
+@dataclass
+class Row:
+    """One scheme and mesh: "gspmd", "shardy" and, unless left out, "meshwise".
 
     `deviation` is the largest relative one of the losses from one device's; None if not trained.
     """
 
-    wire_bytes: float
-    collectives: int
-    partition_seconds: float
-    compile_seconds: float
-    deviation: float | None
+    scheme: str
+    mesh: str
+    sent: dict[str, Bytes] = field(default_factory=dict)
+    times: dict[str, Times] = field(default_factory=lambda: defaultdict(Times))
+    deviation: float | None = None
 
 
 def make_mesh(shape: tuple[int, ...]) -> Mesh:
@@ -99,37 +124,67 @@ def one_device(steps: int) -> list[float]:
     return losses(jax.jit(model.train_step), steps)
 
 
-def measure_peer(scheme: hints.Scheme, mesh: Mesh, which: hlo.Partitioner) -> Peer:
-    """XLA's figures. The time is taken without the dump that the bytes are read from."""
+def forget() -> None:
+    """Drop what JAX and meshwise remember, so that every round starts as a first one."""
+    jax.clear_caches()
+    for name, module in list(sys.modules.items()):
+        if name.split(".")[0] == "meshwise":
+            for function in vars(module).values():
+                if isinstance(function, functools._lru_cache_wrapper):
+                    function.cache_clear()
+    gc.collect()
+
+
+def time_peer(scheme: hints.Scheme, mesh: Mesh, which: hlo.Partitioner, times: Times) -> Lowered:
+    """One round of XLA: lower and compile the hinted step."""
     function, given, returned = hints.hinted_step(scheme, mesh)
+    forget()
     with hlo.partitioner(which):
         start = time.perf_counter()
         step = jax.jit(function, in_shardings=given, out_shardings=returned, donate_argnums=0)
         lowered = step.lower(*arguments())
         middle = time.perf_counter()
         lowered.compile()
-        end = time.perf_counter()
-        report = hlo.read(lowered)
-    return Peer(report.wire_bytes, report.credited_bytes, middle - start, end - middle)
+        times.lower.append(middle - start)
+        times.compile.append(time.perf_counter() - middle)
+    return lowered
 
 
-def measure_ours(scheme: hints.Scheme, mesh: Mesh, steps: int) -> Ours:
-    """Our figures, for the same function and shardings."""
-    import meshwise as mw  # not needed, and perhaps not there, with --peers-only
-
+def time_ours(scheme: hints.Scheme, mesh: Mesh, times: Times) -> tuple[Any, Any]:
+    """One round of ours: partition the hinted step, then lower and compile what comes of it."""
     function, given, returned = hints.hinted_step(scheme, mesh)
+    forget()
     start = time.perf_counter()
     step = mw.jit(function, mesh=mesh, in_shardings=given, out_shardings=returned, donate_argnums=0)
     program = step.partition(*arguments())
+    partitioned = time.perf_counter()
+    lowered = program.executable.lower()
     middle = time.perf_counter()
-    program.compile()
-    end = time.perf_counter()
-    deviation = None
-    if steps:
-        pairs = zip(losses(step, steps), one_device(steps), strict=True)
-        deviation = max(abs(found - wanted) / wanted for found, wanted in pairs)
-    runs = sum(collective.count for collective in program.collectives)
-    return Ours(program.wire_bytes, runs, middle - start, end - middle, deviation)
+    lowered.compile()
+    times.before.append(partitioned - start)
+    times.lower.append(middle - partitioned)
+    times.compile.append(time.perf_counter() - middle)
+    return step, program
+
+
+def measure(scheme: hints.Scheme, shape: str, options: argparse.Namespace) -> Row:
+    """Everything about one scheme and mesh; the contestants take turns."""
+    row, mesh = Row(scheme.name, shape), make_mesh(MESHES[shape])
+    for turn in range(options.repeats):
+        for which in hlo.PARTITIONERS:
+            lowered = time_peer(scheme, mesh, which, row.times[which])
+            if not turn:
+                with hlo.partitioner(which):
+                    report = hlo.read(lowered)
+                row.sent[which] = Bytes(report.wire_bytes, report.credited_bytes)
+        if options.peers_only:
+            continue
+        step, program = time_ours(scheme, mesh, row.times["meshwise"])
+        row.sent["meshwise"] = Bytes(program.wire_bytes, program.wire_bytes)
+        if not turn and options.steps:
+            pairs = zip(losses(step, options.steps), one_device(options.steps), strict=True)
+            row.deviation = max(abs(found - wanted) / wanted for found, wanted in pairs)
+    return row
 
 
 def cases(schemes: list[str], meshes: list[str]) -> Iterator[tuple[hints.Scheme, str]]:
@@ -141,40 +196,57 @@ def cases(schemes: list[str], meshes: list[str]) -> Iterator[tuple[hints.Scheme,
                 yield scheme, shape
 
 
-def make_table() -> Table:
+def bytes_table(rows: list[Row]) -> Table:
+    """Who sends how much."""
     table = Table(
-        title="GPT training step: XLA (GSPMD / Shardy) and meshwise",
-        caption="KiB: sent by a device in a step; in brackets with XLA's sliced all-reduces "
-        "counted as reduce-scatters. Ratio: the lower of XLA's two to ours, plain and credited. "
-        "Seconds: XLA lower + compile (Shardy); ours trace + complete + partition, then XLA's "
-        "compile of our program.",
+        title="KiB that a device sends in a training step",
+        caption="In brackets: with those of XLA's all-reduces of which a device keeps only a part "
+        "counted as reduce-scatters. XLA / ours: the lower of XLA's two over ours.",
+        **STYLE,
     )
-    for name in ("scheme", "mesh", "GSPMD KiB", "Shardy KiB", "meshwise KiB", "ratio"):
+    for name in ("scheme", "mesh", "GSPMD", "Shardy", "meshwise", "XLA / ours", "loss off by"):
         table.add_column(name, justify="left" if name in ("scheme", "mesh") else "right")
-    for name in ("XLA s", "partition s", "compile s", "loss off by"):
-        table.add_column(name, justify="right")
+    for row in rows:
+        peers = [row.sent[which] for which in hlo.PARTITIONERS]
+        cells = [f"{p.plain / KIB:,.1f} ({p.credited / KIB:,.1f})" for p in peers]
+        ours = row.sent.get("meshwise")
+        if ours is not None:
+            plain = min(p.plain for p in peers) / ours.plain
+            credited = min(p.credited for p in peers) / ours.credited
+            cells += [f"{ours.plain / KIB:,.1f}", f"{plain:.2f} ({credited:.2f})"]
+        if row.deviation is not None:
+            cells.append(f"{row.deviation:.1e}")
+        table.add_row(row.scheme, row.mesh, *cells)
     return table
 
 
-def cells(scheme: str, mesh: str, peers: dict[str, Peer], ours: Ours | None) -> list[str]:
-    """One row of the table."""
-    shown = [f"{p.wire_bytes / KIB:,.1f} ({p.credited_bytes / KIB:,.1f})" for p in peers.values()]
-    shardy = peers["shardy"]
-    row = [scheme, mesh, *shown]
-    seconds = f"{shardy.lower_seconds:.2f} + {shardy.compile_seconds:.2f}"
-    if ours is None:
-        return [*row, "", "", seconds, "", "", ""]
-    plain = min(p.wire_bytes for p in peers.values()) / ours.wire_bytes
-    credited = min(p.credited_bytes for p in peers.values()) / ours.wire_bytes
-    return [
-        *row,
-        f"{ours.wire_bytes / KIB:,.1f}",
-        f"{plain:.2f} ({credited:.2f})",
-        seconds,
-        f"{ours.partition_seconds:.2f}",
-        f"{ours.compile_seconds:.2f}",
-        "" if ours.deviation is None else f"{ours.deviation:.1e}",
-    ]
+def seconds_table(rows: list[Row], repeats: int) -> Table:
+    """Who takes how long to a program, and to compile it."""
+    table = Table(
+        title=f"Seconds, medians of {repeats}",
+        caption="GSPMD and Shardy: lower + compile of the step. partition: ours from the function "
+        "to the per-device program (trace, complete, choose, partition); its lower + compile is "
+        "XLA's work on our program. XLA / ours: Shardy's lower + compile over our partition, and "
+        "Shardy's compile over the compile of our program.",
+        **STYLE,
+    )
+    for name in ("scheme", "mesh", "GSPMD", "Shardy", "partition", "XLA / ours"):
+        table.add_column(name, justify="left" if name in ("scheme", "mesh") else "right")
+    for name in ("of ours", "XLA / ours"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        cells = [_two(row.times[which]) for which in hlo.PARTITIONERS]
+        ours, shardy = row.times.get("meshwise"), row.times["shardy"]
+        if ours is not None:
+            whole = median(shardy.lower) + median(shardy.compile)
+            cells += [f"{median(ours.before):.2f}", f"{whole / median(ours.before):.2f}"]
+            cells += [_two(ours), f"{median(shardy.compile) / median(ours.compile):.2f}"]
+        table.add_row(row.scheme, row.mesh, *cells)
+    return table
+
+
+def _two(times: Times) -> str:
+    return f"{median(times.lower):.2f} + {median(times.compile):.2f}"
 
 
 def main() -> None:
@@ -182,20 +254,21 @@ def main() -> None:
     every = [scheme.name for scheme in hints.SCHEMES]
     parser.add_argument("--schemes", nargs="+", choices=every, default=every)
     parser.add_argument("--meshes", nargs="+", choices=list(MESHES), default=list(MESHES))
+    parser.add_argument("--repeats", type=int, default=3, help="rounds of timing (default: 3)")
     parser.add_argument("--steps", type=int, default=0, help="also train this many steps")
     parser.add_argument("--peers-only", action="store_true", help="leave meshwise out")
     options = parser.parse_args()
     terminal = Console()
-    console = terminal if terminal.is_terminal else Console(width=150)
-    table = make_table()
+    console = terminal if terminal.is_terminal else Console(width=WIDTH)
     jax.jit(model.train_step).lower(*arguments())  # so that nobody's first trace pays the imports
+    rows = []
     for scheme, shape in cases(options.schemes, options.meshes):
-        mesh = make_mesh(MESHES[shape])
+        start = time.perf_counter()
         with console.status(f"{scheme.title} on {shape}"):
-            peers = {which: measure_peer(scheme, mesh, which) for which in hlo.PARTITIONERS}
-            ours = None if options.peers_only else measure_ours(scheme, mesh, options.steps)
-        table.add_row(*cells(scheme.name, shape, peers, ours))
-    console.print(table)
+            rows.append(measure(scheme, shape, options))
+        console.print(f"[dim]{time.perf_counter() - start:6.1f} s[/]  {scheme.title} on {shape}")
+    console.print(bytes_table(rows))
+    console.print(seconds_table(rows, options.repeats))
 
 
 if __name__ == "__main__":
