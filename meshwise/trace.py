@@ -89,9 +89,7 @@ def _barrier(operands: list[Any], flat: _Flat, call: JaxprEqn) -> list[Any]:
     held = [x for x in operands if not isinstance(x, Literal)]
     fresh = {x: _jax.new_var(x.aval) for x in held}
     held = list(fresh)
-    flat.emit(
-        _jax.new_eqn(lax.optimization_barrier_p, held, [fresh[x] for x in held], {}, call)
-    )
+    flat.emit(_jax.new_eqn(lax.optimization_barrier_p, held, [fresh[x] for x in held], {}, call))
     return [x if isinstance(x, Literal) else fresh[x] for x in operands]
 
 
@@ -126,8 +124,8 @@ def _share_equal(eqns: list[JaxprEqn], outputs: list[Any]) -> tuple[list[JaxprEq
     def read(atom: Any) -> Any:
         return atom if isinstance(atom, Literal) else same.get(atom, atom)
 
-    for eqn in eqns:
-        eqn = eqn.replace(invars=[read(a) for a in eqn.invars])
+    for original in eqns:
+        eqn = original.replace(invars=[read(a) for a in original.invars])
         key = _equation_key(eqn)
         earlier = first.setdefault(key, eqn) if key is not None else eqn
         if earlier is eqn:
@@ -141,11 +139,16 @@ def _equation_key(eqn: JaxprEqn) -> Any:
     """Equal for equations that compute the same; None for those that must stay."""
     if eqn.effects or eqn.primitive is lax.optimization_barrier_p:
         return None
-    atoms = tuple([
-        (a.aval, a.val.dtype, a.val.tobytes()) if isinstance(a, Literal) and hasattr(a.val, "tobytes")
-        else (a.aval, type(a.val), a.val) if isinstance(a, Literal) else a
-        for a in eqn.invars
-    ])
+    atoms = tuple(
+        [
+            (a.aval, a.val.dtype, a.val.tobytes())
+            if isinstance(a, Literal) and hasattr(a.val, "tobytes")
+            else (a.aval, type(a.val), a.val)
+            if isinstance(a, Literal)
+            else a
+            for a in eqn.invars
+        ]
+    )
     key = eqn.primitive, atoms, tuple(sorted(eqn.params.items(), key=lambda item: item[0]))
     try:
         hash(key)
@@ -208,9 +211,7 @@ def make_program(
                 hints[index] = hint
     problems += _contradictions(flat, hints)
     _raise_hint_error(problems, name, mesh)
-    return Program(
-        flat, mesh, in_hints, out_hints, hints, tuple(in_paths), tuple(out_paths), name
-    )
+    return Program(flat, mesh, in_hints, out_hints, hints, tuple(in_paths), tuple(out_paths), name)
 
 
 def read_hint(
@@ -249,18 +250,20 @@ def _entry_axes(entry: Any, mesh: Mesh) -> Axes | None:
     return None if entry is OPEN else mesh.refine(_entry_names(entry))
 
 
-def _spec_problems(
-    spec: PartitionSpec, shape: Sequence[int], mesh: Mesh, path: str
-) -> list[str]:
+def _spec_problems(spec: PartitionSpec, shape: Sequence[int], mesh: Mesh, path: str) -> list[str]:
     problems = []
     if len(spec) > len(shape):
-        problems.append(f"{path}: {spec} has {len(spec)} entries, the shape {tuple(shape)} has "
-                        f"{len(shape)} dims")
+        problems.append(
+            f"{path}: {spec} has {len(spec)} entries, the shape {tuple(shape)} has "
+            f"{len(shape)} dims"
+        )
     names = [n for entry in spec for n in _entry_names(entry)]
     for name in dict.fromkeys(names):
         if name not in mesh.sub_axes:
-            problems.append(f"{path}: {spec} names axis {name!r}, the mesh has "
-                            f"{', '.join(map(repr, mesh.sub_axes))}")
+            problems.append(
+                f"{path}: {spec} names axis {name!r}, the mesh has "
+                f"{', '.join(map(repr, mesh.sub_axes))}"
+            )
         elif names.count(name) > 1:
             problems.append(f"{path}: {spec} uses axis {name!r} {names.count(name)} times")
     if getattr(spec, "unreduced", None) or getattr(spec, "reduced", None):
@@ -283,12 +286,16 @@ def _contradictions(flat: ClosedJaxpr, hints: dict[int, Hint]) -> list[str]:
             continue
         for value in (eqn.invars[0], eqn.outvars[0]):
             other = stated.setdefault(value, hint)
-            if any(a != b for a, b in zip(hint.dims, other.dims, strict=True)
-                   if a is not None and b is not None):
+            if any(
+                a != b
+                for a, b in zip(hint.dims, other.dims, strict=True)
+                if a is not None and b is not None
+            ):
                 problems.append(
                     f"value {value.aval.str_short()} is {other.given_as} at {other.source} and "
                     f"{hint.given_as} at {hint.source}; use lax.with_sharding_constraint where "
-                    "it is to be moved from one to the other")
+                    "it is to be moved from one to the other"
+                )
                 break
     return problems
 

@@ -32,22 +32,34 @@ def candidates(
     wanted, `nominal` what completion gave operands and then results.
     """
     found = _suggestions(node, mesh, operands, results, nominal)
-    assignments: dict[DimAxes, None] = {}
+    assignments = dict.fromkeys([current] if current is not None else [])
+    assignments.update(dict.fromkeys(_merges(node, found)))
+    count = len(node.rule.sizes)
+    for assignment in _whole_axis_assignments(node, mesh, found):
+        assignments[_as_axes(assignment, count)] = None
+    assignments[((),) * count] = None
+    return [axes for axes in assignments if axes is current or _is_allowed(node, axes, mesh)]
+
+
+def natural_candidates(node: Node, mesh: Mesh, nominal: Sequence[DimAxes]) -> list[DimAxes]:
+    """What the shardings of a node's own values suggest, taken together where they agree."""
+    merges = dict.fromkeys(_merges(node, _suggestions(node, mesh, (), (), nominal)))
+    return [axes for axes in merges if _is_allowed(node, axes, mesh)]
+
+
+def _merges(node: Node, found: Sequence[Assignment]) -> Iterable[DimAxes]:
+    """Each suggestion, and each with what the others say where that does not conflict."""
     count = len(node.rule.sizes)
     for base in found:
         merged = dict(base)
         for other in found:
             merged = _merged(merged, other)
-        for assignment in (base, merged):
-            assignments[_as_axes(assignment, count)] = None
-    for assignment in _whole_axis_assignments(node, mesh, found):
-        assignments[_as_axes(assignment, count)] = None
-    assignments[((),) * count] = None
-    chosen = dict.fromkeys([current] if current else [])
-    for axes in assignments:
-        if fits(node.rule, Strategy(axes), mesh) and _one_operator(node, axes):
-            chosen[axes] = None
-    return list(chosen)
+        yield _as_axes(base, count)
+        yield _as_axes(merged, count)
+
+
+def _is_allowed(node: Node, axes: DimAxes, mesh: Mesh) -> bool:
+    return fits(node.rule, Strategy(axes), mesh) and _one_operator(node, axes)
 
 
 def _one_operator(node: Node, axes: DimAxes) -> bool:
@@ -97,7 +109,7 @@ def _merged(base: Assignment, other: Assignment) -> Assignment:
     merged = dict(base)
     for factor, axes in other.items():
         own = merged.get(factor, ())
-        if axes[: len(own)] == own and not used.intersection(axes[len(own):]):
+        if axes[: len(own)] == own and not used.intersection(axes[len(own) :]):
             merged[factor] = axes
             used.update(axes)
     return merged
@@ -114,9 +126,7 @@ def _whole_axis_assignments(
         return
     in_play = {a for assignment in found for axes in assignment.values() for a in axes}
     groups = [g for _, subs in mesh.user_axes if (g := tuple(a for a in subs if a in in_play))]
-    factors = [
-        f for f, size in enumerate(node.rule.sizes) if size > 1 and f not in node.rule.whole
-    ]
+    factors = [f for f, size in enumerate(node.rule.sizes) if size > 1 and f not in node.rule.whole]
     if not groups or (len(factors) + 1) ** len(groups) > MOST_COMBINATIONS:
         return
     for places in product([None, *factors], repeat=len(groups)):

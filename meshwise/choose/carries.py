@@ -5,13 +5,13 @@ other sums at an addition: then one reduction after it serves them all. A value 
 is where it is reduced, and so is one that the next equation would make larger.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
-
-import numpy as np
+from typing import Any
 
 from meshwise._jax import Literal, Var
-from meshwise.ir.program import Program
+from meshwise.ir.program import Program, itemsize_of, shape_of
 from meshwise.ir.sharding import Reduction
 from meshwise.rules.registry import OpRule
 
@@ -43,5 +43,5 @@ def find_carries(program: Program, rules: Sequence[OpRule]) -> list[Carry]:
     return carries
 
 
-def _bytes(atoms: Sequence[Var]) -> int:
-    return sum(int(np.prod(a.aval.shape, dtype=np.int64)) * a.aval.dtype.itemsize for a in atoms)
+def _bytes(atoms: Sequence[Any]) -> int:
+    return sum(math.prod(shape_of(a)) * itemsize_of(a) for a in atoms)

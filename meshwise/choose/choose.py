@@ -6,8 +6,8 @@ from meshwise._jax import Var
 from meshwise.choose.descend import descend
 from meshwise.choose.graph import build_graph, is_remade
 from meshwise.choose.plan import EquationPlan, Plan, Rejected
-from meshwise.choose.search import Search, work_seconds
-from meshwise.choose.starts import completion_start, forward_start
+from meshwise.choose.search import Search
+from meshwise.choose.starts import completion_start, forward_start, work_limits
 from meshwise.choose.tree import Edge, reshard_tree
 from meshwise.cost.hardware import Hardware
 from meshwise.ir.factors import Strategy, operand_sharding, result_sharding
@@ -17,6 +17,9 @@ from meshwise.propagate.completion import Completion
 from meshwise.rules.registry import OpRule
 
 DRIVERS = ("descend", "gspmd")
+
+Copies = dict[Var, tuple[float, tuple[Edge, ...]]]  # of each value: seconds, and its reshards
+Lost = dict[int, tuple[Rejected, ...]]
 
 
 def choose(
@@ -32,23 +35,24 @@ def choose(
     there to improve the cost at fixed hints, and keeps completion where it finds nothing better.
     """
     graph = build_graph(program, rules, completion, hardware)
-    start = completion_start(graph)
-    limits = [work_seconds(graph, n, a) * (1 + 1e-9) for n, a in zip(graph.nodes, start, strict=True)]
+    limits = work_limits(graph)
+    start = completion_start(graph, limits)
     completed = Search(graph, start, carries=False)
     stopping = _copies(completed, stop_at_completion=True)
     completion_seconds = _total(completed, stopping)
-    plans = [(completion_seconds, completed, stopping, {})]
+    plans: list[tuple[float, Search, Copies, Lost]] = []
     if driver == "descend":
         for axes in (start, forward_start(graph, limits)):
             search = Search(graph, axes)
             lost = descend(search, limits)
             copies = _copies(search, stop_at_completion=False)
             plans.append((_total(search, copies), search, copies, lost))
+    plans.append((completion_seconds, completed, stopping, {}))
     seconds, best, copies, lost = min(plans, key=lambda plan: plan[0])
     return _plan(best, copies, lost, seconds, completion_seconds, driver)
 
 
-def _copies(search: Search, stop_at_completion: bool) -> dict[Var, tuple[float, tuple[Edge, ...]]]:
+def _copies(search: Search, stop_at_completion: bool) -> Copies:
     """For each value the cost and edges of its reshards."""
     graph = search.graph
     found = {}
@@ -62,24 +66,31 @@ def _copies(search: Search, stop_at_completion: bool) -> dict[Var, tuple[float, 
         root, seconds, edges = produced, 0.0, ()
         nominal = Sharding(graph.nominal(var))
         if stop_at_completion and produced != nominal and value.maker is not None:
-            seconds, edges = reshard_tree(value.shape, value.itemsize, graph.mesh, produced,
-                                          frozenset({nominal}), graph.hardware)
+            seconds, edges = reshard_tree(
+                value.shape,
+                value.itemsize,
+                graph.mesh,
+                produced,
+                frozenset({nominal}),
+                graph.hardware,
+            )
             root = nominal
-        more, rest = reshard_tree(value.shape, value.itemsize, graph.mesh, root, wanted,
-                                  graph.hardware)
+        more, rest = reshard_tree(
+            value.shape, value.itemsize, graph.mesh, root, wanted, graph.hardware
+        )
         rest = tuple(e for e in rest if e[1] != produced)
         found[var] = seconds + more, edges + rest
     return found
 
 
-def _total(search: Search, copies: dict[Var, tuple[float, tuple[Edge, ...]]]) -> float:
+def _total(search: Search, copies: Copies) -> float:
     return sum(c for c, _ in copies.values()) + sum(p.seconds for p in search.placed)
 
 
 def _plan(
     search: Search,
-    copies: dict[Var, tuple[float, tuple[Edge, ...]]],
-    lost: dict[int, tuple[Rejected, ...]],
+    copies: Copies,
+    lost: Lost,
     seconds: float,
     completion_seconds: float,
     driver: str,
@@ -100,9 +111,7 @@ def _plan(
     )
 
 
-def _equation_plan(
-    search: Search, index: int, lost: dict[int, tuple[Rejected, ...]]
-) -> EquationPlan:
+def _equation_plan(search: Search, index: int, lost: Lost) -> EquationPlan:
     """One equation's share of its node's strategy."""
     graph = search.graph
     rule = graph.rules[index].factors

@@ -4,8 +4,7 @@ Each node in turn takes the strategy that is cheapest given its neighbours: its 
 plus for every value it touches the cheapest tree of reshards from the produced sharding to all
 that its users want. A node whose neighbour changed is looked at again. Then all users of a value
 move together to one sharding of it: a gather that three products share is worth more than any of
-them can see alone. The sum only falls, so the descent ends, never dearer than where it began. No
-node may be given more work per device than completion gives it.
+them can see alone. The sum only falls, so the descent ends, never dearer than where it began.
 """
 
 from collections.abc import Sequence, Set
@@ -58,9 +57,7 @@ def _settle_nodes(
                 dirty |= (search.keep(search.put(node, best)) & free) - {index}
 
 
-def _best(
-    search: Search, node: Node, limit: float
-) -> tuple[DimAxes | None, tuple[Rejected, ...]]:
+def _best(search: Search, node: Node, limit: float) -> tuple[DimAxes | None, tuple[Rejected, ...]]:
     """The axes that save most, None where the current ones are best; and the next ones."""
     priced = []
     current, *others = _choices(search, node, limit)
@@ -73,8 +70,7 @@ def _best(
     floor = min(least[0], 0.0)
     ordered = sorted(p for p in [(0.0, -1, current), *priced] if p[2] != (best or current))
     rejected = tuple(
-        Rejected(Strategy(axes), cost - floor) for cost, _, axes in ordered[:3]
-        if cost < IMPOSSIBLE
+        Rejected(Strategy(axes), cost - floor) for cost, _, axes in ordered[:3] if cost < IMPOSSIBLE
     )
     return best, rejected
 

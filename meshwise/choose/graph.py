@@ -4,14 +4,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from meshwise._jax import Literal, Var
 from meshwise.choose.carries import Carry, find_carries
 from meshwise.choose.regions import Member, Node, build_nodes
 from meshwise.cost.hardware import Hardware
 from meshwise.ir.mesh import Mesh
-from meshwise.ir.program import Hint, Program
+from meshwise.ir.program import Hint, Program, itemsize_of, shape_of
 from meshwise.ir.sharding import DimAxes, Sharding, replicated
 from meshwise.propagate.completion import Completion
 from meshwise.rules.registry import OpRule
@@ -81,8 +79,19 @@ def build_graph(
     for node in nodes:
         for member in node.members:
             nodes_of[member.equation] = (*nodes_of.get(member.equation, ()), (node.index, member))
-    return Graph(program, program.mesh, rules, carries, nodes, values, in_shardings,
-                 out_shardings, completion, hardware, nodes_of)
+    return Graph(
+        program,
+        program.mesh,
+        rules,
+        carries,
+        nodes,
+        values,
+        in_shardings,
+        out_shardings,
+        completion,
+        hardware,
+        nodes_of,
+    )
 
 
 def _filled(hint: Hint | None, completed: DimAxes) -> DimAxes:
@@ -98,7 +107,7 @@ def _filled(hint: Hint | None, completed: DimAxes) -> DimAxes:
 
 def _out_sharding(var: Var | Literal, hint: Hint | None, completion: Completion) -> Sharding:
     if isinstance(var, Literal):
-        dims: DimAxes = ((),) * len(var.aval.shape)
+        dims: DimAxes = ((),) * len(shape_of(var))
     else:
         dims = completion.dims[var]
     return Sharding(_filled(hint, dims))
@@ -114,14 +123,12 @@ def _values(
     values: dict[Var, Value] = {}
 
     def add(var: Var, maker: int | None, result: int, fixed: Sharding | None, remade: bool) -> None:
-        shape = tuple(getattr(var.aval, "shape", ()))
-        itemsize = int(getattr(var.aval.dtype, "itemsize", 8)) if hasattr(var.aval, "dtype") else 8
-        values[var] = Value(var, shape, itemsize, maker, result, fixed, remade)
+        values[var] = Value(var, shape_of(var), itemsize_of(var), maker, result, fixed, remade)
 
     for var, sharding in zip(program.inputs, in_shardings, strict=True):
         add(var, None, 0, sharding, False)
     for var in program.jaxpr.jaxpr.constvars:
-        add(var, None, 0, replicated(np.ndim(var.aval)), False)
+        add(var, None, 0, replicated(len(shape_of(var))), False)
     for node in nodes:
         remade = is_remade(program, rules, node)
         for result, var in enumerate(node.results):
@@ -140,9 +147,9 @@ def _values(
 
 def is_remade(program: Program, rules: Sequence[OpRule], node: Node) -> bool:
     """A single equation without placed operands, whose result any device can make any part of."""
-    if len(node.members) > 1 or any(node.rule.operands) or not node.rule.sizes:
+    first, *others = node.members
+    if others or any(node.rule.operands) or not node.rule.sizes:
         return False
-    rule = rules[node.members[0].equation]
-    eqn = program.equations[node.members[0].equation]
+    rule, eqn = rules[first.equation], program.equations[first.equation]
     splits = not (rule.opaque or node.rule.whole or node.rule.permuted or node.rule.compound)
     return splits and not eqn.effects and not node.carries

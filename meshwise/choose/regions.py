@@ -14,6 +14,7 @@ before one reduction.
 from collections import defaultdict
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
+from typing import Any
 
 from meshwise._jax import Literal, Var, hint_p
 from meshwise.choose.carries import Carry
@@ -124,8 +125,8 @@ class _Groups:
 
     def may_be_one(self, pairs: Sequence[tuple[_Factor, _Factor]]) -> bool:
         """Whether factors can be made one in pairs: not if a tensor has both in its dims."""
-        for x, y in pairs:
-            x, y = self.factor(x), self.factor(y)
+        for pair in pairs:
+            x, y = (self.factor(f) for f in pair)
             if x != y and any(self.factor(f) == y for f in self.beside[x]):
                 return False
         return True
@@ -339,7 +340,7 @@ def _follow_sums(
     carried: Sequence[Carry],
 ) -> tuple[dict[Var, tuple[tuple[int, Reduction], ...]], list[Member]]:
     """What each value made in a node is a sum (or maximum, ...) over, and what passes members."""
-    reduced: dict[Var, tuple[tuple[int, Reduction], ...]] = {}
+    reduced: dict[Any, tuple[tuple[int, Reduction], ...]] = {}
     followed = []
     for part, member in zip(parts, members, strict=True):
         eqn, rule = program.equations[part.equation], rules[part.equation].factors

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from meshwise.choose.candidates import candidates
+from meshwise.choose.candidates import candidates, natural_candidates
 from meshwise.choose.graph import Graph
 from meshwise.choose.regions import Node
 from meshwise.choose.search import work_seconds
@@ -11,13 +11,30 @@ from meshwise.ir.sharding import DimAxes, Reduction, Sharding, unreduced
 from meshwise.reshard.search import reshard_cost
 
 
-def completion_start(graph: Graph) -> list[DimAxes]:
+def work_limits(graph: Graph) -> list[float]:
+    """The most work, in seconds a device, that each single equation may be given.
+
+    It is the least that the shardings of its own values suggest: a product of two matrices that
+    are both sharded over the contracted dim is never computed whole on every device to save an
+    all_reduce. Regions are element-wise work, and free.
+    """
+    limits = []
+    for node in graph.nodes:
+        natural = (
+            () if node.is_region else natural_candidates(node, graph.mesh, nominal(graph, node))
+        )
+        least = min((work_seconds(graph, node, axes) for axes in natural), default=float("inf"))
+        limits.append(least * (1 + 1e-9))
+    return limits
+
+
+def completion_start(graph: Graph, limits: Sequence[float]) -> list[DimAxes]:
     """Every node as completion suggests: cheapest against the values' own shardings."""
     fixed = fixed_axes(graph)
     return [
         fixed[node.index]
         if node.index in fixed
-        else _cheapest(graph, node, nominal(graph, node), float("inf"), keep_results=True)
+        else _cheapest(graph, node, nominal(graph, node), limits[node.index], keep_results=True)
         for node in graph.nodes
     ]
 
@@ -25,7 +42,7 @@ def completion_start(graph: Graph) -> list[DimAxes]:
 def forward_start(graph: Graph, limits: Sequence[float]) -> list[DimAxes]:
     """Nodes in the program's order, each where its operands already are.
 
-    What is not placed yet is taken as completion has it; `limits` bound each node's work.
+    What is not placed yet is taken as completion has it.
     """
     fixed = fixed_axes(graph)
     placed: list[DimAxes] = []
@@ -73,6 +90,7 @@ def _cheapest(
     """The candidate that is cheapest with operands (and results) lying as given."""
     operands = [Sharding(dims) for dims in tensors[: len(node.operands)]]
     found = candidates(node, graph.mesh, operands, (), tensors, None)
+    found += natural_candidates(node, graph.mesh, nominal(graph, node))
     allowed = [axes for axes in found if work_seconds(graph, node, axes) <= limit]
     return min(allowed, key=lambda axes: _price(graph, node, axes, tensors, keep_results))
 

@@ -171,8 +171,12 @@ def _contiguous(dim: tuple[int, ...], rule: FactorRule, strategy: Strategy, mesh
     return True
 
 
-def bind_rule(text: str, operands: Sequence[Sequence[int]], results: Sequence[Sequence[int]],
-              sizes: dict[str, int] | None = None) -> FactorRule:
+def bind_rule(
+    text: str,
+    operands: Sequence[Sequence[int]],
+    results: Sequence[Sequence[int]],
+    sizes: dict[str, int] | None = None,
+) -> FactorRule:
     """Read a rule's text and find its factors' sizes from the shapes.
 
     `sizes` gives factors that the shapes leave open (all but one of a compound dim's must be
@@ -182,8 +186,10 @@ def bind_rule(text: str, operands: Sequence[Sequence[int]], results: Sequence[Se
     known: dict[str, int] = dict(sizes or {})
     tensors = list(zip((*parsed.operands, *parsed.results), (*operands, *results), strict=False))
     if (len(parsed.operands), len(parsed.results)) != (len(operands), len(results)):
-        raise RuleError(f"rule {text!r} is for {len(parsed.operands)} operands and "
-                        f"{len(parsed.results)} results, not {len(operands)} and {len(results)}")
+        raise RuleError(
+            f"rule {text!r} is for {len(parsed.operands)} operands and "
+            f"{len(parsed.results)} results, not {len(operands)} and {len(results)}"
+        )
     for dims, shape in tensors:
         _learn_sizes(text, dims, shape, known)
     for dims, shape in tensors:
@@ -194,7 +200,7 @@ def bind_rule(text: str, operands: Sequence[Sequence[int]], results: Sequence[Se
     kinds = {kind: [index[f] for f in fs] for kind, fs in parsed.kinds}
     return FactorRule(
         operands=tuple(bound[: len(operands)]),
-        results=tuple(bound[len(operands):]),
+        results=tuple(bound[len(operands) :]),
         sizes=tuple(known[name] for name in names),
         reductions=tuple((f, r) for r in Reduction for f in kinds.get(r.value, ())),
         whole=frozenset(kinds.get("whole", ())),
@@ -202,8 +208,9 @@ def bind_rule(text: str, operands: Sequence[Sequence[int]], results: Sequence[Se
     )
 
 
-def _learn_sizes(text: str, dims: tuple[tuple[str, ...], ...], shape: Sequence[int],
-                 known: dict[str, int]) -> None:
+def _learn_sizes(
+    text: str, dims: tuple[tuple[str, ...], ...], shape: Sequence[int], known: dict[str, int]
+) -> None:
     if len(dims) != len(shape):
         raise RuleError(f"rule {text!r} has a tensor of rank {len(dims)}; the shape is {shape}")
     for dim, size in zip(dims, shape, strict=True):
@@ -211,8 +218,9 @@ def _learn_sizes(text: str, dims: tuple[tuple[str, ...], ...], shape: Sequence[i
             raise RuleError(f"rule {text!r}: factor {dim[0]} has sizes {known[dim[0]]} and {size}")
 
 
-def _learn_compound_sizes(text: str, dims: tuple[tuple[str, ...], ...], shape: Sequence[int],
-                          known: dict[str, int]) -> None:
+def _learn_compound_sizes(
+    text: str, dims: tuple[tuple[str, ...], ...], shape: Sequence[int], known: dict[str, int]
+) -> None:
     for dim, size in zip(dims, shape, strict=True):
         unknown = [f for f in dim if f not in known]
         product = math.prod(known[f] for f in dim if f in known)
@@ -265,5 +273,7 @@ def _name(factor: int) -> str:
 
 
 def _show_dims(dims: Dims) -> str:
-    shown = [_name(d[0]) if len(d) == 1 else f"({' '.join(map(_name, d))})" if d else "1" for d in dims]
+    shown = [
+        _name(d[0]) if len(d) == 1 else f"({' '.join(map(_name, d))})" if d else "1" for d in dims
+    ]
     return " ".join(shown)

@@ -8,7 +8,7 @@ are keyed by them.
 from dataclasses import dataclass, field
 from typing import Any
 
-from meshwise._jax import ClosedJaxpr, JaxprEqn, Literal, Var, source_summary
+from meshwise._jax import ClosedJaxpr, JaxprEqn, Var, source_summary
 from meshwise.ir.mesh import Axes, Mesh
 from meshwise.ir.sharding import DimAxes
 
@@ -68,6 +68,16 @@ class Program:
         return source_summary(self.equations[equation])
 
 
-def variables(atoms: Any) -> list[Var]:
-    """The variables among some atoms; literals left out."""
-    return [a for a in atoms if not isinstance(a, Literal)]
+def type_of(atom: Any) -> Any:
+    """The abstract value of a variable or literal (JAX types it too loosely for a checker)."""
+    return atom.aval
+
+
+def shape_of(atom: Any) -> tuple[int, ...]:
+    """Global shape of a variable or literal; of what is no array, that of a scalar."""
+    return tuple(getattr(atom.aval, "shape", ()))
+
+
+def itemsize_of(atom: Any) -> int:
+    """Bytes of one element of a variable or literal (a typed key counts its data)."""
+    return int(getattr(getattr(atom.aval, "dtype", None), "itemsize", 8))

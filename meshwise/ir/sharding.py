@@ -50,7 +50,9 @@ class Sharding:
     def __str__(self) -> str:
         """Short text, e.g. `[data, -] sum over model`."""
         dims = ", ".join("*".join(axes) or "-" for axes in self.dims)
-        terms = f" {self.reduction.value} over {', '.join(self.unreduced)}" if self.unreduced else ""
+        terms = (
+            f" {self.reduction.value} over {', '.join(self.unreduced)}" if self.unreduced else ""
+        )
         return f"[{dims}]{terms}"
 
     @property

@@ -21,7 +21,9 @@ from meshwise.choose.plan import Plan
 from meshwise.choose.tree import Edge
 from meshwise.cost.hardware import Hardware
 from meshwise.ir.factors import FactorRule, Strategy, operand_sharding
-from meshwise.ir.sharding import Sharding, local_shape
+from meshwise.ir.program import itemsize_of, shape_of, type_of
+from meshwise.ir.sharding import Sharding, local_bytes, local_shape
+from meshwise.partition.order import emission_order
 from meshwise.partition.padding import mask_operands
 from meshwise.reshard.emit import all_reduce, apply_steps
 from meshwise.reshard.plan import StepKind
@@ -90,10 +92,9 @@ def emit(plan: Plan, hardware: Hardware) -> tuple[ClosedJaxpr, list[Reason]]:
 
 
 def _local_type(var: Var, sharding: Sharding, plan: Plan) -> jax.ShapeDtypeStruct:
-    aval = var.aval
-    shape = local_shape(aval.shape, sharding, plan.program.mesh)
-    weak = getattr(aval, "weak_type", False)
-    return jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=weak)
+    shape = local_shape(shape_of(var), sharding, plan.program.mesh)
+    weak = getattr(var.aval, "weak_type", False)
+    return jax.ShapeDtypeStruct(shape, type_of(var).dtype, weak_type=weak)
 
 
 def _run(walk: _Walk, args: Sequence[Any]) -> list[Any]:
@@ -103,9 +104,9 @@ def _run(walk: _Walk, args: Sequence[Any]) -> list[Any]:
     for var, sharding, arg in zip(program.inputs, plan.in_shardings, args, strict=True):
         _store(walk, var, sharding, arg)
     for var, const in zip(jaxpr.jaxpr.constvars, jaxpr.consts, strict=True):
-        _store(walk, var, Sharding(((),) * len(var.aval.shape)), const)
-    for index, eqn in enumerate(program.equations):
-        decided = plan.equations[index]
+        _store(walk, var, Sharding(((),) * len(shape_of(var))), const)
+    for index in emission_order(plan):
+        eqn, decided = program.equations[index], plan.equations[index]
         if decided.remade:
             continue
         with _jax.at_source(eqn):
@@ -147,13 +148,12 @@ def _store(walk: _Walk, var: Var, sharding: Sharding, array: Any) -> None:
 
 def _is_small_reduction(walk: _Walk, var: Var, edge: Edge) -> bool:
     source, target = edge
-    shape = local_shape(var.aval.shape, source, walk.plan.program.mesh)
-    small = math.prod(shape) * var.aval.dtype.itemsize <= SMALL_BYTES
-    return small and target.dims == source.dims and not target.unreduced
+    small = local_bytes(shape_of(var), itemsize_of(var), source, walk.plan.program.mesh)
+    return small <= SMALL_BYTES and target.dims == source.dims and not target.unreduced
 
 
 def _reduction_key(var: Var, edge: Edge) -> tuple[Any, ...]:
-    return edge[0].unreduced, edge[0].reduction, var.aval.dtype
+    return edge[0].unreduced, edge[0].reduction, type_of(var).dtype
 
 
 def _copy(walk: _Walk, atom: Any, sharding: Sharding, user: JaxprEqn | None) -> Any:
@@ -205,17 +205,14 @@ def _strategy_for(rule: FactorRule, result: int, sharding: Sharding) -> Strategy
 def _reshard(walk: _Walk, var: Var, edge: Edge, array: Any, user: JaxprEqn | None) -> Any:
     mesh = walk.plan.program.mesh
     source, target = edge
-    aval = var.aval
-    steps = plan_reshard(aval.shape, aval.dtype.itemsize, mesh, source, target, walk.hardware)
+    steps = plan_reshard(shape_of(var), itemsize_of(var), mesh, source, target, walk.hardware)
     if not any(step.kind is not StepKind.SLICE for step in steps.steps):
         return apply_steps(array, steps, mesh)
     with _reason(walk, [(var, edge)], user):
         return apply_steps(array, steps, mesh)
 
 
-def _reason(
-    walk: _Walk, moved: Sequence[tuple[Var, Edge]], user: JaxprEqn | None
-) -> Any:
+def _reason(walk: _Walk, moved: Sequence[tuple[Var, Edge]], user: JaxprEqn | None) -> Any:
     """A name scope that ties the collectives inside to the reason recorded for them."""
     var, (source, target) = moved[0]
     values = var.aval.str_short(short_dtypes=True)
@@ -229,9 +226,7 @@ def _reason(
     return jax.named_scope(f"meshwise_reshard_{len(walk.reasons) - 1}")
 
 
-def _reduce_together(
-    walk: _Walk, together: list[tuple[Var, Edge]], user: JaxprEqn | None
-) -> None:
+def _reduce_together(walk: _Walk, together: list[tuple[Var, Edge]], user: JaxprEqn | None) -> None:
     """Several small reductions over the same axes in one collective, laid end to end."""
     arrays = [walk.copies[var, edge[0]] for var, edge in together]
     flat = lax.concatenate([lax.reshape(a, (math.prod(a.shape),)) for a in arrays], 0)

@@ -7,15 +7,14 @@ copies cost nothing: each device makes just the part that is wanted, and equal o
 again by the compiler.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from meshwise import _jax
 from meshwise._jax import JaxprEqn, Literal, Var, hint_p
-from meshwise.ir.program import Program
+from meshwise.ir.program import Program, shape_of
 from meshwise.rules.registry import OpRule
 
 
@@ -65,6 +64,6 @@ def _is_cheap(eqn: JaxprEqn, rule: OpRule) -> bool:
     """Element-wise work or less, any part of which can be made by itself."""
     factors = rule.factors
     special = factors.whole or factors.permuted or factors.compound or factors.reductions
-    size = sum(int(np.prod(v.aval.shape, dtype=np.int64)) for v in eqn.outvars)
+    size = sum(math.prod(shape_of(v)) for v in eqn.outvars)
     plain = not (rule.opaque or special or eqn.effects) and eqn.primitive is not hint_p
     return bool(eqn.outvars) and plain and rule.flops <= size

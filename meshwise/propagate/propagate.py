@@ -6,15 +6,14 @@ the others. Lists only grow, so the loop ends. A value that the user hinted neve
 in the dims the hint leaves open.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-
-import numpy as np
 
 from meshwise._jax import Literal, Var
 from meshwise.ir.factors import Dims, FactorRule, factor_axes
 from meshwise.ir.mesh import Axes, Mesh
-from meshwise.ir.program import Hint, Program
+from meshwise.ir.program import Hint, Program, itemsize_of, shape_of
 from meshwise.ir.sharding import DimAxes
 from meshwise.propagate.completion import Cause, Completion
 from meshwise.propagate.conflicts import Claim, is_prefix, settle
@@ -108,8 +107,7 @@ def _table(program: Program, index: int, rule: OpRule) -> list[_Tensor]:
 
 
 def _size(atom: Var) -> int:
-    itemsize = getattr(atom.aval.dtype, "itemsize", 4)
-    return int(np.prod(atom.aval.shape, dtype=np.int64)) * itemsize
+    return math.prod(shape_of(atom)) * itemsize_of(atom)
 
 
 def _visit(
@@ -237,4 +235,4 @@ def _every_value(program: Program, state: _State) -> dict[Var, DimAxes]:
     """The dims of every variable, unsharded where nothing was found."""
     jaxpr = program.jaxpr.jaxpr
     values = [*jaxpr.invars, *jaxpr.constvars, *(v for e in jaxpr.eqns for v in e.outvars)]
-    return {v: state.dims.get(v) or ((),) * len(getattr(v.aval, "shape", ())) for v in values}
+    return {v: state.dims.get(v) or ((),) * len(shape_of(v)) for v in values}

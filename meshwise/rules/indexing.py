@@ -13,7 +13,7 @@ from jax.dtypes import extended
 from jax.numpy import issubdtype
 
 from meshwise.rules.contraction import sum_of
-from meshwise.rules.factoring import Dim, Factoring, Kind, total_size
+from meshwise.rules.factoring import Dim, Factoring, Kind
 from meshwise.rules.identity import nothing_like
 from meshwise.rules.positions import (
     IndexVectors,
@@ -63,7 +63,6 @@ def _gather_rule(application: Application) -> OpRule:
         linear=((0,),) if _fills_terms(application) else (),
         local=_gather_local,
         masked=(),
-        flops=total_size(application.results),
     )
 
 

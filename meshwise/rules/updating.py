@@ -89,7 +89,6 @@ def _scatter_rule(application: Application) -> OpRule:
         linear=_linear(application, indices),
         local=_scatter_local,
         masked=(2,),
-        flops=float(math.prod(updates)),
     )
 
 

@@ -1,0 +1,230 @@
+"""Strategies chosen: exact collectives of small programs, and laws of the search."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import PartitionSpec as P
+
+import meshwise as mw
+from meshwise.ir.factors import fits
+
+
+def mesh(**axes):
+    return AbstractMesh(tuple(axes.values()), tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
+
+
+def f32(*shape):
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def kinds(program):
+    """Collectives of more than a few numbers, in order: kind, user axes, local shape."""
+    refined = program.per_device.mesh
+    return [
+        (str(c.kind), refined.show(c.axes), c.shape)
+        for c in program.collectives
+        if c.wire_bytes > 64
+    ]
+
+
+N8, N24 = mesh(d=8), mesh(x=2, y=4)
+X, W, V = f32(64, 32), f32(32, 128), f32(128, 32)
+LONG_X, LONG_W = f32(64, 4096), f32(4096, 128)
+CASES = {
+    "batch": (jnp.matmul, (X, W), (P("d"), P()), P("d"), N8, []),
+    "features": (jnp.matmul, (X, W), (P(), P(None, "d")), P(None, "d"), N8, []),
+    "contraction, result whole": (
+        jnp.matmul,
+        (LONG_X, LONG_W),
+        (P(None, "d"), P("d")),
+        P(),
+        N8,
+        [("all_reduce", "d", (64, 128))],
+    ),
+    "contraction, result sharded": (
+        jnp.matmul,
+        (LONG_X, LONG_W),
+        (P(None, "d"), P("d")),
+        P("d"),
+        N8,
+        [("reduce_scatter", "d", (64, 128))],
+    ),
+    "two contractions are added before one reduction": (
+        lambda x, w: x @ w + (2 * x) @ w,
+        (LONG_X, LONG_W),
+        (P(None, "d"), P("d")),
+        P(),
+        N8,
+        [("all_reduce", "d", (64, 128))],
+    ),
+    "a linear reduction is done before the sum between devices": (
+        lambda x, w: (x @ w).sum(0),
+        (LONG_X, LONG_W),
+        (P(None, "d"), P("d")),
+        P(),
+        N8,
+        [("all_reduce", "d", (128,))],
+    ),
+    "three products share a gather": (
+        lambda x, w: (x @ w[:, :32]) + (x @ w[:, 32:64]) + jnp.tanh(x @ w[:, 64:96]),
+        (f32(64, 512), f32(512, 96)),
+        (P("d"), P()),
+        P("d"),
+        N8,
+        [],
+    ),
+    "two axes at once": (
+        jnp.matmul,
+        (LONG_X, LONG_W),
+        (P(None, ("x", "y")), P(("x", "y"))),
+        P(),
+        N24,
+        [("all_reduce", "x, y", (64, 128))],
+    ),
+    "finalised two-dimensional sharding": (
+        lambda x, w: x @ w,
+        (f32(64, 32), f32(32, 128)),
+        (P("x", "y"), P("x", "y")),
+        P("x", "y"),
+        N24,
+        [("all_gather", "y", (32, 8)), ("all_gather", "x", (16, 32))],
+    ),
+    "megatron MLP": (
+        lambda x, w, v: jax.nn.gelu(x @ w) @ v,
+        (X, W, V),
+        (P(), P(None, "d"), P("d")),
+        P(),
+        N8,
+        [("all_reduce", "d", (64, 32))],
+    ),
+    "softmax over a sharded dim": (
+        lambda x: jax.nn.softmax(x),
+        (f32(64, 128),),
+        (P(None, "d"),),
+        P(None, "d"),
+        N8,
+        [("all_reduce", "d", (64,)), ("all_reduce", "d", (64, 1))],
+    ),
+    "embedding, rows sharded": (
+        lambda t, i: t[i],
+        (f32(8192, 128), jax.ShapeDtypeStruct((64,), jnp.int32)),
+        (P("d"), P()),
+        P(),
+        N8,
+        [("all_reduce", "d", (64, 128))],
+    ),
+    "embedding, features sharded": (
+        lambda t, i: t[i],
+        (W, jax.ShapeDtypeStruct((64,), jnp.int32)),
+        (P(None, "d"), P()),
+        P(None, "d"),
+        N8,
+        [],
+    ),
+    "an unused gather is not made": (
+        lambda x: mw.shard(x, P()) * 0 + 1,
+        (X,),
+        (P("d"),),
+        P("d"),
+        N8,
+        [("all_gather", "d", (8, 32))],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_collectives(name):
+    fn, args, in_specs, out_spec, on, expected = CASES[name]
+    program = mw.jit(fn, mesh=on, in_shardings=in_specs, out_shardings=out_spec).partition(*args)
+    assert kinds(program) == expected
+
+
+def train(params, x, y):
+    """One step of a two-layer perceptron with gradient clipping and momentum."""
+
+    def loss(p):
+        h = jnp.maximum(x @ p["w"] + p["b"], 0)
+        return jnp.mean((h @ p["v"] - y) ** 2)
+
+    grads = jax.grad(loss)(params["p"])
+    norm = jnp.sqrt(sum(jnp.sum(g * g) for g in grads.values()))
+    grads = jax.tree.map(lambda g: g / jnp.maximum(norm, 1.0), grads)
+    m = jax.tree.map(lambda m, g: 0.9 * m + g, params["m"], grads)
+    return {"p": jax.tree.map(lambda p, m: p - 0.1 * m, params["p"], m), "m": m}
+
+
+WEIGHTS = {"w": f32(32, 128), "b": f32(128), "v": f32(128, 32)}
+STATE = {"p": WEIGHTS, "m": WEIGHTS}
+BATCH = (f32(1024, 32), f32(1024, 32))
+SIZE = {k: 4 * jnp.prod(jnp.array(v.shape)).item() for k, v in WEIGHTS.items()}
+
+
+def test_data_parallel_reduces_each_gradient_once():
+    step = mw.jit(train, mesh=N8, in_shardings=(P(), P("d"), P("d")), out_shardings=P())
+    program = step.partition(STATE, *BATCH)
+    assert {str(c.kind) for c in program.collectives} == {"all_reduce"}
+    assert program.wire_bytes == pytest.approx(2 * 7 / 8 * sum(SIZE.values()), abs=64)
+
+
+def test_zero_scatters_gradients_and_gathers_weights_once():
+    shardings = {"w": P("d"), "b": P("d"), "v": P("d")}
+    state = {"p": shardings, "m": shardings}
+    step = mw.jit(train, mesh=N8, in_shardings=(state, P("d"), P("d")), out_shardings=state)
+    program = step.partition(STATE, *BATCH)
+    assert not [k for k in kinds(program) if k[0] == "all_reduce"]
+    assert program.wire_bytes <= 2 * 7 / 8 * sum(SIZE.values()) + 64
+
+
+def test_tensor_parallel_reduces_one_activation_each_way():
+    shardings = {"w": P(None, "d"), "b": P("d"), "v": P("d")}
+    state = {"p": shardings, "m": shardings}
+    step = mw.jit(train, mesh=N8, in_shardings=(state, P(), P()), out_shardings=state)
+    small = (f32(64, 32), f32(64, 32))
+    program = step.partition(STATE, *small)
+    assert kinds(program) == [("all_reduce", "d", (64, 32))]  # the input needs no cotangent
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_descent_never_ends_dearer_than_completion(name):
+    fn, args, in_specs, out_spec, on, _ = CASES[name]
+    step = mw.jit(fn, mesh=on, in_shardings=in_specs, out_shardings=out_spec)
+    plan = step.partition(*args).plan
+    assert plan.seconds <= plan.completion_seconds
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_strategy_is_allowed(name):
+    fn, args, in_specs, out_spec, on, _ = CASES[name]
+    plan = mw.jit(fn, mesh=on, in_shardings=in_specs, out_shardings=out_spec).partition(*args).plan
+    for rule, equation in zip(plan.rules, plan.equations, strict=True):
+        assert fits(rule.factors, equation.strategy, plan.program.mesh)
+
+
+def test_what_lost_is_kept_with_its_price():
+    step = mw.jit(jnp.matmul, mesh=N8, in_shardings=(P(None, "d"), P("d")), out_shardings=P())
+    (equation,) = step.partition(LONG_X, LONG_W).plan.equations
+    assert equation.lost
+    assert all(r.dearer_by_seconds >= 0 for r in equation.lost)
+    assert all(r.strategy != equation.strategy for r in equation.lost)
+
+
+def test_recomputation_gathers_again_and_nothing_else_does():
+    def fn(w, x):
+        layer = jax.checkpoint(lambda w, x: jnp.sin(jnp.sin(x @ w)))
+        return jax.grad(lambda w: layer(w, x).sum())(w)
+
+    step = mw.jit(fn, mesh=N8, in_shardings=(P("d"), P("d")), out_shardings=P("d"))
+    program = step.partition(f32(32, 32), f32(4096, 32))
+    gathers = [k for k in kinds(program) if k[0] == "all_gather"]
+    assert gathers == [("all_gather", "d", (4, 32))]  # only the recomputed product is left
+
+
+def test_hidden_hint_costs_what_it_says():
+    """A hint in the middle is where the value lies, even where it costs."""
+
+    def fn(x):
+        return mw.shard(x * 2, P(None, "d")) + 1
+
+    program = mw.jit(fn, mesh=N8, in_shardings=P("d"), out_shardings=P("d")).partition(X)
+    assert [k[0] for k in kinds(program)] == ["all_to_all", "all_to_all"]
