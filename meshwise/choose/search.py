@@ -37,7 +37,9 @@ class Search:
     def __init__(self, graph: Graph, axes: Sequence[DimAxes], carries: bool = True):
         """Place every node by the axes of its factors; carry sums unless told not to."""
         self.graph = graph
-        self._known: dict[tuple[int, Strategy], Placement] = {}
+        self._known: dict[tuple[int, DimAxes, Axes], Placement] = {}
+        self._trees: dict[tuple[tuple[int, ...], int, Sharding, frozenset[Sharding]], float] = {}
+        self._same: dict[Sharding, Sharding] = {}
         self._around = [_values_around(graph, node) for node in graph.nodes]
         self._carriers = _carriers(graph)
         self.placed = [
@@ -49,16 +51,18 @@ class Search:
 
     def placement(self, node: Node, axes: DimAxes, carried: Axes = ()) -> Placement:
         """What a strategy wants and produces (remembered)."""
-        key = node.index, Strategy(axes, carried)
+        key = node.index, axes, carried
         if key not in self._known:
-            rule, strategy = node.rule, key[1]
+            rule, strategy = node.rule, Strategy(axes, carried)
+            wanted = [
+                operand_sharding(rule, strategy, i, i in node.carries)
+                for i in range(len(rule.operands))
+            ]
+            made = [_produced(node, strategy, i) for i in range(len(rule.results))]
             self._known[key] = Placement(
                 strategy,
-                tuple(
-                    operand_sharding(rule, strategy, i, i in node.carries)
-                    for i in range(len(rule.operands))
-                ),
-                tuple(_produced(node, strategy, i) for i in range(len(rule.results))),
+                tuple(self._same.setdefault(s, s) for s in wanted),
+                tuple(self._same.setdefault(s, s) for s in made),
                 work_seconds(self.graph, node, axes),
             )
         return self._known[key]
@@ -76,17 +80,27 @@ class Search:
 
     def wanted(self, value: Value) -> set[Sharding]:
         """The shardings in which a value is wanted."""
-        return {self.placed[n].operands[i] for n, i in value.uses}.union(value.returned)
+        placed = self.placed
+        wanted = set(value.returned)
+        for node, operand in value.uses:
+            wanted.add(placed[node].operands[operand])
+        return wanted
 
     def value_seconds(self, value: Value) -> float:
         """Cost of a value's reshards: the cheapest tree from what is produced to all wanted."""
-        wanted = frozenset(self.wanted(value))
+        wanted = self.wanted(value)
         if value.remade:
             return IMPOSSIBLE if any(w.unreduced for w in wanted) else 0.0
-        graph = self.graph
-        return reshard_tree(
-            value.shape, value.itemsize, graph.mesh, self.produced(value), wanted, graph.hardware
-        )[0]
+        produced = self.produced(value)
+        wanted.discard(produced)
+        if not wanted:
+            return 0.0
+        key = value.shape, value.itemsize, produced, frozenset(wanted)
+        seconds = self._trees.get(key)
+        if seconds is None:
+            seconds = reshard_tree(*key[:2], self.graph.mesh, *key[2:], self.graph.hardware)[0]
+            self._trees[key] = seconds
+        return seconds
 
     def put(self, node: Node, axes: DimAxes) -> list[Change]:
         """Place a node, and let the nodes after it carry what they now can; what changed."""

@@ -49,8 +49,13 @@ class FactorRule:
     @cached_property
     def compound(self) -> frozenset[int]:
         """Factors that share a dim with another one somewhere."""
-        dims = [dim for tensor in (*self.operands, *self.results) for dim in tensor]
-        return frozenset(f for dim in dims if len(dim) > 1 for f in dim)
+        return frozenset(f for dim in self.compound_dims for f in dim)
+
+    @cached_property
+    def compound_dims(self) -> frozenset[tuple[int, ...]]:
+        """Dims made of several factors, of any tensor."""
+        tensors = (*self.operands, *self.results)
+        return frozenset(dim for tensor in tensors for dim in tensor if len(dim) > 1)
 
     def __str__(self) -> str:
         """The rule as text, as `parse_rule` reads it."""
@@ -153,12 +158,7 @@ def fits(rule: FactorRule, strategy: Strategy, mesh: Mesh) -> bool:
     operators = {rule.reduction_of[f] for f in rule.reduction_of if strategy.axes[f]}
     if len(operators | ({Reduction.SUM} if strategy.carried else set())) > 1:
         return False
-    return all(
-        _contiguous(dim, rule, strategy, mesh)
-        for tensor in (*rule.operands, *rule.results)
-        for dim in tensor
-        if len(dim) > 1
-    )
+    return all(_contiguous(dim, rule, strategy, mesh) for dim in rule.compound_dims)
 
 
 def _contiguous(dim: tuple[int, ...], rule: FactorRule, strategy: Strategy, mesh: Mesh) -> bool:

@@ -13,7 +13,7 @@ A dim of size `n` sharded over `k` devices has local size `ceil(n / k)`; where t
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from meshwise.ir.mesh import Axes, Mesh
@@ -39,13 +39,19 @@ class Sharding:
     dims: DimAxes
     unreduced: Axes = ()
     reduction: Reduction = Reduction.SUM
+    _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Check the invariants in the module's docstring."""
+        object.__setattr__(self, "_hash", hash((self.dims, self.unreduced, self.reduction)))
         used = [axis for axes in self.dims for axis in axes] + list(self.unreduced)
         assert len(used) == len(set(used)), f"an axis is used twice in {self}"
         assert self.unreduced == tuple(sorted(self.unreduced)), self
         assert self.unreduced or self.reduction is Reduction.SUM, self
+
+    def __hash__(self) -> int:
+        """Made once: shardings are the keys of every table of the search."""
+        return self._hash
 
     def __str__(self) -> str:
         """Short text, e.g. `[data, -] sum over model`."""
