@@ -19,6 +19,7 @@ from meshwise.ir.mesh import Mesh
 from meshwise.ir.per_device import PerDeviceProgram
 from meshwise.ir.program import Hint
 from meshwise.ir.sharding import Sharding, local_bytes, local_shape
+from meshwise.propagate.priorities import preserves_dims
 from meshwise.report.origins import Origin, find_origin
 from meshwise.report.text import (
     WIDTH,
@@ -278,7 +279,7 @@ def _decisions(plan: Plan) -> list[str]:
     """The strategies of single equations whose next best costs most, and what they beat."""
     alike: dict[tuple[str, ...], list[_Decision]] = defaultdict(list)
     for index, decided in enumerate(plan.equations):
-        if decided.lost and not decided.remade:
+        if decided.lost and not decided.remade and _matters(plan, index):
             made = _decision(plan, index, decided)
             alike[made.operator, made.line, made.rule, made.taken, made.beaten].append(made)
     if not alike:
@@ -288,7 +289,7 @@ def _decisions(plan: Plan) -> list[str]:
     for found in ordered[:MOST_DECISIONS]:
         first = found[0]
         times = f", {len(found)} times" if len(found) > 1 else ""
-        added = f"+{percent(sum(d.margin for d in found), plan.seconds)}"
+        added = _added(sum(d.margin for d in found), plan)
         lines.append(f"  {added:>8}  {first.operator} at {first.line}{times}: {first.rule}")
         lines += wrapped(f"taken   {first.taken}", indent=12, hang=8)
         lines += wrapped(f"beaten  {first.beaten}", indent=12, hang=8)
@@ -296,11 +297,17 @@ def _decisions(plan: Plan) -> list[str]:
     return [*lines, f"  and {count(left, 'other equation')} with less at stake"] if left else lines
 
 
+def _matters(plan: Plan, index: int) -> bool:
+    """Whether an equation is more than element-wise, or reads something that is resharded."""
+    eqn = plan.program.equations[index]
+    reshards = any(plan.copies.get(a) for a in eqn.invars if not isinstance(a, Literal))
+    return reshards or not preserves_dims(plan.rules[index].factors)
+
+
 def _decision(plan: Plan, index: int, decided: EquationPlan) -> _Decision:
     mesh, rule = plan.program.mesh, plan.rules[index].factors
     beaten = [
-        f"{_strategy_text(rule, lost.strategy, mesh)} "
-        f"(+{percent(lost.dearer_by_seconds, plan.seconds)})"
+        f"{_strategy_text(rule, lost.strategy, mesh)} ({_added(lost.dearer_by_seconds, plan)})"
         for lost in decided.lost
     ]
     return _Decision(
@@ -311,6 +318,12 @@ def _decision(plan: Plan, index: int, decided: EquationPlan) -> _Decision:
         "; ".join(beaten),
         max(0.0, decided.lost[0].dearer_by_seconds),
     )
+
+
+def _added(seconds: float, plan: Plan) -> str:
+    """Seconds beside those of the whole program."""
+    share = seconds / plan.seconds if plan.seconds else 0.0
+    return f"+{share:.1%}" if share < 1 else f"+{share:,.0%}"
 
 
 def _strategy_text(rule: FactorRule, strategy: Strategy, mesh: Mesh) -> str:
