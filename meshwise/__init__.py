@@ -4,6 +4,7 @@ from meshwise.api.jit import jit as jit
 from meshwise.api.jit import shard as shard
 from meshwise.api.spmd_program import SpmdProgram as SpmdProgram
 from meshwise.errors import ArgumentError as ArgumentError
+from meshwise.errors import DeletedArrayError as DeletedArrayError
 from meshwise.errors import HintError as HintError
 from meshwise.errors import MeshError as MeshError
 from meshwise.errors import MeshwiseError as MeshwiseError
@@ -16,6 +17,7 @@ from meshwise.run.uneven import UnevenArray as UnevenArray
 
 __all__ = [
     "ArgumentError",
+    "DeletedArrayError",
     "HintError",
     "MeshError",
     "MeshwiseError",

@@ -34,6 +34,13 @@ class ArgumentError(MeshwiseError, TypeError):
     """An argument of the function cannot be an array, or a call does not fit the program."""
 
 
+class DeletedArrayError(MeshwiseError, RuntimeError):
+    """An argument's buffers are gone: an earlier call donated them, or this one does twice.
+
+    What is donated to a call (`donate_argnums`, `donate_argnames`) cannot be read afterwards.
+    """
+
+
 class TracerLeakError(MeshwiseError, jax.errors.UnexpectedTracerError):
     """A traced value of an earlier call is used in this one.
 

@@ -6,51 +6,59 @@ and the rules of `interpreters`. Supported: jax 0.10.2 and 0.11.x. In 0.11 `Jaxp
 are one class, which has `.jaxpr` and `.consts` still.
 
 One file a subject: `jaxprs` (classes, making and applying equations), `hints` (the hint primitive),
-`bodies` (equations with bodies), `tracing` (functions and contexts), `calls` (the call primitive),
+`bodies` (equations with bodies), `structure` (when two jaxprs are equal), `explicit` (types with
+axes), `tracing` (functions and contexts), `calls` (the call primitive), `derivatives` (its rules),
 `dispatch` (calling compiled programs), `sampling` (drawing from distributions).
 """
 
-from meshwise._jax.bodies import call_body as call_body
+from meshwise._jax import derivatives as derivatives
 from meshwise._jax.bodies import CallBody as CallBody
+from meshwise._jax.bodies import call_body as call_body
 from meshwise._jax.bodies import constraint_of as constraint_of
 from meshwise._jax.bodies import without_hints as without_hints
 from meshwise._jax.calls import call as call
+from meshwise._jax.calls import spec_of_type as spec_of_type
 from meshwise._jax.calls import witness_of as witness_of
+from meshwise._jax.dispatch import ARRAY_CLASSES as ARRAY_CLASSES
+from meshwise._jax.dispatch import SURVIVES_DONATED_ARGUMENTS as SURVIVES_DONATED_ARGUMENTS
 from meshwise._jax.dispatch import aval_of_shape as aval_of_shape
 from meshwise._jax.dispatch import dispatcher as dispatcher
 from meshwise._jax.dispatch import fast_path as fast_path
 from meshwise._jax.dispatch import is_called_by_jit as is_called_by_jit
 from meshwise._jax.dispatch import register_array as register_array
+from meshwise._jax.explicit import is_explicit as is_explicit
+from meshwise._jax.hints import auto_twin as auto_twin
 from meshwise._jax.hints import hint_p as hint_p
-from meshwise._jax.jaxprs import abstract_array as abstract_array
+from meshwise._jax.jaxprs import ClosedJaxpr as ClosedJaxpr
+from meshwise._jax.jaxprs import DropVar as DropVar
+from meshwise._jax.jaxprs import Jaxpr as Jaxpr
+from meshwise._jax.jaxprs import JaxprEqn as JaxprEqn
+from meshwise._jax.jaxprs import Literal as Literal
+from meshwise._jax.jaxprs import Primitive as Primitive
+from meshwise._jax.jaxprs import Tracer as Tracer
+from meshwise._jax.jaxprs import Var as Var
+from meshwise._jax.jaxprs import array_type as array_type
 from meshwise._jax.jaxprs import at_source as at_source
 from meshwise._jax.jaxprs import bind as bind
 from meshwise._jax.jaxprs import close_jaxpr as close_jaxpr
-from meshwise._jax.jaxprs import ClosedJaxpr as ClosedJaxpr
-from meshwise._jax.jaxprs import DropVar as DropVar
 from meshwise._jax.jaxprs import extended as extended
-from meshwise._jax.jaxprs import Jaxpr as Jaxpr
 from meshwise._jax.jaxprs import jaxpr_as_fun as jaxpr_as_fun
-from meshwise._jax.jaxprs import JaxprEqn as JaxprEqn
 from meshwise._jax.jaxprs import key_impl_name as key_impl_name
-from meshwise._jax.jaxprs import Literal as Literal
 from meshwise._jax.jaxprs import literal_value as literal_value
 from meshwise._jax.jaxprs import names_of as names_of
 from meshwise._jax.jaxprs import new_eqn as new_eqn
 from meshwise._jax.jaxprs import new_var as new_var
-from meshwise._jax.jaxprs import Primitive as Primitive
 from meshwise._jax.jaxprs import rename as rename
 from meshwise._jax.jaxprs import source_summary as source_summary
 from meshwise._jax.jaxprs import threefry2x32_p as threefry2x32_p
-from meshwise._jax.jaxprs import Tracer as Tracer
-from meshwise._jax.jaxprs import Var as Var
 from meshwise._jax.sampling import gamma_of_keys as gamma_of_keys
+from meshwise._jax.structure import structure_key as structure_key
 from meshwise._jax.tracing import broadcast_prefix as broadcast_prefix
+from meshwise._jax.tracing import check_jit_arguments as check_jit_arguments
 from meshwise._jax.tracing import context_mesh as context_mesh
 from meshwise._jax.tracing import is_tracing as is_tracing
 from meshwise._jax.tracing import is_unspecified as is_unspecified
 from meshwise._jax.tracing import make_jaxpr_over_axes as make_jaxpr_over_axes
-from meshwise._jax.tracing import prefix_errors as prefix_errors
 from meshwise._jax.tracing import settings_key as settings_key
 from meshwise._jax.tracing import static_arguments as static_arguments
 from meshwise._jax.tracing import threefry_partitionable as threefry_partitionable

@@ -3,10 +3,19 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jax._src.sharding_impls import UNSPECIFIED
+from jax._src import core as _core
+from jax._src.named_sharding import UNSPECIFIED
 
 from meshwise._jax.hints import hint_p
-from meshwise._jax.jaxprs import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+from meshwise._jax.jaxprs import (
+    ClosedJaxpr,
+    JaxprEqn,
+    Literal,
+    Var,
+    is_jaxpr,
+    opened,
+    rewritten,
+)
 from meshwise._jax.tracing import is_unspecified
 
 
@@ -55,6 +64,7 @@ _CALLS: dict[str, Callable[[dict[str, Any]], CallBody]] = {
     "custom_jvp_call": lambda params: CallBody(params["call_jaxpr"]),
     "custom_vjp_call": lambda params: CallBody(params["call_jaxpr"]),
     "custom_vmap_call": lambda params: CallBody(params["call"]),
+    "eval_jaxpr": lambda params: CallBody(params.get("call_jaxpr") or params["jaxpr"]),
     "mw_call": lambda params: CallBody(params["jaxpr"], params["in_specs"], params["out_specs"]),
 }
 
@@ -80,10 +90,10 @@ def constraint_of(eqn: JaxprEqn) -> Any:
 
 
 def without_hints(eqn: JaxprEqn) -> JaxprEqn:
-    """The same equation with no hints in the bodies among its parameters.
+    """The same equation with no hints and no `mw_call` in the bodies among its parameters.
 
     What is computed whole on every device has nothing to shard, and constraints cannot stand in
-    a region where every mesh axis is manual.
+    a region where every mesh axis is manual. A nested `mw.jit` is what its function is there.
     """
     if not any(_has_body(value) for value in eqn.params.values()):
         return eqn
@@ -93,33 +103,39 @@ def without_hints(eqn: JaxprEqn) -> JaxprEqn:
 def _has_body(value: Any) -> bool:
     if isinstance(value, tuple | list):
         return any(_has_body(v) for v in value)
-    return isinstance(value, Jaxpr | ClosedJaxpr)
+    return is_jaxpr(value)
 
 
 def _strip(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return type(value)(_strip(v) for v in value)
-    if isinstance(value, ClosedJaxpr):
-        return value.replace(jaxpr=_strip(value.jaxpr))
-    if not isinstance(value, Jaxpr):
+    if not is_jaxpr(value):
         return value
+    inner = opened(value)
     same: dict[Var, Any] = {}
 
     def read(atom: Any) -> Any:
         return atom if isinstance(atom, Literal) else same.get(atom, atom)
 
     eqns = []
-    for eqn in value.eqns:
+    for eqn in inner.eqns:
         operands = [read(a) for a in eqn.invars]
         if eqn.primitive is hint_p or constraint_of(eqn) is not None:
             same[eqn.outvars[0]] = operands[0]
             continue
-        eqn = without_hints(eqn.replace(invars=operands))
-        if "in_shardings" in eqn.params and "out_shardings" in eqn.params:
-            unspecified = {
-                "in_shardings": (UNSPECIFIED,) * len(eqn.invars),
-                "out_shardings": (UNSPECIFIED,) * len(eqn.outvars),
-            }
-            eqn = eqn.replace(params={**eqn.params, **unspecified})
-        eqns.append(eqn)
-    return value.replace(eqns=eqns, outvars=[read(a) for a in value.outvars])
+        eqns.append(_without_shardings(without_hints(eqn.replace(invars=operands))))
+    return rewritten(value, eqns=eqns, outvars=[read(a) for a in inner.outvars])
+
+
+def _without_shardings(eqn: JaxprEqn) -> JaxprEqn:
+    """A call that says nothing of shardings, nor where it runs."""
+    if eqn.primitive.name == "mw_call":
+        whole = {"call_jaxpr": eqn.params["jaxpr"]}
+        return eqn.replace(primitive=_core.closed_call_p, params=whole)
+    if "in_shardings" not in eqn.params or "out_shardings" not in eqn.params:
+        return eqn
+    unspecified = {
+        "in_shardings": (UNSPECIFIED,) * len(eqn.invars),
+        "out_shardings": (UNSPECIFIED,) * len(eqn.outvars),
+    }
+    return eqn.replace(params={**eqn.params, **unspecified})

@@ -10,9 +10,17 @@ from jax._src import dtypes as _dtypes
 from jax._src import sharding_impls as _sharding_impls
 from jax._src import tree_util as _tree_util
 from jax._src.interpreters import pxla as _pxla
-from jaxlib import _jax as _xla
+from jax._src.random import prng as _prng
+from jaxlib import _jax as _xla  # pyright: ignore[reportAttributeAccessIssue]
 
 from meshwise._jax.jaxprs import extended
+
+# The classes of `jax.Array`s that are no tracers.
+ARRAY_CLASSES = (_xla.ArrayImpl, _prng.PRNGKeyArray)
+
+# Before 0.11 a donated argument that is used again ends the process where there are several
+# devices; since then it is an error.
+SURVIVES_DONATED_ARGUMENTS = jax.__version_info__ >= (0, 11)
 
 
 def register_array(

@@ -7,9 +7,9 @@ import jax
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import mlir as _mlir
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from meshwise._jax.jaxprs import Primitive
-
 
 hint_p = Primitive("hint")
 
@@ -23,17 +23,35 @@ hint_p.def_abstract_eval(lambda x, **params: x)
 _ad.deflinear2(hint_p, lambda ct, _, **params: (hint_p.bind(ct, **params),))
 
 
+def batched_spec(spec: Any, dim: Any, axis_name: Any) -> Any:
+    """A hint on a value that gained a dim: sharded over `axis_name`, open where there is none."""
+    if spec is None or not isinstance(dim, int):
+        return spec
+    entries = list(spec.spec if isinstance(spec, NamedSharding) else spec)
+    entries += [None] * (dim - len(entries))
+    entries.insert(dim, axis_name or PartitionSpec.UNCONSTRAINED)
+    batched = PartitionSpec(*entries)
+    if not isinstance(spec, NamedSharding):
+        return batched
+    try:
+        return NamedSharding(auto_twin(spec.mesh), batched)
+    except ValueError:  # an axis is used twice, which is found out with all other mistakes
+        return batched
+
+
+def auto_twin(mesh: Any) -> Any:
+    """The same mesh with all axes Auto; over others a sharding cannot be open."""
+    auto = (AxisType.Auto,) * len(mesh.axis_names)
+    if isinstance(mesh, AbstractMesh):
+        return AbstractMesh(mesh.axis_sizes, mesh.axis_names, axis_types=auto)
+    return Mesh(mesh.devices, mesh.axis_names, axis_types=auto)
+
+
 def _hint_batcher(
     axis_data: Any, values: Sequence[Any], dims: Sequence[int], *, sharding: Any, **rest: Any
 ) -> tuple[Any, int]:
     """A mapped dim is sharded over vmap's `spmd_axis_name`, or left open where it has none."""
-    entry = axis_data.spmd_name or jax.sharding.PartitionSpec.UNCONSTRAINED
-    spec = sharding.spec if isinstance(sharding, jax.sharding.NamedSharding) else sharding
-    entries = list(spec) + [None] * (dims[0] - len(spec))
-    entries.insert(dims[0], entry)
-    batched = jax.sharding.PartitionSpec(*entries)
-    if isinstance(sharding, jax.sharding.NamedSharding):
-        batched = jax.sharding.NamedSharding(sharding.mesh, batched)
+    batched = batched_spec(sharding, dims[0], axis_data.spmd_name)
     return hint_p.bind(values[0], sharding=batched, **rest), dims[0]
 
 
@@ -43,13 +61,10 @@ _batching.fancy_primitive_batchers[hint_p] = _hint_batcher
 def _hint_lowering(x: Any, *, sharding: Any, **_: Any) -> Any:
     """Outside meshwise a hint is a constraint where a mesh is known, and nothing elsewhere."""
     mesh = jax.sharding.get_abstract_mesh()
-    spec = sharding.spec if isinstance(sharding, jax.sharding.NamedSharding) else sharding
-    automatic = all(t == jax.sharding.AxisType.Auto for t in mesh.axis_types)
-    if isinstance(sharding, jax.sharding.NamedSharding):
+    is_automatic = not mesh.empty and all(t == AxisType.Auto for t in mesh.axis_types)
+    if isinstance(sharding, NamedSharding) or is_automatic:
         return jax.lax.with_sharding_constraint(x, sharding)
-    if mesh.empty or not automatic:
-        return x
-    return jax.lax.with_sharding_constraint(x, spec)
+    return x
 
 
 _mlir.register_lowering(hint_p, _mlir.lower_fun(_hint_lowering, multiple_results=False))

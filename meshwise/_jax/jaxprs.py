@@ -1,5 +1,6 @@
 """Jaxprs: their classes, and how to make, rename and apply equations."""
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -18,6 +19,8 @@ from jax.extend.core import Var as Var
 from jax.extend.core import jaxpr_as_fun as jaxpr_as_fun
 from jax.extend.core import primitives as _xprimitives
 
+# Lines in here are not the user's.
+_OWN_FILES = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 DropVar = _core.DropVar
 
@@ -42,11 +45,29 @@ def close_jaxpr(
 ) -> ClosedJaxpr:
     """A closed jaxpr of some equations."""
     effects = frozenset().union(*(e.effects for e in eqns)) if eqns else frozenset()
-    debug_info = _core.DebugInfo(
-        "meshwise", "meshwise", ("",) * len(invars), ("",) * len(outvars)
-    )
+    debug_info = _core.DebugInfo("meshwise", "meshwise", ("",) * len(invars), ("",) * len(outvars))
     jaxpr = Jaxpr(list(constvars), list(invars), list(outvars), list(eqns), effects, debug_info)
     return ClosedJaxpr(jaxpr, list(consts))
+
+
+def is_jaxpr(value: Any) -> bool:
+    """Whether a jaxpr, open or closed."""
+    return isinstance(value, ClosedJaxpr | Jaxpr)
+
+
+def rewritten(jaxpr: Any, **parts: Any) -> Any:
+    """A jaxpr, open or closed, with other equations, variables or results."""
+    inner = opened(jaxpr)
+    if inner is not jaxpr:
+        return jaxpr.replace(jaxpr=inner.replace(**parts))
+    if "constvars" in parts and hasattr(jaxpr, "consts"):
+        parts["consts"] = jaxpr.consts
+    return jaxpr.replace(**parts)
+
+
+def opened(jaxpr: Any) -> Any:
+    """What holds the equations of a jaxpr, open or closed."""
+    return getattr(jaxpr, "jaxpr", jaxpr)
 
 
 @contextmanager
@@ -72,11 +93,11 @@ def bind(eqn: JaxprEqn, args: Sequence[Any], params: dict[str, Any] | None = Non
 
 
 def source_summary(eqn: JaxprEqn) -> str:
-    """The user's line of an equation as `file:line (function)`, or `unknown`."""
-    frame = source_info_util.user_frame(eqn.source_info.traceback)
-    if frame is None:
-        return "unknown"
-    return f"{frame.file_name}:{frame.start_line}"
+    """The user's line of an equation as `file:line`, or `unknown`."""
+    for frame in source_info_util.user_frames(eqn.source_info.traceback):
+        if not frame.file_name.startswith(_OWN_FILES):
+            return f"{frame.file_name}:{frame.start_line}"
+    return "unknown"
 
 
 def rename(
@@ -94,7 +115,7 @@ def rename(
 
 def key_impl_name(aval: Any) -> str | None:
     """The name of the generator of a typed key array, None for other arrays."""
-    if not jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key):
+    if not jax.numpy.issubdtype(aval.dtype, jax.dtypes.prng_key):
         return None
     return aval.dtype._impl.name
 
@@ -117,9 +138,12 @@ def names_of(eqn: JaxprEqn) -> str:
     return str(eqn.source_info.name_stack)
 
 
-def abstract_array(value: Any) -> Any:
-    """The abstract value of anything that JAX takes as an array; TypeError for anything else."""
-    return _core.shaped_abstractify(value)
+def array_type(value: Any) -> Any:
+    """The abstract value of anything that JAX takes as an array; None for anything else."""
+    try:
+        return _core.shaped_abstractify(value)
+    except (TypeError, ValueError):
+        return None
 
 
 threefry2x32_p: Primitive = _xprimitives.threefry2x32_p
@@ -127,6 +151,7 @@ threefry2x32_p: Primitive = _xprimitives.threefry2x32_p
 
 def literal_value(atom: Literal) -> Any:
     """A literal's value without the mesh of the trace it comes from; weak types stay weak."""
-    if getattr(atom.aval, "weak_type", False):
+    aval: Any = atom.aval
+    if getattr(aval, "weak_type", False):
         return np.asarray(atom.val).item()
-    return np.asarray(atom.val, atom.aval.dtype)
+    return np.asarray(atom.val, aval.dtype)

@@ -11,9 +11,15 @@ from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import mesh as _mesh_lib
 from jax._src import tree_util as _tree_util
-from jax._src.sharding_impls import UnspecifiedValue
+from jax._src.named_sharding import UnspecifiedValue
 
-from meshwise._jax.jaxprs import ClosedJaxpr, Jaxpr, JaxprEqn
+from meshwise._jax.explicit import auto_mesh, is_explicit, plain_jaxpr, plain_types
+from meshwise._jax.jaxprs import ClosedJaxpr, JaxprEqn, is_jaxpr, opened, rewritten
+
+# Where JAX keeps the mesh in context: since 0.11 beside the meshes, before in its configuration.
+_CONTEXTS: Any = _mesh_lib if hasattr(_mesh_lib, "abstract_mesh_context_manager") else _config
+_ABSTRACT_MESH: Any = _CONTEXTS.abstract_mesh_context_manager
+_CONCRETE_MESH: Any = _CONTEXTS.device_context
 
 
 def make_jaxpr_over_axes(
@@ -32,38 +38,42 @@ def is_unspecified(sharding: Any) -> bool:
     return sharding is None or isinstance(sharding, UnspecifiedValue)
 
 
-def prefix_errors(prefix: Any, tree: Any) -> list[str]:
-    """Where `prefix` fails to be a prefix of `tree`, in words."""
-    errors = _tree_util.prefix_errors(prefix, tree, is_leaf=lambda x: x is None)
-    return [str(make("shardings")) for make in errors]
-
-
-threefry_partitionable: Callable[[], bool] = lambda: bool(_config.threefry_partitionable.value)
+def threefry_partitionable() -> bool:
+    """Whether random bits are made by position, so that a part can be made by itself."""
+    return bool(_config.threefry_partitionable.value)
 
 
 def trace_function(
     function: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
+    arguments_of: Callable[[Sequence[Any]], tuple[list[Any], dict[str, Any]]],
+    types: Sequence[Any],
+    explicit_types: Sequence[Any],
     static_argnums: Sequence[int],
     static_argnames: Sequence[str],
-    axes: Sequence[tuple[str, int]],
+    mesh: Any,
 ) -> tuple[ClosedJaxpr, list[Any], Any]:
-    """Trace a function of abstract arguments.
+    """Trace a function of abstract arguments, which `arguments_of` makes of their leaves' types.
 
     Returns its jaxpr, the traced values of an enclosing trace that it closes over (the jaxpr's
     first inputs), and the tree of its results. Named axes mean what they mean in a context of an
-    Auto mesh of these sizes: hints inside may be PartitionSpecs, and no operator is refused for
-    an ambiguous sharding.
+    Auto mesh: hints inside may be PartitionSpecs, and no operator is refused for an ambiguous
+    sharding. A function that needs the axes of an Explicit mesh in its types is traced with them
+    instead, and its arguments are of `explicit_types`.
     """
-    names = tuple(name for name, _ in axes)
-    sizes = tuple(size for _, size in axes)
-    auto = (jax.sharding.AxisType.Auto,) * len(names)
-    mesh = jax.sharding.AbstractMesh(sizes, names, axis_types=auto)
     jitted = jax.jit(function, static_argnums=static_argnums, static_argnames=static_argnames)
-    with jax.sharding.use_abstract_mesh(mesh):
+    try:
+        with plain_types(), jax.sharding.use_abstract_mesh(auto_mesh(mesh)):
+            args, kwargs = arguments_of(types)
+            traced = jitted.trace(*args, **kwargs)
+            return traced.jaxpr, list(traced._consts), jax.tree.structure(traced.out_info)
+    except (TypeError, ValueError):
+        if not is_explicit(mesh):
+            raise
+    with jax.sharding.use_abstract_mesh(getattr(mesh, "abstract_mesh", mesh)):
+        args, kwargs = arguments_of(explicit_types)
         traced = jitted.trace(*args, **kwargs)
-    return traced.jaxpr, list(traced._consts), jax.tree.structure(traced.out_info)
+        closed = plain_jaxpr(traced.jaxpr)
+        return closed, list(traced._consts), jax.tree.structure(traced.out_info)
 
 
 def is_tracing() -> bool:
@@ -82,6 +92,23 @@ def static_arguments(
         names = (argnames,) if isinstance(argnames, str) else tuple(argnames or ())
         return as_tuple, names
     return _api_util.infer_argnums_and_argnames(signature, argnums, argnames)
+
+
+def check_jit_arguments(
+    function: Callable[..., Any],
+    static_nums: Any,
+    static_names: Any,
+    donated_nums: Any,
+    donated_names: Any,
+) -> None:
+    """Raise what `jax.jit` raises for such arguments."""
+    jax.jit(
+        function,
+        static_argnums=static_nums,
+        static_argnames=static_names,
+        donate_argnums=donated_nums,
+        donate_argnames=donated_names,
+    )
 
 
 def settings_key() -> Any:
@@ -112,13 +139,13 @@ def broadcast_prefix(prefix: Any, tree: Any) -> list[Any]:
 @contextmanager
 def without_mesh() -> Iterator[None]:
     """No mesh in context, as outside of `jax.set_mesh`; may be used within a trace too."""
-    abstract = _config.abstract_mesh_context_manager.swap_local(_mesh_lib.empty_abstract_mesh)
-    concrete = _config.device_context.swap_local(_mesh_lib.empty_concrete_mesh)
+    abstract = _ABSTRACT_MESH.swap_local(_mesh_lib.empty_abstract_mesh)
+    concrete = _CONCRETE_MESH.swap_local(_mesh_lib.empty_concrete_mesh)
     try:
         yield
     finally:
-        _config.abstract_mesh_context_manager.set_local(abstract)
-        _config.device_context.set_local(concrete)
+        _ABSTRACT_MESH.set_local(abstract)
+        _CONCRETE_MESH.set_local(concrete)
 
 
 def without_context_mesh(jaxpr: Any) -> Any:
@@ -127,21 +154,15 @@ def without_context_mesh(jaxpr: Any) -> Any:
     JAX evaluates an equation in the context it was traced in; one traced under `jax.set_mesh`
     would clash with the mesh of the `shard_map` it is evaluated in.
     """
-    if isinstance(jaxpr, ClosedJaxpr) and jaxpr.jaxpr is not jaxpr:
-        return jaxpr.replace(jaxpr=without_context_mesh(jaxpr.jaxpr))
-    return jaxpr.replace(eqns=[_without_context_mesh(eqn) for eqn in jaxpr.eqns])
+    return rewritten(jaxpr, eqns=[_without_context_mesh(eqn) for eqn in opened(jaxpr).eqns])
 
 
 def _without_context_mesh(eqn: JaxprEqn) -> JaxprEqn:
     def clean(value: Any) -> Any:
         if isinstance(value, tuple | list):
-            return type(value)(map(clean, value)) if any(map(_is_jaxpr, value)) else value
-        return without_context_mesh(value) if _is_jaxpr(value) else value
+            return type(value)(map(clean, value)) if any(map(is_jaxpr, value)) else value
+        return without_context_mesh(value) if is_jaxpr(value) else value
 
     with eqn.ctx.manager, without_mesh():
         context = _core.JaxprEqnContext()
     return eqn.replace(ctx=context, params={k: clean(v) for k, v in eqn.params.items()})
-
-
-def _is_jaxpr(value: Any) -> bool:
-    return isinstance(value, ClosedJaxpr | Jaxpr)

@@ -1,6 +1,7 @@
 """A call's arguments, taken apart: arrays, static values, structure, types, and their paths."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -9,6 +10,13 @@ import jax
 from meshwise import _jax
 from meshwise.errors import ArgumentError, message
 from meshwise.run.uneven import UnevenArray
+
+
+def name_of(fn: Callable[..., Any]) -> str:
+    """What errors and programs call a function; a partial is called as what it calls."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    return getattr(fn, "__name__", type(fn).__name__)
 
 
 @dataclass(frozen=True)
@@ -70,8 +78,12 @@ def leaf_key(leaf: Any) -> Any:
     if isinstance(leaf, bool | int | float | complex):
         return type(leaf)
     dtype = getattr(leaf, "dtype", None)
-    return getattr(leaf, "shape", None), dtype, getattr(leaf, "weak_type", False), getattr(
-        leaf, "sharding", None)
+    return (
+        getattr(leaf, "shape", None),
+        dtype,
+        getattr(leaf, "weak_type", False),
+        getattr(leaf, "sharding", None),
+    )
 
 
 def argument_paths(arguments: Arguments) -> list[str]:
@@ -92,23 +104,26 @@ def result_paths(out_tree: Any) -> list[str]:
     return [f"result{jax.tree_util.keystr(path)}" for path, _ in found]
 
 
-def argument_types(name: str, arguments: Arguments, paths: Sequence[str]) -> list[jax.ShapeDtypeStruct]:
+def argument_types(
+    name: str, arguments: Arguments, paths: Sequence[str]
+) -> list[jax.ShapeDtypeStruct]:
     """The types of the leaves, without any placement; an error for what is no array."""
     types = []
     offenders = []
     for leaf, path in zip(arguments.leaves, paths, strict=True):
-        try:
-            aval = leaf if isinstance(leaf, UnevenArray) else _jax.abstract_array(leaf)
-        except TypeError:
+        aval = _jax.array_type(leaf)
+        if aval is None:
             offenders.append(f"{path} is a {type(leaf).__name__}: {leaf!r:.60}")
             continue
         weak = getattr(aval, "weak_type", False)
         types.append(jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak))
     if offenders:
-        raise ArgumentError(message(
-            f"{name} was called with arguments that are no arrays",
-            offenders,
-            "Arguments are arrays, numbers, or trees of them.",
-            "Name others in static_argnums or static_argnames; they then select a program.",
-        ))
+        raise ArgumentError(
+            message(
+                f"{name} was called with arguments that are no arrays",
+                offenders,
+                "Arguments are arrays, numbers, or trees of them.",
+                "Name others in static_argnums or static_argnames; they then select a program.",
+            )
+        )
     return types

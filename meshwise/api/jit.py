@@ -12,12 +12,15 @@ from typing import Any
 import jax
 
 from meshwise import _jax
-from meshwise.api.arguments import Arguments, leaf_key, take_apart
-from meshwise.api.build import DRIVER_OF, Choices, Options, broadcast_specs, build
+from meshwise.api.arguments import Arguments, argument_paths, leaf_key, name_of, take_apart
+from meshwise.api.build import DRIVER_OF, Choices, Options, build, donated_leaves
+from meshwise.api.deleted import any_gone, refuse_gone, refuse_shared
+from meshwise.api.meshes import check_is_mesh
+from meshwise.api.specs import Described, broadcast_specs, kind_of
 from meshwise.api.spmd_program import SpmdProgram
 from meshwise.api.transform import Runner, call_in_trace
 from meshwise.cost.hardware import GENERIC, Hardware
-from meshwise.errors import ArgumentError
+from meshwise.errors import ArgumentError, message
 
 
 def shard(x: Any, spec: Any) -> Any:
@@ -31,7 +34,7 @@ def shard(x: Any, spec: Any) -> Any:
     (3,)
     """
     leaves, tree = jax.tree.flatten(x)
-    specs = broadcast_specs("mw.shard", "the hints", x, spec)
+    specs = broadcast_specs("mw.shard", "spec", spec, Described(x, "x", f"x is {kind_of(x)}"))
     hinted = [
         leaf if s is None else _jax.hint_p.bind(jax.numpy.asarray(leaf), sharding=s)
         for leaf, s in zip(leaves, specs, strict=True)
@@ -78,13 +81,20 @@ def jit(
     """
     if fn is None:
         return functools.partial(
-            jit, mesh=mesh, in_shardings=in_shardings, out_shardings=out_shardings,
-            static_argnums=static_argnums, static_argnames=static_argnames,
-            donate_argnums=donate_argnums, donate_argnames=donate_argnames,
-            completion=completion, strict=strict, hardware=hardware,
+            jit,
+            mesh=mesh,
+            in_shardings=in_shardings,
+            out_shardings=out_shardings,
+            static_argnums=static_argnums,
+            static_argnames=static_argnames,
+            donate_argnums=donate_argnums,
+            donate_argnames=donate_argnames,
+            completion=completion,
+            strict=strict,
+            hardware=hardware,
         )
-    if completion not in DRIVER_OF:
-        raise ArgumentError(f"completion={completion!r} is none of {', '.join(DRIVER_OF)}")
+    _check(mesh, completion)
+    _jax.check_jit_arguments(fn, static_argnums, static_argnames, donate_argnums, donate_argnames)
     statics = _jax.static_arguments(fn, static_argnums, static_argnames)
     donated = _jax.static_arguments(fn, donate_argnums, donate_argnames)
     choices = Choices(completion, strict, hardware)
@@ -92,20 +102,33 @@ def jit(
     return JitFunction(fn, options)
 
 
+def _check(mesh: Any, completion: str) -> None:
+    check_is_mesh(mesh)
+    if completion not in DRIVER_OF:
+        raise ArgumentError(
+            message(
+                "mw.jit was given a completion that is none",
+                [f"completion={completion!r}"],
+                f"It is one of {', '.join(map(repr, DRIVER_OF))}.",
+                "Leave it out to have the completed shardings improved.",
+            )
+        )
+
+
 class JitFunction:
     """A function under `mw.jit`; call it, or look at what it becomes with `partition`."""
 
     def __init__(self, fn: Callable[..., Any], options: Options):
         """Nothing is traced yet."""
+        functools.update_wrapper(self, fn, updated=())
         self.fn = fn
         self.options = options
+        self.name = name_of(fn)
         self._programs: dict[Any, SpmdProgram] = {}
         self._runners: dict[Any, Runner] = {}
-        name = getattr(fn, "__name__", "fn")
         self._dispatch = _jax.dispatcher(
-            name, self._first_call, options.static_argnums, options.static_argnames
+            self.name, self._first_call, options.static_argnums, options.static_argnames
         )
-        functools.update_wrapper(self, fn)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run on the devices of the mesh.
@@ -113,21 +136,51 @@ class JitFunction:
         Calls with arguments like an earlier call's go through JAX's own dispatch, as `jax.jit`'s
         do; only others come back here.
         """
-        return self._dispatch(*args, **kwargs)
+        if self._looks_first:
+            leaves = jax.tree.leaves((args, kwargs))
+            if any_gone(leaves) or (self._donates and len(set(map(id, leaves))) < len(leaves)):
+                self._refuse_gone(args, kwargs)
+        try:
+            return self._dispatch(*args, **kwargs)
+        except (RuntimeError, ValueError):
+            self._refuse_gone(args, kwargs)
+            raise
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Bind to an object when the function is a method."""
-        return self if instance is None else functools.partial(self, instance)
+        return self if instance is None else BoundJitFunction(self, instance)
+
+    def __repr__(self) -> str:
+        """The function it is of."""
+        return f"<mw.jit of {self.fn!r}>"
 
     def partition(self, *args: Any, **kwargs: Any) -> SpmdProgram:
         """The SPMD program for some arguments, which may be `jax.ShapeDtypeStruct`s."""
         return self._program(take_apart(self.options, args, kwargs))
 
+    @functools.cached_property
+    def _looks_first(self) -> bool:
+        """Whether the arguments are looked at before a call, not only when it fails."""
+        return not _jax.SURVIVES_DONATED_ARGUMENTS and jax.device_count() > 1
+
+    @functools.cached_property
+    def _donates(self) -> bool:
+        return bool(self.options.donate_argnums or self.options.donate_argnames)
+
+    def _refuse_gone(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """An error where an argument's buffers are gone, or donated and given twice."""
+        arguments = take_apart(self.options, args, kwargs)
+        paths = argument_paths(arguments)
+        refuse_gone(self.name, arguments.leaves, paths)
+        donated = donated_leaves(self.options, arguments)
+        refuse_shared(self.name, arguments.leaves, paths, donated)
+
     def _first_call(self, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         """Results of a call, and what JAX's dispatch needs to repeat it (None: come back)."""
         arguments = take_apart(self.options, args, kwargs)
         if _jax.is_tracing() or any(isinstance(x, _jax.Tracer) for x in arguments.leaves):
-            return call_in_trace(self.fn, self.options, arguments, self._runners), None
+            outs = call_in_trace(self.name, self.fn, self.options, arguments, self._runners)
+            return outs, None
         program = self._program(arguments)
         outs = program.executable(arguments.leaves)
         fast = program.executable.fast_path(arguments.leaves, program.out_tree, outs)
@@ -144,5 +197,15 @@ class JitFunction:
         )
         program = self._programs.get(key)
         if program is None:
-            program = self._programs[key] = build(self.fn, self.options, arguments)
+            program = build(self.name, self.fn, self.options, arguments)
+            self._programs[key] = program
         return program
+
+
+class BoundJitFunction(functools.partial):
+    """A method under `mw.jit`, bound to its object."""
+
+    def partition(self, *args: Any, **kwargs: Any) -> SpmdProgram:
+        """The SPMD program for some arguments."""
+        function: Any = self.func
+        return function.partition(*self.args, *args, **self.keywords, **kwargs)

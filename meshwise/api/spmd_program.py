@@ -5,17 +5,16 @@ from functools import cached_property
 from typing import Any
 
 import jax
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
-from meshwise._jax import ClosedJaxpr
+from meshwise import _jax
 from meshwise.choose.plan import Plan
-from meshwise.errors import ArgumentError, MeshError
+from meshwise.errors import ArgumentError, message
 from meshwise.ir.collectives import Collective
-from meshwise.ir.mesh import Mesh
 from meshwise.ir.per_device import PerDeviceProgram
-from meshwise.ir.sharding import Sharding
 from meshwise.report.explain import explain_plan
 from meshwise.run.execute import Executable
+from meshwise.run.placement import refined_jax_mesh
 from meshwise.run.simulate import simulate
 
 
@@ -24,7 +23,7 @@ class SpmdProgram:
     """One program for every device of a mesh.
 
     Made by `mw.jit(fn, ...).partition(*args)`. It stands alone: nothing of the user's function is
-    called again.
+    called again. `placements` are the shardings of the leaves of arguments and results.
     """
 
     per_device: PerDeviceProgram
@@ -32,11 +31,12 @@ class SpmdProgram:
     user_mesh: Any
     in_tree: Any
     out_tree: Any
+    placements: tuple[tuple[NamedSharding, ...], tuple[NamedSharding, ...]]
     donated: tuple[int, ...] = ()
     name: str = "fn"
 
     @property
-    def jaxpr(self) -> ClosedJaxpr:
+    def jaxpr(self) -> _jax.ClosedJaxpr:
         """The per-device closed jaxpr: lax primitives and explicit collectives."""
         return self.per_device.jaxpr
 
@@ -58,20 +58,13 @@ class SpmdProgram:
     @cached_property
     def in_shardings(self) -> Any:
         """Sharding of every argument: a tuple of trees, and `(args, kwargs)` with keywords."""
-        args, kwargs = jax.tree.unflatten(
-            self.in_tree, [self._named(s) for s in self.per_device.in_shardings]
-        )
+        args, kwargs = jax.tree.unflatten(self.in_tree, self.placements[0])
         return (args, kwargs) if kwargs else args
 
     @cached_property
     def out_shardings(self) -> Any:
         """Sharding of every result, a tree like the function's result."""
-        return jax.tree.unflatten(
-            self.out_tree, [self._named(s) for s in self.per_device.out_shardings]
-        )
-
-    def _named(self, sharding: Sharding) -> NamedSharding:
-        return named_sharding(sharding, self.per_device.mesh, self.user_mesh)
+        return jax.tree.unflatten(self.out_tree, self.placements[1])
 
     def __str__(self) -> str:
         """The per-device jaxpr as text."""
@@ -101,12 +94,14 @@ class SpmdProgram:
     @cached_property
     def executable(self) -> Executable:
         """The program compiled for the devices of the mesh (made at the first use)."""
-        if isinstance(self.user_mesh, AbstractMesh):
-            raise MeshError(
-                f"{self.name} was partitioned for an AbstractMesh, which has no devices: it can be "
-                "read, priced and simulated. Partition it for a jax.sharding.Mesh to run it."
-            )
-        return Executable(self.per_device, self.user_mesh, self.donated)
+        return Executable(
+            self.per_device,
+            self.user_mesh,
+            self.donated,
+            name=self.name,
+            arg_names=self._paths,
+            placements=self.placements,
+        )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run on the devices of the mesh."""
@@ -116,34 +111,60 @@ class SpmdProgram:
         """The `jax.stages.Compiled` of the program, for its cost and memory analysis."""
         return self.executable.compile()
 
+    @property
+    def _paths(self) -> tuple[str, ...]:
+        return self.plan.program.in_paths
+
     def _leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """The arguments' leaves; an error for other arguments than the program is made for."""
         leaves, tree = jax.tree.flatten((args, kwargs))
+        rule = "A program is made for one structure and for arrays of one shape and type."
+        way_out = "Call it with such arguments, or partition the function for these."
         if tree != self.in_tree:
             raise ArgumentError(
-                f"{self.name} was partitioned for arguments {self.in_tree}, and is called with "
-                f"{tree}. Call it with the same structure, or partition it again."
+                message(
+                    f"{self.name} is called with other arguments than it was partitioned for",
+                    [
+                        f"partitioned for {_call_text(self.in_tree)}",
+                        f"called with {_call_text(tree)}",
+                    ],
+                    rule,
+                    way_out,
+                )
+            )
+        found = zip(leaves, self.per_device.in_types, self._paths, strict=True)
+        offenders = [o for leaf, wanted, path in found if (o := _difference(leaf, wanted, path))]
+        if offenders:
+            raise ArgumentError(
+                message(
+                    f"{self.name} is called with other arrays than it was partitioned for",
+                    offenders,
+                    rule,
+                    way_out,
+                )
             )
         return leaves
 
 
-def refined_jax_mesh(mesh: Mesh, user_mesh: Any) -> Any:
-    """The user's mesh with its devices laid out over the refined axes."""
-    auto = (jax.sharding.AxisType.Auto,) * len(mesh.names)
-    if isinstance(user_mesh, AbstractMesh):
-        return AbstractMesh(mesh.sizes, mesh.names, axis_types=auto)
-    return jax.sharding.Mesh(user_mesh.devices.reshape(mesh.sizes), mesh.names, axis_types=auto)
+def _call_text(tree: Any) -> str:
+    """The structure of a call's arguments, `*` for an array."""
+    args, kwargs = jax.tree.unflatten(tree, [_STAR] * tree.num_leaves)
+    return f"({', '.join([*map(repr, args), *(f'{k}={v!r}' for k, v in kwargs.items())])})"
 
 
-def named_sharding(sharding: Sharding, mesh: Mesh, user_mesh: Any) -> NamedSharding:
-    """A sharding over the user's mesh where its axes are whole, else over the refined one."""
-    restored = [mesh.restore(axes) for axes in sharding.dims]
-    if any(axes is None for axes in restored):
-        return NamedSharding(refined_jax_mesh(mesh, user_mesh), _spec(sharding.dims))
-    return NamedSharding(user_mesh, _spec([a for a in restored if a is not None]))
+class _Star:
+    def __repr__(self) -> str:
+        return "*"
 
 
-def _spec(dims: Any) -> PartitionSpec:
-    entries: list[Any] = [axes[0] if len(axes) == 1 else (axes or None) for axes in dims]
-    while entries and entries[-1] is None:
-        entries.pop()
-    return PartitionSpec(*entries)
+_STAR = _Star()
+
+
+def _difference(leaf: Any, wanted: Any, path: str) -> str | None:
+    """What is wrong with an argument, None where it fits."""
+    aval = _jax.array_type(leaf)
+    if aval is None:
+        return f"{path} is a {type(leaf).__name__}, wanted is {wanted.str_short()}"
+    if (aval.shape, aval.dtype) == (wanted.shape, wanted.dtype):
+        return None
+    return f"{path} is {aval.str_short()}, wanted is {wanted.str_short()}"

@@ -11,20 +11,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
-from jax.sharding import AbstractMesh
+from jax.sharding import NamedSharding, PartitionSpec
 
 from meshwise import _jax
 from meshwise.api.arguments import Arguments, argument_paths, argument_types
 from meshwise.api.build import (
     Choices,
     Options,
-    find_mesh,
-    given_in_specs,
-    given_out_specs,
+    in_specs_of,
     partition_jaxpr,
     trace_call,
 )
-from meshwise.errors import MeshError
+from meshwise.api.meshes import fill_placements, find_mesh
+from meshwise.api.specs import given_out_specs
 from meshwise.run.execute import Executable
 from meshwise.run.uneven import UnevenArray
 
@@ -41,8 +40,12 @@ class Runner:
     def run(
         self, jaxpr: Any, in_specs: tuple[Any, ...], out_specs: tuple[Any, ...], args: Sequence[Any]
     ) -> list[Any]:
-        """Run on the devices of the mesh; results are ordinary arrays."""
-        outs = self._executable(jaxpr, in_specs, out_specs)(args)
+        """Run on the devices of the mesh; results are ordinary arrays.
+
+        Arguments that lie on the mesh keep their place where no hint says another.
+        """
+        placed = fill_placements(in_specs, args, self.mesh)
+        outs = self._executable(jaxpr, placed, out_specs)(args)
         return [o.value if isinstance(o, UnevenArray) else o for o in outs]
 
     def function(
@@ -51,47 +54,67 @@ class Runner:
         """The partitioned program as a function that may be traced."""
         return self._executable(jaxpr, in_specs, out_specs).as_function()
 
+    def result_shardings(
+        self, jaxpr: Any, in_specs: tuple[Any, ...], out_specs: tuple[Any, ...]
+    ) -> list[NamedSharding]:
+        """Where the results lie, as far as types over the mesh can say it."""
+        return self._executable(jaxpr, in_specs, out_specs).result_types
+
     def _executable(
         self, jaxpr: Any, in_specs: tuple[Any, ...], out_specs: tuple[Any, ...]
     ) -> Executable:
-        key = jaxpr, in_specs, out_specs
-        if key not in self.executables:
-            names = [f"argument {i}" for i in range(len(in_specs))]
-            results = [f"result {i}" for i in range(len(out_specs))]
+        key = _jax.structure_key(jaxpr), in_specs, out_specs
+        found = self.executables.get(key)
+        if found is None:
+            names, results = _names("argument", in_specs), _names("result", out_specs)
             per_device, _ = partition_jaxpr(
                 jaxpr, self.mesh, in_specs, out_specs, self.choices, self.name, names, results
             )
-            self.executables[key] = Executable(
-                per_device, self.mesh, name=self.name, arg_names=names
-            )
-        return self.executables[key]
+            found = Executable(per_device, self.mesh, name=self.name, arg_names=names)
+            self.executables[key] = found
+        return found
+
+
+def _names(kind: str, specs: Sequence[Any]) -> list[str]:
+    return [f"{kind} {i}" for i in range(len(specs))]
 
 
 def call_in_trace(
-    fn: Callable[..., Any], options: Options, arguments: Arguments, runners: dict[Any, Runner]
+    name: str,
+    fn: Callable[..., Any],
+    options: Options,
+    arguments: Arguments,
+    runners: dict[Any, Runner],
 ) -> Any:
     """Trace the function and bind it to its traced arguments as one call.
 
     `runners` remembers, for each mesh, what was compiled for earlier calls.
     """
-    name = getattr(fn, "__name__", "fn")
     types = argument_types(name, arguments, argument_paths(arguments))
-    in_specs = given_in_specs(name, options, arguments)
-    mesh = find_mesh(name, options, in_specs, arguments.leaves)
-    if isinstance(mesh, AbstractMesh):
-        raise MeshError(
-            f"{name} is called in a trace with an AbstractMesh, which has no devices to run on. "
-            "Give mw.jit a jax.sharding.Mesh, or use partition(...) to look at the program."
-        )
-    closed, captured, out_tree = trace_call(name, fn, options, arguments, types, mesh)
-    out_specs = given_out_specs(name, options, out_tree)
+    in_specs = in_specs_of(name, options, arguments)
     leaves = [x.value if isinstance(x, UnevenArray) else x for x in arguments.leaves]
+    mesh = find_mesh(name, options.mesh, in_specs, options.out_shardings, leaves)
+    known = [
+        s or _jax.spec_of_type(jax.typeof(x), mesh) for s, x in zip(in_specs, leaves, strict=True)
+    ]
+    closed, captured, out_tree = trace_call(name, fn, options, arguments, types, known, mesh)
+    out_specs = given_out_specs(name, options.out_shardings, out_tree)
     runner = runners.setdefault(mesh, Runner(options.choices, mesh, name))
     outs = _jax.call(
         closed,
-        [None] * len(captured) + in_specs,
-        out_specs,
+        [None] * len(captured) + [_on_mesh(s, mesh) for s in in_specs],
+        [_on_mesh(s, mesh) for s in out_specs],
         {"runner": runner, "witness": _jax.witness_of(mesh)},
         captured + leaves,
     )
     return jax.tree.unflatten(out_tree, outs)
+
+
+def _on_mesh(spec: Any, mesh: Any) -> Any:
+    """A hint that names its mesh: the call may end up in a program for another one."""
+    if not isinstance(spec, PartitionSpec):
+        return spec
+    try:
+        return NamedSharding(_jax.auto_twin(mesh), spec)
+    except ValueError:  # it does not fit the mesh, which is found out with all others
+        return spec

@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
+from jax.sharding import AbstractMesh, NamedSharding
 
 from meshwise import _jax
 from meshwise.errors import MeshError, message
@@ -39,17 +39,19 @@ class Executable:
     """A per-device program and the devices it runs on; called with the leaves of the arguments.
 
     `arg_names` are the arguments' paths, for errors; `donated` are the positions of those whose
-    buffers the results may reuse.
+    buffers the results may reuse; `placements` are the shardings of arguments and results where
+    the program's are to be written in other words.
     """
 
     def __init__(
         self,
         program: PerDeviceProgram,
-        user_mesh: jax.sharding.Mesh,
+        user_mesh: jax.sharding.Mesh | AbstractMesh,
         donated: Sequence[int] = (),
         *,
         name: str = "meshwise",
         arg_names: Sequence[str] | None = None,
+        placements: tuple[Sequence[NamedSharding], Sequence[NamedSharding]] | None = None,
     ):
         """Compile nothing yet."""
         mesh = program.mesh
@@ -58,8 +60,11 @@ class Executable:
         self.donated = tuple(donated)
         self.name = name
         self.arg_names = arg_names or [f"argument {i}" for i in range(len(program.in_types))]
-        self.in_shardings = [named_sharding(s, mesh, user_mesh) for s in program.in_shardings]
-        self.out_shardings = [named_sharding(s, mesh, user_mesh) for s in program.out_shardings]
+        ins, outs = placements or (
+            [named_sharding(s, mesh, user_mesh) for s in program.in_shardings],
+            [named_sharding(s, mesh, user_mesh) for s in program.out_shardings],
+        )
+        self.in_shardings, self.out_shardings = list(ins), list(outs)
         self._in_padded = [
             padded_shape(t.shape, s, mesh)
             for t, s in zip(program.in_types, program.in_shardings, strict=True)
@@ -94,6 +99,7 @@ class Executable:
 
     def lower(self) -> Any:
         """JAX's `Lowered` of the program for its shapes (padded where uneven)."""
+        self._check_has_devices()
         structs = [
             jax.ShapeDtypeStruct(padded, t.dtype, weak_type=getattr(t, "weak_type", False))
             for padded, t in zip(self._in_padded, self.program.in_types, strict=True)
@@ -130,6 +136,7 @@ class Executable:
         Results whose dims divide come out sharded as the program leaves them; XLA decides about
         the others. In a trace of an Explicit mesh, results carry its axes in their types.
         """
+        self._check_has_devices()
 
         def function(args: Sequence[Any]) -> list[Any]:
             values = [jnp.asarray(a) for a in args]
@@ -145,7 +152,7 @@ class Executable:
                 ]
             if not is_explicit or not explicit_axes(self.user_mesh):
                 return outs
-            types = self._explicit_out_shardings
+            types = self.result_types
             return [jax.sharding.reshard(o, t) for o, t in zip(outs, types, strict=True)]
 
         function.__name__ = self.name
@@ -184,8 +191,19 @@ class Executable:
                 placed[i] = jax.device_put(arg, sharding)
         return placed
 
+    def _check_has_devices(self) -> None:
+        if isinstance(self.user_mesh, AbstractMesh):
+            raise MeshError(
+                message(
+                    f"{self.name} is to run on a mesh without devices",
+                    [f"it was partitioned for {self.user_mesh}"],
+                    "A program for an AbstractMesh can be read, priced and simulated.",
+                    "Partition it for a jax.sharding.Mesh to run or compile it.",
+                )
+            )
+
     def _check_devices(self, args: Sequence[Any]) -> None:
-        devices = set(self.user_mesh.devices.flat)
+        devices = self._devices
         offenders = [
             f"{name} is on {_show_devices(arg.sharding.device_set)}"
             for name, arg in zip(self.arg_names, args, strict=True)
@@ -202,6 +220,11 @@ class Executable:
                     " of the devices it is on.",
                 )
             )
+
+    @cached_property
+    def _devices(self) -> set[Any]:
+        mesh: Any = self.user_mesh
+        return set(mesh.devices.flat)
 
     @cached_property
     def _compiled(self) -> Any:
@@ -231,7 +254,8 @@ class Executable:
         )
 
     @cached_property
-    def _explicit_out_shardings(self) -> list[NamedSharding]:
+    def result_types(self) -> list[NamedSharding]:
+        """Where the results lie, as far as types over the user's mesh can say it."""
         return [
             explicit_sharding(s, self.program.mesh, self.user_mesh, t.shape)
             for s, t in zip(self.program.out_shardings, self.program.out_types, strict=True)

@@ -7,6 +7,7 @@ from meshwise import errors
 
 ERRORS = [
     "ArgumentError",
+    "DeletedArrayError",
     "HintError",
     "MeshError",
     "MeshwiseError",

@@ -1,0 +1,196 @@
+"""Which mesh a program is for, and whether what it is given lies on that mesh."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+
+from meshwise import _jax
+from meshwise.errors import ArgumentError, HintError, MeshError, message
+from meshwise.ir.program import Program
+
+_SHOWN_DEVICES = 8
+
+
+def check_is_mesh(mesh: Any) -> None:
+    """An error for what is no mesh, nor None."""
+    if mesh is not None and not isinstance(mesh, Mesh | AbstractMesh):
+        raise ArgumentError(
+            message(
+                "mw.jit was given a mesh that is none",
+                [f"mesh={mesh!r:.60}"],
+                "A mesh is a jax.sharding.Mesh or, to plan without devices, an AbstractMesh.",
+                "Make one with jax.make_mesh(sizes, names).",
+            )
+        )
+
+
+def find_mesh(
+    name: str, mesh: Any, in_specs: Sequence[Any], out_shardings: Any, leaves: Sequence[Any]
+) -> Any:
+    """The mesh that was given; else that of the shardings, of the context, of the arguments."""
+    said = [*in_specs, *jax.tree.leaves(out_shardings)]
+    placed = [_placement(leaf) for leaf in leaves]
+    candidates = [
+        mesh,
+        *(s.mesh for s in said if isinstance(s, NamedSharding) and isinstance(s.mesh, Mesh)),
+        _jax.context_mesh(),
+        *(s.mesh for s in (*placed, *said) if isinstance(s, NamedSharding)),
+    ]
+    found = next((m for m in candidates if m is not None and not m.empty), None)
+    if found is None:
+        raise MeshError(
+            message(
+                f"{name} was called without a mesh",
+                ["mw.jit was given none, no sharding names one, and none is in context"],
+                "Every program is made for a mesh.",
+                "Give mw.jit a mesh= or NamedShardings, or call inside jax.set_mesh(mesh).",
+            )
+        )
+    return found
+
+
+def _placement(leaf: Any) -> Any:
+    """The sharding of an argument that was put in its place on purpose, None for others."""
+    if isinstance(leaf, _jax.Tracer) or not getattr(leaf, "committed", True):
+        return None
+    return getattr(leaf, "sharding", None)
+
+
+def with_placements(
+    name: str, specs: Sequence[Any], leaves: Sequence[Any], paths: Sequence[str], mesh: Any
+) -> list[Any]:
+    """Specs with those of committed arguments filled in; an error where the two contradict."""
+    found, strangers, contradictions = [], [], []
+    for spec, leaf, path in zip(specs, leaves, paths, strict=True):
+        own = _placement(leaf)
+        if own is not None and _is_elsewhere(own, mesh):
+            kind = _jax.array_type(leaf).str_short()
+            strangers.append(f"{path} {kind} is on {show_devices(own.device_set)}")
+        if not (isinstance(own, NamedSharding) and _same_axes(own.mesh, mesh)):
+            found.append(spec)
+            continue
+        found.append(own.spec if spec is None else spec)
+        if spec is not None and _differs(own, spec, len(leaf.shape)):
+            wanted = getattr(spec, "spec", spec)
+            contradictions.append(f"{path} lies as {own.spec}, in_shardings says {wanted}")
+    if strangers:
+        raise MeshError(
+            message(
+                f"{name} was called with arguments on other devices than its mesh "
+                f"({_show_mesh(mesh)})",
+                strangers,
+                "A committed argument must lie on exactly the mesh's devices.",
+                "Move it with jax.device_put(x, NamedSharding(mesh, spec)), or pass a numpy array.",
+            )
+        )
+    if contradictions:
+        raise HintError(
+            message(
+                f"{name} was called with arguments that lie otherwise than in_shardings says",
+                contradictions,
+                "A committed argument's sharding is a hint as well, and hints are never changed.",
+                "Move the argument with jax.device_put, or leave its entry in in_shardings None.",
+            )
+        )
+    return found
+
+
+def fill_placements(specs: Sequence[Any], leaves: Sequence[Any], mesh: Any) -> tuple[Any, ...]:
+    """Specs with those of committed arguments in the place of None."""
+
+    def fill(spec: Any, leaf: Any) -> Any:
+        own = _placement(leaf) if spec is None else None
+        if isinstance(own, NamedSharding) and _same_axes(own.mesh, mesh):
+            return own.spec
+        return spec
+
+    return tuple([fill(s, x) for s, x in zip(specs, leaves, strict=True)])
+
+
+def _is_elsewhere(own: Any, mesh: Any) -> bool:
+    if isinstance(mesh, AbstractMesh):
+        return False
+    if isinstance(own, NamedSharding) and isinstance(own.mesh, AbstractMesh):
+        return False
+    return own.device_set != set(mesh.devices.flat)
+
+
+def _same_axes(theirs: Any, ours: Any) -> bool:
+    same = (theirs.axis_names, theirs.axis_sizes) == (ours.axis_names, ours.axis_sizes)
+    if not same or isinstance(theirs, AbstractMesh) or isinstance(ours, AbstractMesh):
+        return same
+    return bool((theirs.devices == ours.devices).all())
+
+
+def _differs(own: NamedSharding, wanted: Any, rank: int) -> bool:
+    """Whether a hint is for another placement; not where it is none for the mesh or the rank."""
+    if isinstance(wanted, NamedSharding):
+        if not _same_axes(own.mesh, wanted.mesh):
+            return False
+        wanted = wanted.spec
+    if not isinstance(wanted, PartitionSpec) or len(wanted) > rank:
+        return False
+    sizes = dict(zip(own.mesh.axis_names, own.mesh.axis_sizes, strict=True))
+    pairs = zip(_entries(own.spec, rank, sizes), _entries(wanted, rank, sizes), strict=True)
+    return any(b is not PartitionSpec.UNCONSTRAINED and a != b for a, b in pairs)
+
+
+def _entries(spec: PartitionSpec, rank: int, sizes: dict[Any, int]) -> list[Any]:
+    """For each dim the axes of more than one device, or UNCONSTRAINED."""
+    entries: list[Any] = []
+    for entry in (*spec, *[None] * (rank - len(spec))):
+        axes = (entry,) if isinstance(entry, str) else entry or ()
+        is_open = entry is PartitionSpec.UNCONSTRAINED
+        entries.append(entry if is_open else tuple(a for a in axes if sizes.get(a) != 1))
+    return entries
+
+
+def check_hint_devices(
+    name: str, mesh: Any, program: Program, in_specs: Sequence[Any], out_specs: Sequence[Any]
+) -> None:
+    """An error that names every hint on a mesh of other devices, or of another order of them."""
+    if isinstance(mesh, AbstractMesh):
+        return
+    given = [(f"in_shardings of {p}", s) for p, s in zip(program.in_paths, in_specs, strict=True)]
+    given += [
+        (f"out_shardings of {p}", s) for p, s in zip(program.out_paths, out_specs, strict=True)
+    ]
+    given += [
+        (f"the hint at {program.source(i)}", program.equations[i].params["sharding"])
+        for i in program.hints
+    ]
+    ours = list(mesh.devices.flat)
+    offenders = [
+        f"{where}, {s.spec}, is for {_show_mesh(s.mesh)}"
+        for where, s in given
+        if isinstance(s, NamedSharding)
+        and isinstance(s.mesh, Mesh)
+        and list(s.mesh.devices.flat) != ours
+    ]
+    if offenders:
+        raise MeshError(
+            message(
+                f"{name} has hints for other devices than those of its mesh ({_show_mesh(mesh)})",
+                list(dict.fromkeys(offenders)),
+                "All hints of one program are for the same devices in the same order.",
+                "Write hints as PartitionSpecs, or make the NamedShardings with the mesh that "
+                "mw.jit is given.",
+            )
+        )
+
+
+def _show_mesh(mesh: Any) -> str:
+    return "no devices" if isinstance(mesh, AbstractMesh) else show_devices(mesh.devices.flat)
+
+
+def show_devices(devices: Iterable[Any]) -> str:
+    """Devices by their numbers; a set of them in the order of these, others in their own."""
+    ordered = list(devices)
+    if isinstance(devices, set | frozenset):
+        ordered.sort(key=lambda d: d.id)
+    numbers = ", ".join(str(d.id) for d in ordered[:_SHOWN_DEVICES])
+    more = ", ..." if len(ordered) > _SHOWN_DEVICES else ""
+    platform = ordered[0].platform if ordered else "no"
+    return f"{platform} device{'s' * (len(ordered) != 1)} {numbers}{more}"
