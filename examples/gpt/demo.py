@@ -67,7 +67,7 @@ class Screen:
         console = Console()
         self.console = console if console.is_terminal else Console(width=WIDTH)
         self.bars = Progress(
-            TextColumn("{task.description:<50}"),
+            TextColumn("{task.description:<54}"),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
