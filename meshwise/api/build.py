@@ -20,6 +20,7 @@ from meshwise.ir.mesh import refine_mesh
 from meshwise.ir.per_device import PerDeviceProgram
 from meshwise.ir.program import Hint, Program
 from meshwise.ir.sharding import Sharding
+from meshwise.partition.coarsen import coarsen
 from meshwise.partition.partition import partition
 from meshwise.propagate.constants import split_constants
 from meshwise.propagate.propagate import propagate
@@ -100,6 +101,7 @@ def partition_jaxpr(
     program, rules = split_constants(program, rules)
     completion = propagate(program, rules)
     plan = choose(program, rules, completion, choices.hardware, DRIVER_OF[choices.completion])
+    plan = coarsen(plan, choices.hardware)
     return partition(plan, choices.hardware), plan
 
 

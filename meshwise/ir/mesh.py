@@ -7,7 +7,7 @@ name; axes of size one are dropped, as nothing can be sharded over them.
 
 Invariants of `Mesh`:
 
-- every size is a prime; names are unique;
+- names are unique, and no axis has size one;
 - `user_axes` lists each axis of the user's mesh with its sub-axes, in the user's order, and
   their concatenation is `names`.
 """
@@ -22,7 +22,10 @@ Axes = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Mesh:
-    """The refined mesh: prime sub-axes, and the user's axes they come from."""
+    """A refined mesh: sub-axes, and the user's axes they come from.
+
+    Planning uses prime sub-axes; an emitted program joins those that it never takes apart.
+    """
 
     names: Axes
     sizes: tuple[int, ...]
@@ -32,7 +35,7 @@ class Mesh:
         """Check the invariants in the module's docstring."""
         assert len(self.names) == len(self.sizes) == len(set(self.names)), self.names
         assert tuple(a for _, sub in self.user_axes for a in sub) == self.names, self.user_axes
-        assert all(len(_prime_factors(size)) == 1 for size in self.sizes), self.sizes
+        assert all(size > 1 for size in self.sizes), self.sizes
 
     @cached_property
     def axis_size(self) -> dict[str, int]:
