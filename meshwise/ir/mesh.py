@@ -97,9 +97,9 @@ def refine_mesh(names: Sequence[str], sizes: Sequence[int]) -> Mesh:
     prime_sizes: list[int] = []
     for name, size in zip(names, sizes, strict=True):
         primes = _prime_factors(size)
-        subs = (
-            (str(name),) if len(primes) == 1 else tuple(f"{name}.{i}" for i in range(len(primes)))
-        )
+        digits = len(str(len(primes) - 1))  # so that names sort as the sub-axes do
+        split = tuple(f"{name}.{i:0{digits}}" for i in range(len(primes)))
+        subs = (str(name),) if len(primes) == 1 else split
         user_axes.append((name, subs))
         prime_sizes.extend(primes)
     all_names = tuple(sub for _, subs in user_axes for sub in subs)
