@@ -1,0 +1,164 @@
+"""Make a failing case small: fewer steps, hints and axes, smaller sizes."""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from tests.fuzz.making import without_unused
+from tests.fuzz.programs import Case, Input, Spec, Step, show_spec
+
+StillFails = Callable[[Case], bool]
+
+
+def shrink(case: Case, still_fails: StillFails, most_trials: int = 150) -> Case:
+    """The smallest case found that still fails; stops after a number of trials."""
+    trials = 0
+    improved = True
+    while improved and trials < most_trials:
+        improved = False
+        for smaller in _smaller(case):
+            trials += 1
+            if trials > most_trials:
+                break
+            if still_fails(smaller):
+                case, improved = smaller, True
+                break
+    return case
+
+
+def _smaller(case: Case) -> Iterator[Case]:
+    """Cases a little smaller, the most promising first."""
+    for output in case.outputs:
+        if len(case.outputs) > 1:
+            yield without_unused(replace(case, outputs=(output,)))
+    if case.grad:
+        yield replace(case, grad=False)
+    yield from _with_earlier_outputs(case)
+    for step in reversed(case.steps):
+        yield from _without_step(case, step)
+    yield from _with_fewer_hints(case)
+    yield from _with_smaller_meshes(case)
+    yield from _with_smaller_sizes(case)
+    for k, output in enumerate(case.outputs):
+        outputs = case.outputs[:k] + case.outputs[k + 1 :]
+        if outputs and len(case.outputs) > 1 and output:
+            yield without_unused(replace(case, outputs=outputs))
+
+
+def _with_earlier_outputs(case: Case) -> Iterator[Case]:
+    if len(case.outputs) == 1:
+        for step in case.steps[: len(case.steps) // 2]:
+            yield without_unused(replace(case, outputs=((step.name, None),)))
+
+
+def _without_step(case: Case, step: Step) -> Iterator[Case]:
+    """The step's result becomes an operand of the same type, or an input."""
+    steps = tuple(s for s in case.steps if s is not step)
+    types = {i.name: (i.shape, i.dtype) for i in case.inputs}
+    types |= {s.name: (s.shape, s.dtype) for s in case.steps}
+    for other in step.operands:
+        if types[other] == (step.shape, step.dtype):
+            yield without_unused(_renamed(replace(case, steps=steps), step.name, other))
+    if step.dtype == "key" or (step.dtype == "uint32" and "random" in step.text):
+        return
+    # Named so that it is no name of the maker's: its numbers depend on the name.
+    given = Input(f"b{step.name}", step.shape, step.dtype)
+    case = replace(case, steps=steps, inputs=(*case.inputs, given))
+    yield without_unused(_renamed(case, step.name, given.name))
+
+
+def _renamed(case: Case, old: str, new: str) -> Case:
+    def name(n: str) -> str:
+        return new if n == old else n
+
+    steps = tuple(replace(s, operands=tuple(map(name, s.operands))) for s in case.steps)
+    outputs = tuple((name(n), spec) for n, spec in case.outputs)
+    return replace(case, steps=steps, outputs=outputs)
+
+
+def _with_fewer_hints(case: Case) -> Iterator[Case]:
+    for k, (name, spec) in enumerate(case.outputs):
+        for less in _weaker(spec):
+            outputs = (*case.outputs[:k], (name, less), *case.outputs[k + 1 :])
+            yield replace(case, outputs=outputs)
+    for k, given in enumerate(case.inputs):
+        for less in _weaker(given.spec):
+            inputs = (*case.inputs[:k], replace(given, spec=less), *case.inputs[k + 1 :])
+            yield replace(case, inputs=inputs)
+    for k, step in enumerate(case.steps):
+        for less in _weaker(step.spec):
+            if less is not None:
+                steps = (*case.steps[:k], replace(step, spec=less), *case.steps[k + 1 :])
+                yield replace(case, steps=steps)
+
+
+def _weaker(spec: Spec | None) -> Iterator[Spec | None]:
+    if spec is None:
+        return
+    yield None
+    for k, entry in enumerate(spec):
+        for axis in entry or ():
+            yield (*spec[:k], tuple(a for a in entry or () if a != axis), *spec[k + 1 :])
+
+
+def _with_smaller_meshes(case: Case) -> Iterator[Case]:
+    for k, (axis, size) in enumerate(case.axes):
+        rest = case.axes[:k] + case.axes[k + 1 :]
+        if rest:
+            yield _without_axis(replace(case, axes=rest), axis)
+        if size > 2:
+            yield replace(case, axes=(*case.axes[:k], (axis, 2), *case.axes[k + 1 :]))
+
+
+def _without_axis(case: Case, axis: str) -> Case:
+    def less(spec: Spec | None) -> Spec | None:
+        if spec is None:
+            return None
+        return tuple(None if e is None else tuple(a for a in e if a != axis) for e in spec)
+
+    return replace(
+        case,
+        inputs=tuple(replace(i, spec=less(i.spec)) for i in case.inputs),
+        steps=tuple(replace(s, spec=less(s.spec)) for s in case.steps),
+        outputs=tuple((n, less(spec)) for n, spec in case.outputs),
+    )
+
+
+def _with_smaller_sizes(case: Case) -> Iterator[Case]:
+    """One size, wherever it stands, made smaller: in shapes and in the steps' texts."""
+    sizes = {n for i in case.inputs for n in i.shape}
+    for old in sorted(sizes, reverse=True):
+        for new in (1, 2, 3, 4, 5):
+            if new < old:
+                yield _resized(case, old, new)
+
+
+def _resized(case: Case, old: int, new: int) -> Case:
+    def shape(sizes: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(new if n == old else n for n in sizes)
+
+    pattern = re.compile(rf"(?<![\w.{{]){old}(?![\w.}}])")
+    return replace(
+        case,
+        inputs=tuple(replace(i, shape=shape(i.shape)) for i in case.inputs),
+        steps=tuple(
+            replace(s, shape=shape(s.shape), text=pattern.sub(str(new), s.text)) for s in case.steps
+        ),
+    )
+
+
+def reproducer(case: Case, completion: str) -> str:
+    """A program that a person can run."""
+    axes = dict(case.axes)
+    ins = ", ".join("None" if i.spec is None else show_spec(i.spec) for i in case.inputs)
+    outs = ", ".join("None" if s is None else show_spec(s) for _, s in case.outputs)
+    types = ", ".join(f"{i.name}: {i.dtype}{list(i.shape)}" for i in case.inputs)
+    return "\n".join(
+        [
+            f"mesh {axes}, completion={completion!r}, grad={case.grad}, seed={case.seed}",
+            *(f"  {line}" for line in case.body()),
+            f"  # {types}",
+            f"  in_shardings=({ins},), out_shardings=({outs},)",
+            f"  {case!r}",
+        ]
+    )

@@ -1,0 +1,124 @@
+"""What random programs found: each bug's smallest case, by name."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import meshwise as mw
+
+X2 = AbstractMesh((2,), ("x",), axis_types=(AxisType.Auto,))
+X2Y2 = AbstractMesh((2, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+COMPLETIONS = pytest.mark.parametrize("completion", ["gspmd", "improved"])
+APART = pytest.mark.xfail(
+    strict=True,
+    reason="choose/regions.py: an equation's components are decided apart, although a result is "
+    "unreduced over the axes of a reduction factor or a carried sum of another component",
+)
+ONE_SUM = pytest.mark.xfail(
+    strict=True,
+    reason="choose/choose.py: an equation that passes a sum of its own node on forgets the sum "
+    "that the node carries",
+)
+CARRYING = pytest.mark.parametrize("completion", ["gspmd", pytest.param("improved", marks=APART)])
+
+
+def numbers(*shape: int) -> np.ndarray:
+    """Some floats."""
+    return np.random.default_rng(0).normal(size=shape).astype(np.float32)
+
+
+def check(
+    fn: Callable[..., Any],
+    mesh: Any,
+    ins: Sequence[Any],
+    outs: Any,
+    args: Sequence[Any],
+    **options: Any,
+) -> Any:
+    """The partitioned program gives what one device does; returns the program."""
+    step = mw.jit(fn, mesh=mesh, in_shardings=tuple(ins), out_shardings=outs, **options)
+    program = step.partition(*args)
+    for got, wanted in zip(
+        jax.tree.leaves(program.simulate(*args)), jax.tree.leaves(fn(*args)), strict=True
+    ):
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
+    return program
+
+
+@APART
+@COMPLETIONS
+def test_least_of_scattered_updates(completion: str):
+    """The updates' dim is no dim of the result, which is unreduced over its axes all the same."""
+    check(
+        lambda x, at, low: jnp.asarray(x).at[at].min(low, mode="drop"),
+        X2,
+        (None, P(None, "x"), None),
+        None,
+        (numbers(2), np.array([[0, 3]], np.uint32), np.float32(0.1)),
+        completion=completion,
+    )
+
+
+@APART
+@COMPLETIONS
+def test_updates_and_result_do_not_share_an_axis(completion: str):
+    """An axis that splits the updates cannot split the result that they are summed into."""
+    check(
+        lambda x, i, j, u: jnp.asarray(x).at[i, j].add(u, mode="clip").T,
+        X2,
+        (None, None, None, P("x")),
+        P("x", None),
+        (numbers(1, 2), np.array([0, 3]), np.array([1, -9]), numbers(2)),
+        completion=completion,
+    )
+
+
+@APART
+def test_a_node_that_no_neighbour_suggests_to_split():
+    """A start in the program's order falls back on what completion gave."""
+    check(
+        lambda x, at, low: jax.nn.softmax(jnp.asarray(x).at[at].min(low, mode="drop"), axis=0),
+        X2,
+        (None, P(None, "x"), None),
+        P("x"),
+        (numbers(2), np.array([[0, 1, 0, 3]], np.uint32), np.float32(0.1)),
+    )
+
+
+@CARRYING
+def test_part_of_a_sum(completion: str):
+    """A slice carries a sum although no factor of its operand is one of its result."""
+    check(
+        lambda x: jnp.sum(x, (0, 1))[1:3],
+        X2,
+        (P("x"),),
+        None,
+        (numbers(2, 1, 3),),
+        completion=completion,
+    )
+
+
+@pytest.mark.parametrize("completion", ["gspmd", pytest.param("improved", marks=ONE_SUM)])
+def test_a_sum_of_terms_passed_on(completion: str):
+    """Terms over one axis are added, summed over another axis as well, and passed on."""
+    check(
+        lambda x, w, v: jnp.sum(x @ w + x @ v, 0) * 0.5,
+        X2Y2,
+        (P("x", "y"), P("y"), P("y")),
+        None,
+        (numbers(8, 6), numbers(6, 3), numbers(6, 3) + 1),
+        completion=completion,
+    )
+
+
+def test_replicated_arguments_that_are_on_the_mesh_already(mesh8: jax.sharding.Mesh):
+    """An empty spec is a spec: the second step of data parallelism gets what the first returned."""
+    everywhere = jax.device_put(numbers(3), NamedSharding(mesh8, P()))
+    doubled = mw.jit(lambda x: x * 2, mesh=mesh8, in_shardings=P(), out_shardings=P())
+    np.testing.assert_array_equal(doubled(everywhere), numbers(3) * 2)
