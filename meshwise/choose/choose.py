@@ -123,8 +123,7 @@ def _equation_plan(search: Search, index: int, lost: Lost) -> EquationPlan:
         for factor, own in enumerate(member.factors):
             if own >= 0:
                 axes[factor] = placed.axes[own]
-        passing = [a for f in member.summed for a in placed.axes[f]]
-        carried += tuple(passing) or (placed.carried if graph.nodes[node_index].carries else ())
+        carried += tuple(a for f in member.summed for a in placed.axes[f]) + placed.carried
     strategy = Strategy(tuple(axes), carried)
     carries = graph.carries[index]
     eqn = graph.program.equations[index]

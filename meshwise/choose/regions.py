@@ -71,7 +71,7 @@ class _Part:
 
 def build_nodes(program: Program, rules: Sequence[OpRule], carried: Sequence[Carry]) -> list[Node]:
     """The nodes of a program's cost graph, in the order of their first equations."""
-    parts = [part for i, rule in enumerate(rules) for part in _parts(program, i, rule)]
+    parts = [p for i, rule in enumerate(rules) for p in _parts(program, i, rule, carried[i])]
     groups = _Groups(parts, rules, carried)
     producer = {
         program.equations[p.equation].outvars[r]: (k, r)
@@ -143,23 +143,34 @@ class _Groups:
                 self.beside[x] |= self.beside[y]
 
 
-def _parts(program: Program, index: int, rule: OpRule) -> list[_Part]:
-    """Connected components of an equation's rule; tensors without factors go with the first."""
-    factors = rule.factors
+def _components(factors: FactorRule, carry: Carry) -> list[frozenset[int]]:
+    """Factors that are decided together: all of them, unless the equation falls apart.
+
+    It does where each operand has a result of its own that depends on it alone, as a barrier's do.
+    """
     tensors = [*factors.operands, *factors.results]
     sets = [frozenset(f for dim in t for f in dim) for t in tensors]
-    components: list[frozenset[int]] = []
-    for found in sets:
-        if found:
-            touching = [c for c in components if c & found]
-            components = [c for c in components if not c & found]
-            components.append(found.union(*touching))
-    components = sorted(components, key=min) or [frozenset()]
+    everything = frozenset(range(len(factors.sizes)))
+    kinds = factors.reductions or factors.whole or factors.permuted or carry
+    if kinds or len(factors.operands) != len(factors.results):
+        return [everything]
+    own = list(zip(sets[: len(factors.operands)], sets[len(factors.operands) :], strict=True))
+    disjoint = sum(len(a) for a, _ in own) == len(everything)
+    if len(own) < 2 or not disjoint or any(a != b for a, b in own):
+        return [everything]
+    return [a for a, _ in own if a] or [everything]
+
+
+def _parts(program: Program, index: int, rule: OpRule, carry: Carry) -> list[_Part]:
+    """An equation's parts; tensors without factors go with the first."""
+    factors = rule.factors
+    sets = [frozenset(f for dim in t for f in dim) for t in (*factors.operands, *factors.results)]
+    components = _components(factors, carry)
     count = len(factors.operands)
     is_hint = program.equations[index].primitive is hint_p
     parts = []
     for k, component in enumerate(components):
-        own = [t for t, s in enumerate(sets) if s & component or (not s and k == 0)]
+        own = [t for t, s in enumerate(sets) if s <= component and (s or k == 0)]
         operands = tuple(t for t in own if t < count)
         results = tuple(t - count for t in own if t >= count)
         special = component & (factors.whole | factors.permuted | factors.compound)
