@@ -15,6 +15,7 @@ from meshwise._jax import derivatives as derivatives
 from meshwise._jax.bodies import CallBody as CallBody
 from meshwise._jax.bodies import call_body as call_body
 from meshwise._jax.bodies import constraint_of as constraint_of
+from meshwise._jax.bodies import has_constants_in_calls as has_constants_in_calls
 from meshwise._jax.bodies import without_hints as without_hints
 from meshwise._jax.calls import call as call
 from meshwise._jax.calls import spec_of_type as spec_of_type
@@ -29,6 +30,7 @@ from meshwise._jax.dispatch import register_array as register_array
 from meshwise._jax.explicit import is_explicit as is_explicit
 from meshwise._jax.hints import auto_twin as auto_twin
 from meshwise._jax.hints import hint_p as hint_p
+from meshwise._jax.hints import on_mesh as on_mesh
 from meshwise._jax.jaxprs import ClosedJaxpr as ClosedJaxpr
 from meshwise._jax.jaxprs import DropVar as DropVar
 from meshwise._jax.jaxprs import Jaxpr as Jaxpr
@@ -42,6 +44,7 @@ from meshwise._jax.jaxprs import at_source as at_source
 from meshwise._jax.jaxprs import bind as bind
 from meshwise._jax.jaxprs import close_jaxpr as close_jaxpr
 from meshwise._jax.jaxprs import extended as extended
+from meshwise._jax.jaxprs import hoisted as hoisted
 from meshwise._jax.jaxprs import jaxpr_as_fun as jaxpr_as_fun
 from meshwise._jax.jaxprs import key_impl_name as key_impl_name
 from meshwise._jax.jaxprs import literal_value as literal_value

@@ -89,6 +89,12 @@ def constraint_of(eqn: JaxprEqn) -> Any:
     return None
 
 
+def has_constants_in_calls(jaxpr: Any) -> bool:
+    """Whether a call in a jaxpr has constants of its own."""
+    bodies = [body for eqn in opened(jaxpr).eqns if (body := call_body(eqn))]
+    return any(body.consts or has_constants_in_calls(body.jaxpr) for body in bodies)
+
+
 def without_hints(eqn: JaxprEqn) -> JaxprEqn:
     """The same equation with no hints and no `mw_call` in the bodies among its parameters.
 

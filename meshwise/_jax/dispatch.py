@@ -76,10 +76,13 @@ def dispatcher(
     )
 
 
-def fast_path(compiled: Any, out_tree: Any, outs: Sequence[Any]) -> Any:
+def fast_path(
+    compiled: Any, out_tree: Any, outs: Sequence[Any], held: Sequence[Any] = ()
+) -> Any:
     """What `dispatcher` needs to run a `Compiled` by itself; None where it has to stay in Python.
 
-    `outs` are the leaves of one call's results, in the order of `out_tree`.
+    `outs` are the leaves of one call's results, in the order of `out_tree`; `held` are values, in
+    their place, of the first arguments, which calls leave out.
     """
     executable = compiled._executable
     if not isinstance(executable, _pxla.MeshExecutable):
@@ -98,6 +101,7 @@ def fast_path(compiled: Any, out_tree: Any, outs: Sequence[Any]) -> Any:
     ]
     const_args = executable.shard_const_args(compiled._params.const_args)
     arg_count = len(const_args) + compiled.in_tree.num_leaves
+    fixed = [getattr(x, "_base_array", x) for x in held]
     return _pxla.MeshExecutableFastpathData(
         executable.xla_executable,
         tree,
@@ -107,5 +111,5 @@ def fast_path(compiled: Any, out_tree: Any, outs: Sequence[Any]) -> Any:
         [out._committed for out in flat],
         [i in executable._kept_var_idx for i in range(arg_count)],
         executable._dispatch_in_layouts,
-        const_args,
+        [*const_args, *fixed],
     )

@@ -7,6 +7,7 @@ import jax
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import mlir as _mlir
+from jax._src.named_sharding import DuplicateSpecError
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from meshwise._jax.jaxprs import Primitive
@@ -31,12 +32,18 @@ def batched_spec(spec: Any, dim: Any, axis_name: Any) -> Any:
     entries += [None] * (dim - len(entries))
     entries.insert(dim, axis_name or PartitionSpec.UNCONSTRAINED)
     batched = PartitionSpec(*entries)
-    if not isinstance(spec, NamedSharding):
-        return batched
+    return on_mesh(batched, spec.mesh) if isinstance(spec, NamedSharding) else batched
+
+
+def on_mesh(spec: PartitionSpec, mesh: Any) -> Any:
+    """A hint that names its mesh, for where it may end up in a program for another one.
+
+    A spec that does not fit the mesh stays as it is; that is found out with all other mistakes.
+    """
     try:
-        return NamedSharding(auto_twin(spec.mesh), batched)
-    except ValueError:  # an axis is used twice, which is found out with all other mistakes
-        return batched
+        return NamedSharding(auto_twin(mesh), spec)
+    except (ValueError, DuplicateSpecError):
+        return spec
 
 
 def auto_twin(mesh: Any) -> Any:

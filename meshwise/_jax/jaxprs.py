@@ -70,6 +70,19 @@ def opened(jaxpr: Any) -> Any:
     return getattr(jaxpr, "jaxpr", jaxpr)
 
 
+def hoisted(closed: ClosedJaxpr, chosen: Sequence[bool]) -> tuple[ClosedJaxpr, list[Any]]:
+    """Some of the constants as leading inputs, and these constants."""
+    jaxpr = closed.jaxpr
+    pairs = list(zip(jaxpr.constvars, closed.consts, chosen, strict=True))
+    kept = [(v, c) for v, c, is_chosen in pairs if not is_chosen]
+    held = [(v, c) for v, c, is_chosen in pairs if is_chosen]
+    inputs = [*(v for v, _ in held), *jaxpr.invars]
+    made = close_jaxpr(
+        [v for v, _ in kept], inputs, jaxpr.outvars, jaxpr.eqns, [c for _, c in kept]
+    )
+    return made, [c for _, c in held]
+
+
 @contextmanager
 def at_source(eqn: JaxprEqn) -> Iterator[None]:
     """Equations bound inside carry the source line and names of a given equation."""

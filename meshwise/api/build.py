@@ -9,7 +9,13 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from meshwise import _jax
 from meshwise.api.arguments import Arguments, argument_paths, argument_types, result_paths
-from meshwise.api.meshes import check_hint_devices, find_mesh, with_placements
+from meshwise.api.meshes import (
+    check_hint_devices,
+    fill_placements,
+    find_mesh,
+    lies_on,
+    with_placements,
+)
 from meshwise.api.specs import given_in_specs, given_out_specs
 from meshwise.api.spmd_program import SpmdProgram
 from meshwise.choose.choose import DRIVERS, choose
@@ -26,8 +32,8 @@ from meshwise.propagate.constants import split_constants
 from meshwise.propagate.propagate import propagate
 from meshwise.rules import describe_all
 from meshwise.rules.registry import OpRule
-from meshwise.run.placement import named_sharding
-from meshwise.trace import make_program
+from meshwise.run.placement import named_sharding, value_off_mesh
+from meshwise.trace import flatten, make_program
 
 DRIVER_OF = {"improved": DRIVERS[0], "gspmd": DRIVERS[1]}
 
@@ -65,6 +71,9 @@ def build(name: str, fn: Callable[..., Any], options: Options, arguments: Argume
     closed, captured, out_tree = trace_call(name, fn, options, arguments, types, in_specs, mesh)
     if captured:
         raise leaked_tracer(name, f"it closes over {', '.join(map(str, captured))}")
+    closed, held = _hold_arrays(closed, mesh)
+    in_specs = [*fill_placements([None] * len(held), held, mesh), *in_specs]
+    paths = [*(f"closed-over array {i}" for i in range(len(held))), *paths]
     out_specs = given_out_specs(name, options.out_shardings, out_tree)
     per_device, plan = partition_jaxpr(
         closed, mesh, in_specs, out_specs, options.choices, name, paths, result_paths(out_tree)
@@ -76,9 +85,18 @@ def build(name: str, fn: Callable[..., Any], options: Options, arguments: Argume
         in_tree=arguments.tree,
         out_tree=out_tree,
         placements=_placements(plan, mesh, in_specs, out_specs),
-        donated=donated_leaves(options, arguments),
+        held=tuple(held),
+        donated=tuple([len(held) + i for i in donated_leaves(options, arguments)]),
         name=name,
     )
+
+
+def _hold_arrays(closed: Any, mesh: Any) -> tuple[Any, list[Any]]:
+    """Constants that lie on the mesh as leading inputs, and these; others lie on no mesh then."""
+    if _jax.has_constants_in_calls(closed):
+        closed = flatten(closed)
+    closed, held = _jax.hoisted(closed, [lies_on(c, mesh) for c in closed.consts])
+    return _jax.ClosedJaxpr(closed.jaxpr, [value_off_mesh(c) for c in closed.consts]), held
 
 
 def partition_jaxpr(
@@ -172,12 +190,12 @@ def _explicit_type(struct: jax.ShapeDtypeStruct, spec: Any, mesh: Any) -> jax.Sh
     abstract = getattr(mesh, "abstract_mesh", mesh)
     entries = spec.spec if isinstance(spec, NamedSharding) else spec
     known = [None if e is PartitionSpec.UNCONSTRAINED else e for e in entries]
+    sharding = _jax.on_mesh(PartitionSpec(*known), abstract)
     try:
-        sharding = NamedSharding(abstract, PartitionSpec(*known))
         sharding.shard_shape(struct.shape)
-    except ValueError:  # no spec for this value, which is found out later, or an uneven one
+    except (AttributeError, ValueError):  # not for this value, found out later, or uneven
         return struct
-    return struct.update(sharding=sharding)
+    return struct.update(sharding=NamedSharding(abstract, sharding.spec))
 
 
 def _refuse_opaque(name: str, program: Program, rules: Sequence[OpRule]) -> None:

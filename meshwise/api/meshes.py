@@ -109,6 +109,12 @@ def fill_placements(specs: Sequence[Any], leaves: Sequence[Any], mesh: Any) -> t
     return tuple([fill(s, x) for s, x in zip(specs, leaves, strict=True)])
 
 
+def lies_on(value: Any, mesh: Any) -> bool:
+    """Whether an array lies on the mesh's axes on purpose."""
+    own = _placement(value)
+    return isinstance(own, NamedSharding) and _same_axes(own.mesh, mesh)
+
+
 def _is_elsewhere(own: Any, mesh: Any) -> bool:
     if isinstance(mesh, AbstractMesh):
         return False

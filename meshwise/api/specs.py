@@ -101,10 +101,11 @@ def given_in_specs(
     `args` are the positional arguments that are not static, at `positions` of the call.
     """
     given = tuple(in_shardings) if isinstance(in_shardings, list) else in_shardings
-    count = f"{len(args)} positional argument{'s' * (len(args) != 1)} that "
-    count += f"{'is' if len(args) == 1 else 'are'} not static"
+    kind = f"the call has {len(args)} positional argument{'s' * (len(args) != 1)}"
+    kind += " besides static ones" if len(positions) and max(positions) >= len(args) else ""
+    kind += f", and {', '.join(kwargs)} by keyword is left to completion" if kwargs else ""
     names = tuple(f"args[{p}]" for p in positions)
-    call = Described(tuple(args), "the call", f"the call has {count}", names)
+    call = Described(tuple(args), "the call", kind, names)
     return broadcast_specs(name, "in_shardings", given, call) + [None] * len(
         jax.tree.leaves(kwargs)
     )

@@ -23,7 +23,8 @@ class SpmdProgram:
     """One program for every device of a mesh.
 
     Made by `mw.jit(fn, ...).partition(*args)`. It stands alone: nothing of the user's function is
-    called again. `placements` are the shardings of the leaves of arguments and results.
+    called again. Arrays that the function closes over and that lie on the mesh are `held`; they
+    are the program's first inputs. `placements` are the shardings of all inputs and results.
     """
 
     per_device: PerDeviceProgram
@@ -32,6 +33,7 @@ class SpmdProgram:
     in_tree: Any
     out_tree: Any
     placements: tuple[tuple[NamedSharding, ...], tuple[NamedSharding, ...]]
+    held: tuple[Any, ...] = ()
     donated: tuple[int, ...] = ()
     name: str = "fn"
 
@@ -58,7 +60,7 @@ class SpmdProgram:
     @cached_property
     def in_shardings(self) -> Any:
         """Sharding of every argument: a tuple of trees, and `(args, kwargs)` with keywords."""
-        args, kwargs = jax.tree.unflatten(self.in_tree, self.placements[0])
+        args, kwargs = jax.tree.unflatten(self.in_tree, self.placements[0][len(self.held) :])
         return (args, kwargs) if kwargs else args
 
     @cached_property
@@ -87,7 +89,7 @@ class SpmdProgram:
             program.in_shardings,
             program.out_shardings,
             [t.shape for t in program.out_types],
-            self._leaves(args, kwargs),
+            [*self.held, *self._leaves(args, kwargs)],
         )
         return jax.tree.unflatten(self.out_tree, results)
 
@@ -101,6 +103,7 @@ class SpmdProgram:
             name=self.name,
             arg_names=self._paths,
             placements=self.placements,
+            held=self.held,
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -132,7 +135,8 @@ class SpmdProgram:
                     way_out,
                 )
             )
-        found = zip(leaves, self.per_device.in_types, self._paths, strict=True)
+        first = len(self.held)
+        found = zip(leaves, self.per_device.in_types[first:], self._paths[first:], strict=True)
         offenders = [o for leaf, wanted, path in found if (o := _difference(leaf, wanted, path))]
         if offenders:
             raise ArgumentError(

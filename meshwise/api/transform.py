@@ -111,10 +111,4 @@ def call_in_trace(
 
 
 def _on_mesh(spec: Any, mesh: Any) -> Any:
-    """A hint that names its mesh: the call may end up in a program for another one."""
-    if not isinstance(spec, PartitionSpec):
-        return spec
-    try:
-        return NamedSharding(_jax.auto_twin(mesh), spec)
-    except ValueError:  # it does not fit the mesh, which is found out with all others
-        return spec
+    return _jax.on_mesh(spec, mesh) if isinstance(spec, PartitionSpec) else spec

@@ -40,7 +40,8 @@ class Executable:
 
     `arg_names` are the arguments' paths, for errors; `donated` are the positions of those whose
     buffers the results may reuse; `placements` are the shardings of arguments and results where
-    the program's are to be written in other words.
+    the program's are to be written in other words; `held` are values for the first arguments,
+    which calls leave out.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Executable:
         name: str = "meshwise",
         arg_names: Sequence[str] | None = None,
         placements: tuple[Sequence[NamedSharding], Sequence[NamedSharding]] | None = None,
+        held: Sequence[Any] = (),
     ):
         """Compile nothing yet."""
         mesh = program.mesh
@@ -76,17 +78,23 @@ class Executable:
         ]
         self._uneven_out = _positions_of_uneven(program.out_types, out_padded)
         self._call: Callable[..., list[Any]] | None = None
+        self._held = [
+            x if x.sharding.is_equivalent_to(s, x.ndim) else jax.device_put(x, s)
+            for x, s in zip(held, self.in_shardings, strict=False)
+        ]
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
         """Results of one call: `jax.Array`, or `UnevenArray` where a dim does not divide."""
         call = self._call or self._prepare()
+        if self._held:
+            args = [*self._held, *args]
         try:
             outs = call(*(self._padded(args) if self._uneven_in else args))
         except (TypeError, ValueError):
             # There is no other form of the program than the compiled one.
             if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
                 with jax.disable_jit(False):
-                    return self(args)
+                    return self(args[len(self._held) :])
             if any(isinstance(a, _jax.Tracer) for a in args):
                 return self.as_function()(args)
             placed = self._placed(args)
@@ -126,9 +134,10 @@ class Executable:
         """
         if self._uneven_in or self._uneven_out:
             return None
+        args = [*self._held, *args]
         if any(new is not old for new, old in zip(self._placed(args), args, strict=True)):
             return None
-        return _jax.fast_path(self._compiled, out_tree, outs)
+        return _jax.fast_path(self._compiled, out_tree, outs, self._held)
 
     def as_function(self) -> Callable[[Sequence[Any]], list[Any]]:
         """A function of logical arrays that may be traced: pads, runs on all devices, cuts.

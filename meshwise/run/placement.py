@@ -72,11 +72,12 @@ def off_mesh(jaxpr: _jax.ClosedJaxpr) -> _jax.ClosedJaxpr:
     leave the mesh in their type.
     """
     with _jax.without_mesh():
-        consts = [_off_mesh(c) for c in jaxpr.consts]
+        consts = [value_off_mesh(c) for c in jaxpr.consts]
     return _jax.ClosedJaxpr(_jax.without_context_mesh(jaxpr.jaxpr), consts)
 
 
-def _off_mesh(const: Any) -> Any:
+def value_off_mesh(const: Any) -> Any:
+    """A constant that lies on no mesh; one that does is copied to the host."""
     if not isinstance(const, jax.Array) or jax.typeof(const).sharding.mesh.empty:
         return const
     if not jax.numpy.issubdtype(const.dtype, _jax.extended):
