@@ -61,6 +61,7 @@ from meshwise._jax.tracing import check_jit_arguments as check_jit_arguments
 from meshwise._jax.tracing import context_mesh as context_mesh
 from meshwise._jax.tracing import is_tracing as is_tracing
 from meshwise._jax.tracing import is_unspecified as is_unspecified
+from meshwise._jax.tracing import leak_summary as leak_summary
 from meshwise._jax.tracing import make_jaxpr_over_axes as make_jaxpr_over_axes
 from meshwise._jax.tracing import settings_key as settings_key
 from meshwise._jax.tracing import static_arguments as static_arguments

@@ -76,9 +76,7 @@ def dispatcher(
     )
 
 
-def fast_path(
-    compiled: Any, out_tree: Any, outs: Sequence[Any], held: Sequence[Any] = ()
-) -> Any:
+def fast_path(compiled: Any, out_tree: Any, outs: Sequence[Any], held: Sequence[Any] = ()) -> Any:
     """What `dispatcher` needs to run a `Compiled` by itself; None where it has to stay in Python.
 
     `outs` are the leaves of one call's results, in the order of `out_tree`; `held` are values, in

@@ -107,10 +107,13 @@ def bind(eqn: JaxprEqn, args: Sequence[Any], params: dict[str, Any] | None = Non
 
 def source_summary(eqn: JaxprEqn) -> str:
     """The user's line of an equation as `file:line`, or `unknown`."""
-    for frame in source_info_util.user_frames(eqn.source_info.traceback):
-        if not frame.file_name.startswith(_OWN_FILES):
-            return f"{frame.file_name}:{frame.start_line}"
-    return "unknown"
+    frame = _user_frame(eqn.source_info.traceback)
+    return f"{frame.file_name}:{frame.start_line}" if frame else "unknown"
+
+
+def _user_frame(traceback: Any) -> Any:
+    frames = source_info_util.user_frames(traceback)
+    return next((f for f in frames if not f.file_name.startswith(_OWN_FILES)), None)
 
 
 def rename(
@@ -121,7 +124,8 @@ def rename(
         return eqn.replace(invars=list(invars), outvars=list(outvars))
     info = eqn.source_info
     stack = call.source_info.name_stack + info.name_stack
-    traceback = info.traceback or call.source_info.traceback
+    # What a library keeps from an earlier trace knows no line of this user.
+    traceback = info.traceback if _user_frame(info.traceback) else call.source_info.traceback
     info = info.replace(name_stack=stack, traceback=traceback)
     return eqn.replace(invars=list(invars), outvars=list(outvars), source_info=info)
 

@@ -1,6 +1,7 @@
 """Tracing a function, and the context it is traced in."""
 
 import inspect
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -74,6 +75,18 @@ def trace_function(
         traced = jitted.trace(*args, **kwargs)
         closed = plain_jaxpr(traced.jaxpr)
         return closed, list(traced._consts), jax.tree.structure(traced.out_info)
+
+
+def leak_summary(leak: Any) -> str:
+    """What a leaked tracer, or JAX's error about one, is and where it was made, in a few words."""
+    text = str(leak if isinstance(leak, Exception) else _core.escaped_tracer_error(leak))
+    kind = re.search(r"with type (.*?) wrapped in", text)
+    line = re.search(r"created on line (\S+?:\d+)", text)
+    function = re.search(r"when the value leaked was (.*) traced for", text)
+    found = f"a traced {kind.group(1)}" if kind else text.splitlines()[0]
+    if line:
+        found += f", made at {line.group(1)}"
+    return f"{found}, of {function.group(1)}" if function else found
 
 
 def is_tracing() -> bool:

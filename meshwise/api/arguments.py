@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import jax
+import numpy as np
 
 from meshwise import _jax
 from meshwise.errors import ArgumentError, message
@@ -104,6 +105,16 @@ def result_paths(out_tree: Any) -> list[str]:
     return [f"result{jax.tree_util.keystr(path)}" for path, _ in found]
 
 
+def describe(leaf: Any) -> str:
+    """What is no array, in a few words."""
+    if isinstance(leaf, np.ndarray):
+        return f"a NumPy array of {leaf.dtype}"
+    kind = type(leaf).__name__
+    text = f"{leaf!r:.60}"
+    article = "an" if kind[0] in "aeiou" else "a"
+    return f"{article} {kind}" if " at 0x" in text else f"{article} {kind}: {text}"
+
+
 def argument_types(
     name: str, arguments: Arguments, paths: Sequence[str]
 ) -> list[jax.ShapeDtypeStruct]:
@@ -113,7 +124,7 @@ def argument_types(
     for leaf, path in zip(arguments.leaves, paths, strict=True):
         aval = _jax.array_type(leaf)
         if aval is None:
-            offenders.append(f"{path} is a {type(leaf).__name__}: {leaf!r:.60}")
+            offenders.append(f"{path} is {describe(leaf)}")
             continue
         weak = getattr(aval, "weak_type", False)
         types.append(jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak))

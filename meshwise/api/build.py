@@ -70,7 +70,7 @@ def build(name: str, fn: Callable[..., Any], options: Options, arguments: Argume
     in_specs = with_placements(name, in_specs, arguments.leaves, paths, mesh)
     closed, captured, out_tree = trace_call(name, fn, options, arguments, types, in_specs, mesh)
     if captured:
-        raise leaked_tracer(name, f"it closes over {', '.join(map(str, captured))}")
+        raise leaked_tracers(name, captured)
     closed, held = _hold_arrays(closed, mesh)
     in_specs = [*fill_placements([None] * len(held), held, mesh), *in_specs]
     paths = [*(f"closed-over array {i}" for i in range(len(held))), *paths]
@@ -167,15 +167,15 @@ def trace_call(
             fn, arguments_of, types, explicit, options.static_argnums, options.static_argnames, mesh
         )
     except jax.errors.UnexpectedTracerError as leak:
-        raise leaked_tracer(name, str(leak).splitlines()[0]) from None
+        raise leaked_tracers(name, [leak]) from None
 
 
-def leaked_tracer(name: str, what: str) -> TracerLeakError:
-    """The error for a traced value of another trace."""
+def leaked_tracers(name: str, leaks: Sequence[Any]) -> TracerLeakError:
+    """The error for traced values of another trace, or for JAX's error about one."""
     return TracerLeakError(
         message(
-            f"{name} uses a traced value that was made outside this call",
-            [what],
+            f"{name} uses traced values that an earlier trace left behind",
+            [_jax.leak_summary(leak) for leak in leaks],
             "A value computed while a function is traced exists in that trace alone.",
             "Return it from the function that makes it and pass it on as an argument; "
             "jax.checking_leaks() shows where it was stored.",

@@ -12,7 +12,14 @@ from typing import Any
 import jax
 
 from meshwise import _jax
-from meshwise.api.arguments import Arguments, argument_paths, leaf_key, name_of, take_apart
+from meshwise.api.arguments import (
+    Arguments,
+    argument_paths,
+    describe,
+    leaf_key,
+    name_of,
+    take_apart,
+)
 from meshwise.api.build import DRIVER_OF, Choices, Options, build, donated_leaves
 from meshwise.api.deleted import any_gone, refuse_gone, refuse_shared
 from meshwise.api.meshes import check_is_mesh
@@ -35,6 +42,21 @@ def shard(x: Any, spec: Any) -> Any:
     """
     leaves, tree = jax.tree.flatten(x)
     specs = broadcast_specs("mw.shard", "spec", spec, Described(x, "x", f"x is {kind_of(x)}"))
+    types = [_jax.array_type(leaf) for leaf in leaves]
+    if None in types:
+        paths = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_flatten_with_path(x)[0]]
+        raise ArgumentError(
+            message(
+                "mw.shard was given values that are no arrays",
+                [
+                    f"x{path} is {describe(leaf)}"
+                    for leaf, path, kind in zip(leaves, paths, types, strict=True)
+                    if kind is None
+                ],
+                "A hint is on an array, or on a tree of them.",
+                "Give others None for a hint, or leave them out of the tree.",
+            )
+        )
     hinted = [
         leaf if s is None else _jax.hint_p.bind(jax.numpy.asarray(leaf), sharding=s)
         for leaf, s in zip(leaves, specs, strict=True)

@@ -19,6 +19,7 @@ from meshwise.api.build import (
     Choices,
     Options,
     in_specs_of,
+    leaked_tracers,
     partition_jaxpr,
     trace_call,
 )
@@ -100,13 +101,16 @@ def call_in_trace(
     closed, captured, out_tree = trace_call(name, fn, options, arguments, types, known, mesh)
     out_specs = given_out_specs(name, options.out_shardings, out_tree)
     runner = runners.setdefault(mesh, Runner(options.choices, mesh, name))
-    outs = _jax.call(
-        closed,
-        [None] * len(captured) + [_on_mesh(s, mesh) for s in in_specs],
-        [_on_mesh(s, mesh) for s in out_specs],
-        {"runner": runner, "witness": _jax.witness_of(mesh)},
-        captured + leaves,
-    )
+    try:
+        outs = _jax.call(
+            closed,
+            [None] * len(captured) + [_on_mesh(s, mesh) for s in in_specs],
+            [_on_mesh(s, mesh) for s in out_specs],
+            {"runner": runner, "witness": _jax.witness_of(mesh)},
+            captured + leaves,
+        )
+    except jax.errors.UnexpectedTracerError as leak:
+        raise leaked_tracers(name, [leak]) from None
     return jax.tree.unflatten(out_tree, outs)
 
 

@@ -128,7 +128,7 @@ def test_the_hints_of_a_call_hold_inside_another(mesh2x4):
 
 def test_results_keep_their_placement_in_a_trace(ours, mesh2x4):
     step = mw.jit(lambda x: x + 1, mesh=mesh2x4, in_shardings=P("x"), out_shardings=P("y", "x"))
-    out = jax.jit(lambda x: step(x))(X)
+    out = jax.jit(step)(X)
     assert out.sharding.is_equivalent_to(NamedSharding(mesh2x4, P("y", "x")), 2)
     grads = jax.grad(ours["loss"], (0, 1))(X, W)
     assert [g.sharding.spec for g in grads] == [P("x"), P(None, "y")]

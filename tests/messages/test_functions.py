@@ -1,0 +1,186 @@
+"""What a person is told about hints and values inside a function: every word of it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.extend.core import Primitive
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import meshwise as mw
+
+X = np.zeros((4, 8), np.float32)
+
+
+def check(error, text, call):
+    with pytest.raises(mw.MeshwiseError) as caught:
+        call()
+    assert str(caught.value) == text
+    assert type(caught.value) is error
+
+
+def line_of(marker):
+    """`file:line` of the line of this file that ends in a comment with a marker."""
+    with open(__file__, encoding="utf-8") as file:
+        lines = [i for i, line in enumerate(file, 1) if line.rstrip().endswith(f"# {marker}")]
+    assert len(lines) == 1
+    return f"{__file__}:{lines[0]}"
+
+
+def test_hints_that_fit_no_value(mesh2x4):
+    def fn(x):
+        a = mw.shard(x, P("z"))  # unknown axis
+        b = mw.shard(x.sum(), P("x"))  # rank
+        return a + b
+
+    check(
+        mw.HintError,
+        "fn has hints that do not fit its values on the mesh (x=2, y=4):\n"
+        f"  - value float32[4,8] at {line_of('unknown axis')}: P('z',) names axis 'z',"
+        " the mesh has 'x', 'y'\n"
+        f"  - value float32[] at {line_of('rank')}: P('x',) has 1 entries, the shape () has"
+        " 0 dims\n"
+        "A hint has at most one entry per dim, names only axes of the mesh, each once.\n"
+        "Correct the PartitionSpec; None or a missing entry leaves a dim unsharded,"
+        " PartitionSpec.UNCONSTRAINED leaves it to completion.",
+        lambda: mw.jit(fn, mesh=mesh2x4)(X),
+    )
+
+
+def test_hints_that_contradict_each_other(mesh2x4):
+    def fn(x):
+        y = mw.shard(x * 2, P("x"))  # first
+        y = mw.shard(y, P("y"))  # second
+        z = x + 1
+        a = mw.shard(z, P("x"))  # third
+        b = mw.shard(z, P(None, "y"))  # fourth
+        return y + a + b
+
+    with pytest.raises(mw.HintError) as caught:
+        mw.jit(fn, mesh=mesh2x4)(X)
+    text = str(caught.value)
+    for line in (
+        f"value float32[4,8] is P('x',) at {line_of('first')} and P('y',) at {line_of('second')}",
+        f"value float32[4,8] is P('x',) at {line_of('third')} and P(None, 'y') at"
+        f" {line_of('fourth')}",
+    ):
+        assert f"  - {line}" in text
+
+
+def test_shard_of_what_is_no_array():
+    check(
+        mw.ArgumentError,
+        "mw.shard was given values that are no arrays:\n"
+        "  - x['a'] is a str: 'text'\n"
+        "  - x['b'][0] is an object\n"
+        "A hint is on an array, or on a tree of them.\n"
+        "Give others None for a hint, or leave them out of the tree.",
+        lambda: mw.shard({"a": "text", "b": [object()], "c": X}, P("x")),
+    )
+
+
+def test_shard_of_another_tree():
+    check(
+        mw.TreeError,
+        "spec of mw.shard does not match the tree it describes:\n"
+        "  - spec['b'] describes nothing: x is a dict with 'a'\n"
+        "  - spec has no entry for x['a']\n"
+        "A tree of shardings has the structure of what it describes, or is a prefix of it: one"
+        " entry may stand for a whole subtree.\n"
+        "Give an entry for each subtree; None leaves one to completion.",
+        lambda: mw.shard({"a": X}, {"b": P()}),
+    )
+
+
+def test_a_nested_call_on_another_mesh(mesh2x4, mesh8):
+    def outer(x):
+        return inner(x) + 1  # nested
+
+    inner = mw.jit(lambda x: x * 2, mesh=mesh8, in_shardings=P(None, "x"))
+    check(
+        mw.HintError,
+        "outer has hints that do not fit its values on the mesh (x=2, y=4):"
+        f" value float32[4,8] at {line_of('nested')}: P(None, 'x') is for a mesh {{'x': 8}},"
+        " the program's is {'x': 2, 'y': 4}\n"
+        "A hint has at most one entry per dim, names only axes of the mesh, each once.\n"
+        "Correct the PartitionSpec; None or a missing entry leaves a dim unsharded,"
+        " PartitionSpec.UNCONSTRAINED leaves it to completion.",
+        lambda: mw.jit(outer, mesh=mesh2x4)(X),
+    )
+
+
+def test_a_hint_for_other_devices(mesh2x4):
+    turned = jax.sharding.Mesh(mesh2x4.devices[::-1], mesh2x4.axis_names)
+
+    def fn(x):
+        return jax.lax.with_sharding_constraint(x * 2, NamedSharding(turned, P("x")))  # turned
+
+    check(
+        mw.MeshError,
+        "fn has hints for other devices than those of its mesh"
+        " (cpu devices 0, 1, 2, 3, 4, 5, 6, 7):"
+        f" the hint at {line_of('turned')}, P('x',), is for cpu devices 4, 5, 6, 7, 0, 1, 2, 3\n"
+        "All hints of one program are for the same devices in the same order.\n"
+        "Write hints as PartitionSpecs, or make the NamedShardings with the mesh that mw.jit is"
+        " given.",
+        lambda: mw.jit(fn, mesh=mesh2x4)(X),
+    )
+
+
+def primitive(name):
+    made = Primitive(name)
+    made.def_abstract_eval(lambda x: x)
+    return made
+
+
+def test_operators_without_a_rule(mesh2x4):
+    riddle, mystery = primitive("riddle"), primitive("mystery")
+
+    def fn(x):
+        a = riddle.bind(x)  # riddle
+        b = jnp.sin(a)
+        return mystery.bind(b)  # mystery
+
+    check(
+        mw.MissingRuleError,
+        "fn (strict) has operators without a rule:\n"
+        f"  - riddle at {line_of('riddle')}\n"
+        f"  - mystery at {line_of('mystery')}\n"
+        "Without a rule an operator is computed whole on every device.\n"
+        "Leave out strict=True to accept that; program.explain() then lists them.",
+        lambda: mw.jit(fn, mesh=mesh2x4, strict=True)(X),
+    )
+    assert issubclass(mw.MissingRuleError, NotImplementedError)
+
+
+LEAK = """{name} uses traced values that an earlier trace left behind: {what}
+A value computed while a function is traced exists in that trace alone.
+Return it from the function that makes it and pass it on as an argument; \
+jax.checking_leaks() shows where it was stored."""
+
+
+def test_leaked_tracers(mesh2x4):
+    kept = []
+
+    def leak(x):  # leak
+        kept.append(x * 2)  # kept
+        return x.sum()
+
+    def check_both(what):
+        def use(x):
+            return x + kept[-1]
+
+        fn = mw.jit(use, mesh=mesh2x4)
+        text = LEAK.format(name="use", what=what)
+        check(mw.TracerLeakError, text, lambda: fn(X))
+        check(mw.TracerLeakError, text, lambda: fn(kept[-1]))
+
+    mw.jit(leak, mesh=mesh2x4)(X)
+    where = f"made at {line_of('kept')}, of leak at {line_of('leak')}"
+    check_both(f"a traced float32[4,8], {where}")
+    jax.grad(leak)(X)
+    check_both("a traced float32[4,8]")
+    jax.vmap(leak)(X)
+    check_both("a traced float32[8]")
+    assert issubclass(mw.TracerLeakError, jax.errors.UnexpectedTracerError)
