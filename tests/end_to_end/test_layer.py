@@ -94,12 +94,7 @@ def test_two_more_backward(name: str):
     assert_same(program.simulate(PARAMS, stream(0), stream(1)), wanted, rtol=2e-5)
 
 
-ONE_SUM = pytest.mark.xfail(
-    strict=True, reason="choose/choose.py: see test_a_sum_of_terms_passed_on in tests/fuzz"
-)
-
-
-@pytest.mark.parametrize("completion", ["gspmd", pytest.param("improved", marks=ONE_SUM)])
+@pytest.mark.parametrize("completion", ["gspmd", "improved"])
 @pytest.mark.parametrize("batch", [BATCH, 13])
 def test_a_step_equals_one_device(completion: str, batch: int):
     mesh = AbstractMesh((2, 4), ("x", "y"), axis_types=(AxisType.Auto,) * 2)

@@ -4,7 +4,7 @@ import os
 import sys
 
 # Small programs that run once: most of the time goes into compiling, so XLA need not try hard.
-QUICK = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+QUICK = "--xla_backend_optimization_level=0"
 
 
 def main() -> int:

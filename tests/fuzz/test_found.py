@@ -15,17 +15,6 @@ import meshwise as mw
 X2 = AbstractMesh((2,), ("x",), axis_types=(AxisType.Auto,))
 X2Y2 = AbstractMesh((2, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
 COMPLETIONS = pytest.mark.parametrize("completion", ["gspmd", "improved"])
-APART = pytest.mark.xfail(
-    strict=True,
-    reason="choose/regions.py: an equation's components are decided apart, although a result is "
-    "unreduced over the axes of a reduction factor or a carried sum of another component",
-)
-ONE_SUM = pytest.mark.xfail(
-    strict=True,
-    reason="choose/choose.py: an equation that passes a sum of its own node on forgets the sum "
-    "that the node carries",
-)
-CARRYING = pytest.mark.parametrize("completion", ["gspmd", pytest.param("improved", marks=APART)])
 
 
 def numbers(*shape: int) -> np.ndarray:
@@ -51,7 +40,6 @@ def check(
     return program
 
 
-@APART
 @COMPLETIONS
 def test_least_of_scattered_updates(completion: str):
     """The updates' dim is no dim of the result, which is unreduced over its axes all the same."""
@@ -65,7 +53,6 @@ def test_least_of_scattered_updates(completion: str):
     )
 
 
-@APART
 @COMPLETIONS
 def test_updates_and_result_do_not_share_an_axis(completion: str):
     """An axis that splits the updates cannot split the result that they are summed into."""
@@ -79,7 +66,6 @@ def test_updates_and_result_do_not_share_an_axis(completion: str):
     )
 
 
-@APART
 def test_a_node_that_no_neighbour_suggests_to_split():
     """A start in the program's order falls back on what completion gave."""
     check(
@@ -91,7 +77,7 @@ def test_a_node_that_no_neighbour_suggests_to_split():
     )
 
 
-@CARRYING
+@COMPLETIONS
 def test_part_of_a_sum(completion: str):
     """A slice carries a sum although no factor of its operand is one of its result."""
     check(
@@ -104,7 +90,7 @@ def test_part_of_a_sum(completion: str):
     )
 
 
-@pytest.mark.parametrize("completion", ["gspmd", pytest.param("improved", marks=ONE_SUM)])
+@COMPLETIONS
 def test_a_sum_of_terms_passed_on(completion: str):
     """Terms over one axis are added, summed over another axis as well, and passed on."""
     check(
