@@ -19,7 +19,7 @@ from meshwise import _jax
 from meshwise._jax import ClosedJaxpr, JaxprEqn, Literal, Var
 from meshwise.errors import HintError, message
 from meshwise.ir.mesh import Axes, Mesh
-from meshwise.ir.program import Hint, OpenDims, Program
+from meshwise.ir.program import Hint, OpenDims, Program, application_key
 
 OPEN = PartitionSpec.UNCONSTRAINED
 
@@ -139,22 +139,15 @@ def _equation_key(eqn: JaxprEqn) -> Any:
     """Equal for equations that compute the same; None for those that must stay."""
     if eqn.effects or eqn.primitive is lax.optimization_barrier_p:
         return None
-    atoms = tuple(
-        [
-            (a.aval, a.val.dtype, a.val.tobytes())
-            if isinstance(a, Literal) and hasattr(a.val, "tobytes")
-            else (a.aval, type(a.val), a.val)
-            if isinstance(a, Literal)
-            else a
-            for a in eqn.invars
-        ]
-    )
-    key = eqn.primitive, atoms, tuple(sorted(eqn.params.items(), key=lambda item: item[0]))
-    try:
-        hash(key)
-    except TypeError:
-        return None
-    return key
+    return application_key(eqn, tuple(_atom_key(a) for a in eqn.invars))
+
+
+def _atom_key(atom: Any) -> Any:
+    """A variable itself; a literal by its type and its bits."""
+    if not isinstance(atom, Literal):
+        return atom
+    bits = atom.val.tobytes() if hasattr(atom.val, "tobytes") else (type(atom.val), atom.val)
+    return atom.aval, bits
 
 
 def _live(eqns: list[JaxprEqn], outputs: Sequence[Any]) -> list[JaxprEqn]:

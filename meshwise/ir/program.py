@@ -81,3 +81,13 @@ def shape_of(atom: Any) -> tuple[int, ...]:
 def itemsize_of(atom: Any) -> int:
     """Bytes of one element of a variable or literal (a typed key counts its data)."""
     return int(getattr(getattr(atom.aval, "dtype", None), "itemsize", 8))
+
+
+def application_key(eqn: JaxprEqn, operands: Any) -> Any:
+    """Equal for equal primitives, parameters and `operands`; None where one cannot be hashed."""
+    key = eqn.primitive, operands, tuple(sorted(eqn.params.items(), key=lambda item: item[0]))
+    try:
+        hash(key)
+    except TypeError:
+        return None
+    return key

@@ -17,6 +17,7 @@ from meshwise._jax import JaxprEqn, Literal, bind
 from meshwise.errors import RuleError
 from meshwise.ir.factors import FactorRule, Strategy, dims_sharding
 from meshwise.ir.mesh import Mesh
+from meshwise.ir.program import application_key
 from meshwise.ir.sharding import Sharding, local_shape
 
 
@@ -208,9 +209,4 @@ def describe_all(eqns: Sequence[JaxprEqn]) -> tuple[OpRule, ...]:
 def _signature(eqn: JaxprEqn) -> Any:
     """What a rule depends on: primitive, types, literals, parameters; None if unhashable."""
     types = tuple([(a.aval, str(a.val) if isinstance(a, Literal) else None) for a in eqn.invars])
-    key = eqn.primitive, types, tuple(sorted(eqn.params.items(), key=lambda item: item[0]))
-    try:
-        hash(key)
-    except TypeError:
-        return None
-    return key
+    return application_key(eqn, types)
