@@ -1,6 +1,7 @@
 """The demonstration's training step at several meshes, beside XLA's own partitioners, in one run.
 
     python -m benchmarks.gpt [--schemes NAME ...] [--meshes SHAPE ...] [--repeats N] [--steps N]
+                             [--markdown]
 
 Three comparisons a scheme and mesh: bytes sent in a step (as emitted, and with XLA's all-reduces
 of which a device keeps a part counted as reduce-scatters), seconds from the function to a
@@ -245,6 +246,22 @@ def seconds_table(rows: list[Row], repeats: int) -> Table:
     return table
 
 
+def markdown(rows: list[Row]) -> str:
+    """The table of the README."""
+    lines = [
+        "| scheme | mesh | XLA with GSPMD | XLA with Shardy | meshwise | XLA / meshwise |",
+        "|---|---|---|---|---|---|",
+    ]
+    titles = {scheme.name: scheme.title for scheme in hints.SCHEMES}
+    for row in rows:
+        peers, ours = [row.sent[which] for which in hlo.PARTITIONERS], row.sent["meshwise"].plain
+        cells = [f"{p.plain / KIB:,.1f} ({p.credited / KIB:,.1f})" for p in peers]
+        ratios = [min(p.plain for p in peers) / ours, min(p.credited for p in peers) / ours]
+        cells += [f"**{ours / KIB:,.1f}**", "{:.2f} ({:.2f})".format(*ratios)]
+        lines.append("| " + " | ".join([titles[row.scheme], row.mesh, *cells]) + " |")
+    return "\n".join(lines)
+
+
 def _two(times: Times) -> str:
     return f"{median(times.lower):.2f} + {median(times.compile):.2f}"
 
@@ -256,6 +273,7 @@ def main() -> None:
     parser.add_argument("--meshes", nargs="+", choices=list(MESHES), default=list(MESHES))
     parser.add_argument("--repeats", type=int, default=3, help="rounds of timing (default: 3)")
     parser.add_argument("--steps", type=int, default=0, help="also train this many steps")
+    parser.add_argument("--markdown", action="store_true", help="also print the README's table")
     parser.add_argument("--peers-only", action="store_true", help="leave meshwise out")
     options = parser.parse_args()
     terminal = Console()
@@ -269,6 +287,8 @@ def main() -> None:
         console.print(f"[dim]{time.perf_counter() - start:6.1f} s[/]  {scheme.title} on {shape}")
     console.print(bytes_table(rows))
     console.print(seconds_table(rows, options.repeats))
+    if options.markdown:
+        print(markdown(rows))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,9 @@ from dataclasses import dataclass
 
 import pytest
 
+import meshwise as mw
+from benchmarks.gpt import MESHES, arguments, make_mesh
+from examples.gpt import hints
 from meshwise.rules.registry import REGISTRY
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -78,6 +81,18 @@ def test_links_lead_somewhere(page):
             headings = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.M)
             anchors = [re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings]
             assert found["anchor"][1:] in anchors, (found[0], anchors)
+
+
+@pytest.mark.slow
+def test_figures_of_the_readme_are_those_of_the_programs():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    for scheme in hints.SCHEMES:
+        row = next(line for line in text.splitlines() if line.startswith(f"| {scheme.title} "))
+        shape, ours = [row.split("|")[k].strip(" *") for k in (2, 5)]
+        function, given, returned = hints.hinted_step(scheme, make_mesh(MESHES[shape]))
+        step = mw.jit(function, in_shardings=given, out_shardings=returned)
+        sent = step.partition(*arguments()).wire_bytes / 1024
+        assert ours == f"{sent:,.1f}", f"{scheme.title}: run benchmarks.gpt for a new row"
 
 
 def test_every_module_is_on_the_layout_page():
