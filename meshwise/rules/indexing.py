@@ -18,9 +18,9 @@ from meshwise.rules.identity import nothing_like
 from meshwise.rules.positions import (
     IndexVectors,
     all_of,
+    inside_starts,
     is_first_shard,
     local_start,
-    typed_starts,
 )
 from meshwise.rules.registry import Application, LocalContext, OpRule, register
 
@@ -133,7 +133,7 @@ def _dynamic_slice_rule(application: Application) -> OpRule:
 def _dynamic_slice_local(context: LocalContext, operand: Any, *starts: Any) -> list[Any]:
     windows = context.params["slice_sizes"]
     sizes = _local_sizes(context, operand, windows)
-    begins, owned = typed_starts(context, starts), []
+    begins, owned = inside_starts(context, starts, windows), []
     for d, dim in enumerate(context.rule.operands[0]):
         if windows[d] == 1 and dim and context.axes(dim[0]):
             begins[d], here = local_start(context, dim[0], begins[d])

@@ -28,13 +28,21 @@ def start_dtype(dtype: Any) -> np.dtype:
     return np.dtype(np.int64 if np.dtype(dtype).itemsize == 8 else np.int32)
 
 
-def typed_starts(context: LocalContext, starts: Sequence[Any]) -> list[Any]:
-    """Starts of a slice, the last operands of an equation; literals get their dtype back."""
-    avals: list[Any] = [v.aval for v in context.eqn.invars[-len(starts) :]]
-    return [
-        start if hasattr(start, "dtype") else np.asarray(start, aval.dtype)
-        for start, aval in zip(starts, avals, strict=True)
-    ]
+def inside_starts(
+    context: LocalContext, starts: Sequence[Any], windows: Sequence[int]
+) -> list[Any]:
+    """Starts of a window of the first operand, global, brought to where all of it is inside.
+
+    XLA brings them there as well, but not where it makes one slice of two (openxla/xla#49121),
+    and a reshard may slice before or after. Literals among the starts get their dtype back.
+    """
+    avals: list[Any] = [v.aval for v in context.eqn.invars[len(context.eqn.invars) - len(starts) :]]
+    found = []
+    for given, aval, n, window in zip(starts, avals, context.global_shape(0), windows, strict=True):
+        start = given if hasattr(given, "dtype") else np.asarray(given, aval.dtype)
+        zero = start_dtype(aval.dtype).type(0)
+        found.append(zero if n == window else clamp_position(start, n - window))
+    return found
 
 
 def signed_positions(given: Any) -> Any:
@@ -78,16 +86,11 @@ def is_first_shard(context: LocalContext, factors: Sequence[int]) -> Any:
 
 
 def local_start(context: LocalContext, factor: int, start: Any) -> tuple[Any, Any]:
-    """Where a single global position, clamped, lies on this device, and whether it does.
-
-    The local position has the dtype of the global one, as all starts of a slice must.
-    """
-    position = clamp_position(start, context.rule.sizes[factor] - 1)
-    position = from_offset(context, factor, position)
+    """Where a single global position, signed and inside, lies here, and whether it does."""
+    position = from_offset(context, factor, start)
     end = context.local_size(factor) - 1
     owned = in_bounds(position, end)
-    position = lax.clamp(position.dtype.type(0), position, position.dtype.type(end))
-    return lax.convert_element_type(position, start.dtype), owned
+    return lax.clamp(position.dtype.type(0), position, position.dtype.type(end)), owned
 
 
 class IndexVectors:

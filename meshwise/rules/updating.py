@@ -6,13 +6,14 @@ has a term of the result, and what was there before counts on one of them.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from jax import lax
 from jax.numpy import issubdtype
 
+from meshwise._jax import JaxprEqn
 from meshwise.ir.sharding import Reduction
 from meshwise.rules.factoring import Dim, Factoring, Kind, shapes
 from meshwise.rules.identity import nothing_like
@@ -22,11 +23,11 @@ from meshwise.rules.positions import (
     clamp_position,
     from_offset,
     in_bounds,
+    inside_starts,
     is_first_shard,
     local_start,
     signed_positions,
     start_dtype,
-    typed_starts,
 )
 from meshwise.rules.registry import Application, LocalContext, OpRule, register
 
@@ -112,21 +113,21 @@ def _linear(application: Application, indices: tuple[int, ...]) -> tuple[tuple[i
         return ((0, 2),)
     if name == "scatter-mul":
         return ((0,),)
-    if name != "scatter" or _has_function(application):
+    if name != "scatter" or _has_function(application.eqn):
         return ()
     return ((0, 2),) if params["unique_indices"] or math.prod(indices[:-1]) <= 1 else ()
 
 
-def _has_function(application: Application) -> bool:
+def _has_function(eqn: JaxprEqn) -> bool:
     """Whether a plain scatter is one by a function of what was there (`scatter_apply`)."""
-    body = application.params["update_jaxpr"]
-    return application.eqn.primitive.name == "scatter" and body is not None and bool(body.eqns)
+    body = eqn.params["update_jaxpr"]
+    return eqn.primitive.name == "scatter" and body is not None and bool(body.eqns)
 
 
 def _writes_once(application: Application) -> bool:
     """Whether a scatter writes a single window, which may then be cut like a dynamic update."""
     positions = application.operands[1].shape[:-1]
-    return math.prod(positions) == 1 and not _has_function(application)
+    return math.prod(positions) == 1 and not _has_function(application.eqn)
 
 
 def written_windows(
@@ -158,7 +159,7 @@ def _scatter_local(context: LocalContext, operand: Any, indices: Any, updates: A
     dims = params["dimension_numbers"].scatter_dims_to_operand_dims
     vectors = IndexVectors(context, indices, dims, windows)
     cut = _cut_dims(context, windows)
-    if set(cut) - {dims[c] for c in vectors.factors}:
+    if cut and math.prod(indices.shape[:-1]) == 1 and not _has_function(context.eqn):
         return _scatter_window(context, operand, vectors, updates, windows, cut)
     if vectors.factors:
         kept = None if params["mode"] is CLIP else vectors.in_range()
@@ -192,7 +193,12 @@ def _scatter_window(
     windows: tuple[int, ...],
     cut: dict[int, int],
 ) -> list[Any]:
-    """Scatter a single window of which each device writes a part."""
+    """Scatter a single window of which each device writes a part, or nothing.
+
+    A scatter would do where the window is one position, sent outside on the devices that do not
+    own it. But of a scatter at one position XLA makes a slice and an update, and reads the wrong
+    element where the position is outside and the operand was sliced before (openxla/xla#49121).
+    """
     dims = context.params["dimension_numbers"].scatter_dims_to_operand_dims
     shape = context.global_shape(0)
     starts: list[Any] = [start_dtype(vectors.indices.dtype).type(0)] * operand.ndim
@@ -202,8 +208,8 @@ def _scatter_window(
     kept = None
     if context.params["mode"] is not CLIP:
         kept = lax.reshape(vectors.in_range(), ())
-    join = _JOINS[context.eqn.primitive.name]
-    return _write_part(context, operand, lax.reshape(updates, sizes), starts, cut, join, kept)
+    join, updates = _JOINS[context.eqn.primitive.name], lax.reshape(updates, sizes)
+    return _write_window(context, operand, updates, starts, windows, cut, join, kept)
 
 
 def _term_of_operand(context: LocalContext, operand: Any, joined: list[int]) -> Any:
@@ -246,20 +252,45 @@ def _dynamic_update_slice_local(
     }
     if not split:
         return context.bind(operand, update, *starts)
-    sizes = context.global_shape(1)
-    write = _write_one if all(sizes[d] == 1 for d in split) else _write_part
-    return write(context, operand, update, typed_starts(context, starts), split)
+    windows = context.global_shape(1)
+    inside = inside_starts(context, starts, windows)
+    return _write_window(context, operand, update, inside, windows, split)
+
+
+def _write_window(
+    context: LocalContext,
+    operand: Any,
+    update: Any,
+    starts: list[Any],
+    windows: Sequence[int],
+    split: dict[int, int],
+    join: Join | None = None,
+    kept: Any = None,
+) -> list[Any]:
+    """Write this device's part of a window that starts, globally, at `starts`, all of it inside.
+
+    The update may be joined with what was there, and nothing is written where `kept` is false.
+    """
+    write = _write_one if all(windows[d] == 1 for d in split) else _write_part
+    return write(context, operand, update, starts, split, join, kept)
 
 
 def _write_one(
-    context: LocalContext, operand: Any, update: Any, starts: list[Any], split: dict[int, int]
+    context: LocalContext,
+    operand: Any,
+    update: Any,
+    starts: list[Any],
+    split: dict[int, int],
+    join: Join | None,
+    kept: Any,
 ) -> list[Any]:
     """Write one position of each split dim, or what was there already where it is not ours."""
-    owned = []
+    owned = [] if kept is None else [kept]
     for d, factor in split.items():
         starts[d], here = local_start(context, factor, starts[d])
         owned.append(here)
     old = lax.dynamic_slice(operand, starts, update.shape, allow_negative_indices=False)
+    update = update if join is None else join(old, update)
     new = lax.select(lax.broadcast(all_of(owned), update.shape), update, old)
     return [_write(operand, new, starts)]
 
@@ -270,22 +301,20 @@ def _write_part(
     update: Any,
     starts: list[Any],
     split: dict[int, int],
-    join: Join | None = None,
-    kept: Any = None,
+    join: Join | None,
+    kept: Any,
 ) -> list[Any]:
     """Write all local positions of the split dims: the update's where it reaches, else the old.
 
     The update is surrounded by as many elements as a device holds, so that a slice of the local
-    size can be taken at any distance from it. It may be joined with what was there, and nothing
-    is written where `kept` is false.
+    size can be taken at any distance from it.
     """
     around = [(0, 0, 0)] * operand.ndim
     sizes, begins = list(update.shape), [np.int32(0)] * operand.ndim
     reached = []
     for d, factor in split.items():
         local, window = operand.shape[d], update.shape[d]
-        start = clamp_position(starts[d], context.rule.sizes[factor] - window)
-        start = from_offset(context, factor, start)
+        start = from_offset(context, factor, starts[d])
         begin = lax.sub(start.dtype.type(local), start)
         begin = lax.clamp(start.dtype.type(0), begin, start.dtype.type(window + local))
         begins[d] = lax.convert_element_type(begin, np.int32)

@@ -108,3 +108,35 @@ def test_replicated_arguments_that_are_on_the_mesh_already(mesh8: jax.sharding.M
     everywhere = jax.device_put(numbers(3), NamedSharding(mesh8, P()))
     doubled = mw.jit(lambda x: x * 2, mesh=mesh8, in_shardings=P(), out_shardings=P())
     np.testing.assert_array_equal(doubled(everywhere), numbers(3) * 2)
+
+
+def check_on_devices(
+    fn: Callable[..., Any], mesh: jax.sharding.Mesh, ins: Any, outs: Any, args: Sequence[Any]
+) -> None:
+    """Real devices give what one does without compiling, where XLA cannot be wrong."""
+    step = mw.jit(fn, mesh=mesh, in_shardings=ins, out_shardings=outs, completion="gspmd")
+    wanted = fn(*map(jnp.asarray, args))
+    np.testing.assert_array_equal(np.asarray(step(*args)), np.asarray(wanted))
+
+
+@pytest.mark.parametrize("start", [33, 38, -3])
+def test_a_start_outside_before_a_reshard_that_slices(start: int, mesh2x4: jax.sharding.Mesh):
+    """XLA makes one slice of two and clamps neither start as it should (openxla/xla#49121)."""
+    check_on_devices(
+        lambda x, i: jax.lax.dynamic_slice(x * 2, (i, 0), (10, 3), allow_negative_indices=False),
+        mesh2x4,
+        (P(), P()),
+        P("x"),
+        (numbers(40, 5), np.int32(start)),
+    )
+
+
+@pytest.mark.parametrize("how", ["set", "add", "max"])
+def test_one_position_of_what_a_reshard_sliced(how: str, mesh2x4: jax.sharding.Mesh):
+    """The same, of the slice and update that XLA makes of a scatter at one position."""
+
+    def write(x: Any, i: Any) -> Any:
+        return getattr(mw.shard(x * 2, P()).at[i], how)(7.0)
+
+    for row in (-1, 0, 19, 20, 45):
+        check_on_devices(write, mesh2x4, (P(), P()), P("x"), (numbers(40, 5), np.int32(row)))
