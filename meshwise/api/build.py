@@ -14,6 +14,7 @@ from meshwise.api.meshes import (
     fill_placements,
     find_mesh,
     lies_on,
+    spec_key,
     with_placements,
 )
 from meshwise.api.specs import given_in_specs, given_out_specs
@@ -61,13 +62,42 @@ class Options:
     choices: Choices
 
 
-def build(name: str, fn: Callable[..., Any], options: Options, arguments: Arguments) -> SpmdProgram:
-    """Trace, complete, choose, partition: the program of a function for some arguments."""
+@dataclass(frozen=True)
+class Resolved:
+    """What a call says, read once: paths, types and hints of its leaves, and the mesh."""
+
+    paths: list[str]
+    types: list[jax.ShapeDtypeStruct]
+    in_specs: list[Any]
+    mesh: Any
+
+    @property
+    def key(self) -> Any:
+        """Equal for calls that one program serves, wherever their arguments come from."""
+        types = tuple([(t.shape, t.dtype, t.weak_type) for t in self.types])
+        return self.mesh, types, tuple([spec_key(s) for s in self.in_specs])
+
+
+def resolve(name: str, options: Options, arguments: Arguments) -> Resolved:
+    """Read a call's arguments: what they are, and how they are to lie."""
     paths = argument_paths(arguments)
     types = argument_types(name, arguments, paths)
     in_specs = in_specs_of(name, options, arguments)
     mesh = find_mesh(name, options.mesh, in_specs, options.out_shardings, arguments.leaves)
     in_specs = with_placements(name, in_specs, arguments.leaves, paths, mesh)
+    return Resolved(paths, types, in_specs, mesh)
+
+
+def build(
+    name: str,
+    fn: Callable[..., Any],
+    options: Options,
+    arguments: Arguments,
+    resolved: Resolved,
+) -> SpmdProgram:
+    """Trace, complete, choose, partition: the program of a function for some arguments."""
+    paths, types, mesh = resolved.paths, resolved.types, resolved.mesh
+    in_specs = resolved.in_specs
     closed, captured, out_tree = trace_call(name, fn, options, arguments, types, in_specs, mesh)
     if captured:
         raise leaked_tracers(name, captured)

@@ -20,7 +20,7 @@ from meshwise.api.arguments import (
     name_of,
     take_apart,
 )
-from meshwise.api.build import DRIVER_OF, Choices, Options, build, donated_leaves
+from meshwise.api.build import DRIVER_OF, Choices, Options, build, donated_leaves, resolve
 from meshwise.api.deleted import any_gone, refuse_gone, refuse_shared
 from meshwise.api.meshes import check_is_mesh
 from meshwise.api.specs import Described, broadcast_specs, kind_of
@@ -147,6 +147,7 @@ class JitFunction:
         self.options = options
         self.name = name_of(fn)
         self._programs: dict[Any, SpmdProgram] = {}
+        self._shared: dict[Any, SpmdProgram] = {}
         self._runners: dict[Any, Runner] = {}
         self._dispatch = _jax.dispatcher(
             self.name, self._first_call, options.static_argnums, options.static_argnames
@@ -219,8 +220,22 @@ class JitFunction:
         )
         program = self._programs.get(key)
         if program is None:
-            program = build(self.name, self.fn, self.options, arguments)
-            self._programs[key] = program
+            program = self._programs[key] = self._program_of_hints(arguments)
+        return program
+
+    def _program_of_hints(self, arguments: Arguments) -> SpmdProgram:
+        """The program for what a call says, shared by calls whose arguments come from elsewhere.
+
+        The second step of a training loop gets the first one's results where that got arrays of
+        the host: the hints are the same, and so is the program.
+        """
+        resolved = resolve(self.name, self.options, arguments)
+        static = arguments.tree, arguments.static, arguments.static_named
+        key = static, _jax.settings_key(), resolved.key
+        program = self._shared.get(key)
+        if program is None:
+            program = build(self.name, self.fn, self.options, arguments, resolved)
+            self._shared[key] = program
         return program
 
 

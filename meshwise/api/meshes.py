@@ -115,6 +115,18 @@ def lies_on(value: Any, mesh: Any) -> bool:
     return isinstance(own, NamedSharding) and _same_axes(own.mesh, mesh)
 
 
+def spec_key(spec: Any) -> Any:
+    """Equal for hints that say the same: `P("x")`, `P(("x",))` and `P("x", None)` do."""
+    if isinstance(spec, NamedSharding):
+        return spec.mesh, spec_key(spec.spec)
+    if not isinstance(spec, PartitionSpec):
+        return spec
+    entries = [e[0] if isinstance(e, tuple) and len(e) == 1 else e or None for e in spec]
+    while entries and entries[-1] is None:
+        entries.pop()
+    return tuple(entries), getattr(spec, "unreduced", None), getattr(spec, "reduced", None)
+
+
 def _is_elsewhere(own: Any, mesh: Any) -> bool:
     if isinstance(mesh, AbstractMesh):
         return False
