@@ -31,6 +31,8 @@ def _smaller(case: Case) -> Iterator[Case]:
     for output in case.outputs:
         if len(case.outputs) > 1:
             yield without_unused(replace(case, outputs=(output,)))
+    for k in range(len(case.outputs) if len(case.outputs) > 2 else 0):
+        yield without_unused(replace(case, outputs=case.outputs[:k] + case.outputs[k + 1 :]))
     if case.grad:
         yield replace(case, grad=False)
     yield from _with_earlier_outputs(case)
@@ -39,10 +41,6 @@ def _smaller(case: Case) -> Iterator[Case]:
     yield from _with_fewer_hints(case)
     yield from _with_smaller_meshes(case)
     yield from _with_smaller_sizes(case)
-    for k, output in enumerate(case.outputs):
-        outputs = case.outputs[:k] + case.outputs[k + 1 :]
-        if outputs and len(case.outputs) > 1 and output:
-            yield without_unused(replace(case, outputs=outputs))
 
 
 def _with_earlier_outputs(case: Case) -> Iterator[Case]:

@@ -103,6 +103,24 @@ def test_a_sum_of_terms_passed_on(completion: str):
     )
 
 
+@pytest.mark.xfail(
+    strict=True,
+    reason="choose/regions.py: an addition joins the node of a term that is summed over a factor "
+    "of that node, and takes its other term to be such a sum as well",
+)
+@COMPLETIONS
+def test_a_sum_of_sums_and_another(completion: str):
+    """Only one of two terms is unreduced over the axis."""
+    check(
+        lambda x, w, r: jnp.sum(x @ w + (x * 2) @ w, 1) + jnp.sum(r, 0),
+        X2,
+        (None, P(None, "x"), None),
+        None,
+        (numbers(4, 3), numbers(3, 4), numbers(5, 4)),
+        completion=completion,
+    )
+
+
 def test_replicated_arguments_that_are_on_the_mesh_already(mesh8: jax.sharding.Mesh):
     """An empty spec is a spec: the second step of data parallelism gets what the first returned."""
     everywhere = jax.device_put(numbers(3), NamedSharding(mesh8, P()))
