@@ -78,9 +78,10 @@ def _suggestions(
     found: dict[tuple[tuple[int, Axes], ...], Assignment] = {}
 
     def suggest(position: int, dims: DimAxes) -> None:
-        assignment = factor_axes(tensors[position], node.rule, dims, mesh)
-        if assignment:
-            found.setdefault(tuple(sorted(assignment.items())), assignment)
+        for dividing in (False, True):
+            assignment = factor_axes(tensors[position], node.rule, dims, mesh, dividing)
+            if assignment:
+                found.setdefault(tuple(sorted(assignment.items())), assignment)
 
     for position, sharding in enumerate(operands):
         suggest(position, sharding.dims)

@@ -13,9 +13,11 @@ from meshwise._jax import Var
 from meshwise.choose.graph import Graph, Value
 from meshwise.choose.regions import Node
 from meshwise.choose.tree import IMPOSSIBLE, reshard_tree
+from meshwise.cost.communication import wire_seconds
 from meshwise.ir.factors import Strategy, dims_sharding, operand_sharding
 from meshwise.ir.mesh import Axes
 from meshwise.ir.sharding import DimAxes, Reduction, Sharding, unreduced
+from meshwise.rules.registry import LocalContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ class Search:
                 strategy,
                 tuple(self._same.setdefault(s, s) for s in wanted),
                 tuple(self._same.setdefault(s, s) for s in made),
-                work_seconds(self.graph, node, axes),
+                node_seconds(self.graph, node, axes),
             )
         return self._known[key]
 
@@ -177,6 +179,30 @@ def work_seconds(graph: Graph, node: Node, axes: DimAxes) -> float:
         if own and size:
             share *= -(-size // graph.mesh.size(own)) / size
     return node.flops * share / graph.hardware.flops_per_s
+
+
+def node_seconds(graph: Graph, node: Node, axes: DimAxes) -> float:
+    """Time each device takes for a node: its work, and what its local rules exchange."""
+    return work_seconds(graph, node, axes) + _exchange_seconds(graph, node, axes)
+
+
+def _exchange_seconds(graph: Graph, node: Node, axes: DimAxes) -> float:
+    """Time of what local rules exchange; impossible where one cannot follow the strategy."""
+    total = 0.0
+    for member in node.members:
+        rule = graph.rules[member.equation]
+        if rule.exchanges is None:
+            continue
+        own = Strategy(tuple(axes[f] if f >= 0 else () for f in member.factors))
+        eqn = graph.program.equations[member.equation]
+        sent = rule.exchanges(LocalContext(eqn, rule.factors, own, graph.mesh))
+        if sent is None:
+            return IMPOSSIBLE
+        for exchange in sent:
+            total += wire_seconds(
+                exchange.kind, exchange.wire_bytes, graph.hardware, exchange.launches
+            )
+    return total
 
 
 def _produced(node: Node, strategy: Strategy, result: int) -> Sharding:

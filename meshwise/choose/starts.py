@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from meshwise.choose.candidates import candidates, natural_candidates
 from meshwise.choose.graph import Graph
 from meshwise.choose.regions import Node
-from meshwise.choose.search import work_seconds
+from meshwise.choose.search import node_seconds, work_seconds
 from meshwise.ir.factors import Strategy, dims_sharding, operand_sharding
 from meshwise.ir.sharding import DimAxes, Reduction, Sharding, unreduced
 from meshwise.reshard.search import reshard_cost
@@ -99,7 +99,7 @@ def _price(
     graph: Graph, node: Node, axes: DimAxes, tensors: Sequence[DimAxes], keep_results: bool
 ) -> float:
     """Work, reshards of operands from the given shardings, and perhaps of results to them."""
-    total = work_seconds(graph, node, axes)
+    total = node_seconds(graph, node, axes)
     strategy = Strategy(axes)
     for k, (var, dims) in enumerate(zip((*node.operands, *node.results), tensors, strict=True)):
         value, result = graph.values[var], k - len(node.operands)

@@ -11,10 +11,13 @@ Kinds of factors (Shardy's names, arXiv 2105.04663 section 3 for what they serve
 - pass-through: each shard computes its own part;
 - reduction (`sum=k`, `max=k`, ...): sharding it leaves the result unreduced;
 - need-replication (`whole=k`): must not be split;
-- permutation (`permute=k`): can be split with an exchange that the operator's local rule does.
+- permutation (`permute=k`): can be split with an exchange that the operator's local rule does. The
+  dims that have it may differ in size: of a window that moves over 64 rows and makes 62.
 
 A factor is *compound* where it shares a dim with others; a compound factor is sharded only by
-axes whose size divides it, so that shards stay contiguous.
+axes whose size divides it, so that shards stay contiguous. A permutation factor that leads its dims
+may be sharded by any axes, as long as the factors after it are not: its local rule moves the rows
+that change shards.
 """
 
 import math
@@ -32,7 +35,11 @@ Dims = tuple[tuple[int, ...], ...]  # factors of each dim, major to minor
 
 @dataclass(frozen=True)
 class FactorRule:
-    """Factors of every dim of every operand and result, their sizes and their kinds."""
+    """Factors of every dim of every operand and result, their sizes and their kinds.
+
+    The size of a permutation factor is that of the first dim that has it. It may be a reduction
+    factor too: the rows that a kernel's gradient sums over, of which one operand lends its border.
+    """
 
     operands: tuple[Dims, ...]
     results: tuple[Dims, ...]
@@ -107,11 +114,14 @@ def result_sharding(rule: FactorRule, strategy: Strategy, result: int) -> Shardi
     return unreduced(dims, axes, operator)
 
 
-def factor_axes(dims: Dims, rule: FactorRule, sharding: DimAxes, mesh: Mesh) -> dict[int, Axes]:
+def factor_axes(
+    dims: Dims, rule: FactorRule, sharding: DimAxes, mesh: Mesh, dividing: bool = False
+) -> dict[int, Axes]:
     """Project a tensor's sharding onto its factors; what does not fit a factor is left out.
 
     In a compound dim a factor takes axes while their sizes divide it, and the next, more minor
-    one gets axes only when this one is split completely.
+    one gets axes only when this one is split completely. Where that leaves axes over, a leading
+    permutation factor takes all, unless only `dividing` axes are asked for.
     """
     found: dict[int, Axes] = {}
     for factors, axes in zip(dims, sharding, strict=True):
@@ -120,12 +130,12 @@ def factor_axes(dims: Dims, rule: FactorRule, sharding: DimAxes, mesh: Mesh) -> 
         if len(factors) == 1 and factors[0] not in rule.compound:
             found[factors[0]] = axes
             continue
-        found.update(_split_axes(factors, axes, rule, mesh))
+        found.update(_split_axes(factors, axes, rule, mesh, dividing))
     return {f: a for f, a in found.items() if f not in rule.whole}
 
 
 def _split_axes(
-    factors: tuple[int, ...], axes: Axes, rule: FactorRule, mesh: Mesh
+    factors: tuple[int, ...], axes: Axes, rule: FactorRule, mesh: Mesh, dividing: bool
 ) -> dict[int, Axes]:
     found: dict[int, Axes] = {}
     position = 0
@@ -140,6 +150,8 @@ def _split_axes(
             found[factor] = tuple(taken)
         if size > 1:
             break
+    if position < len(axes) and factors[0] in rule.permuted and not dividing:
+        return {factors[0]: axes}
     return found
 
 
@@ -153,7 +165,7 @@ def fits(rule: FactorRule, strategy: Strategy, mesh: Mesh) -> bool:
             continue
         if factor in rule.whole:
             return False
-        if factor in rule.compound and rule.sizes[factor] % mesh.size(axes):
+        if factor in rule.compound - rule.permuted and rule.sizes[factor] % mesh.size(axes):
             return False
     operators = {rule.reduction_of[f] for f in rule.reduction_of if strategy.axes[f]}
     if len(operators | ({Reduction.SUM} if strategy.carried else set())) > 1:
@@ -191,7 +203,7 @@ def bind_rule(
             f"{len(parsed.results)} results, not {len(operands)} and {len(results)}"
         )
     for dims, shape in tensors:
-        _learn_sizes(text, dims, shape, known)
+        _learn_sizes(text, dims, shape, known, parsed.permuted)
     for dims, shape in tensors:
         _learn_compound_sizes(text, dims, shape, known)
     names = list(dict.fromkeys(f for dims, _ in tensors for dim in dims for f in dim))
@@ -209,12 +221,18 @@ def bind_rule(
 
 
 def _learn_sizes(
-    text: str, dims: tuple[tuple[str, ...], ...], shape: Sequence[int], known: dict[str, int]
+    text: str,
+    dims: tuple[tuple[str, ...], ...],
+    shape: Sequence[int],
+    known: dict[str, int],
+    permuted: frozenset[str],
 ) -> None:
     if len(dims) != len(shape):
         raise RuleError(f"rule {text!r} has a tensor of rank {len(dims)}; the shape is {shape}")
     for dim, size in zip(dims, shape, strict=True):
-        if len(dim) == 1 and known.setdefault(dim[0], size) != size:
+        if len(dim) != 1 or (dim[0] in permuted and dim[0] in known):
+            continue
+        if known.setdefault(dim[0], size) != size:
             raise RuleError(f"rule {text!r}: factor {dim[0]} has sizes {known[dim[0]]} and {size}")
 
 
@@ -235,6 +253,11 @@ class _ParsedRule:
     operands: tuple[tuple[tuple[str, ...], ...], ...]
     results: tuple[tuple[tuple[str, ...], ...], ...]
     kinds: tuple[tuple[str, tuple[str, ...]], ...]
+
+    @property
+    def permuted(self) -> frozenset[str]:
+        """The permutation factors, whose dims may differ in size."""
+        return frozenset(dict(self.kinds).get("permute", ()))
 
 
 _KINDS = frozenset({r.value for r in Reduction} | {"whole", "permute"})

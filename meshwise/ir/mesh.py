@@ -17,6 +17,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+
 Axes = tuple[str, ...]
 
 
@@ -81,6 +83,21 @@ class Mesh:
             restored.append(user)
             position += len(subs)
         return tuple(restored)
+
+    def permute_order(self, axes: Iterable[str]) -> Axes:
+        """The same axes in the mesh's order, the only one in which `lax.ppermute` counts devices.
+
+        Its numbers follow the mesh's order whatever the order of the tuple (jax 0.10.2), unlike
+        those of `axis_index` and every other collective.
+        """
+        wanted = frozenset(axes)
+        return tuple(axis for axis in self.names if axis in wanted)
+
+    def permute_numbers(self, axes: Axes) -> tuple[int, ...]:
+        """For each shard of a dim over `axes`, the number `lax.ppermute` gives its device."""
+        ordered = self.permute_order(axes)
+        numbers = np.arange(self.size(axes)).reshape([self.axis_size[a] for a in ordered])
+        return tuple(numbers.transpose([ordered.index(a) for a in axes]).ravel().tolist())
 
     def show(self, axes: Axes) -> str:
         """Axes as text: the user's where whole, else the sub-axes."""

@@ -9,6 +9,7 @@ travel together, in one collective.
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,17 +39,10 @@ SMALL_BYTES = 256
 
 @dataclass(frozen=True)
 class Reason:
-    """Why a collective stands in the program: the value it moves, and from what to what."""
+    """Why a collective stands in the program: the decision in words, and the user's line."""
 
-    value: str
-    source: Sharding
-    target: Sharding
-    wanted_by: str
+    text: str
     line: str
-
-    def __str__(self) -> str:
-        """One line for the report."""
-        return f"{self.value} {self.source} -> {self.target} for {self.wanted_by}"
 
 
 @dataclass
@@ -114,7 +108,10 @@ def _run(walk: _Walk, args: Sequence[Any]) -> list[Any]:
                 _copy(walk, atom, sharding, eqn)
                 for atom, sharding in zip(eqn.invars, decided.operands, strict=True)
             ]
-            results = compute(eqn, plan.rules[index], decided.strategy, plan, operands)
+            rule = plan.rules[index]
+            exchanges = rule.exchanges is not None
+            with _exchange_reason(walk, eqn, decided.operands) if exchanges else nullcontext():
+                results = compute(eqn, rule, decided.strategy, plan, operands)
             for var, sharding, result in zip(eqn.outvars, decided.results, results, strict=True):
                 _store(walk, var, sharding, result)
     return [
@@ -222,8 +219,19 @@ def _reason(walk: _Walk, moved: Sequence[tuple[Var, Edge]], user: JaxprEqn | Non
     maker = walk.makers.get(var)
     origin = user if user is not None else maker and walk.plan.program.equations[maker]
     line = _jax.source_summary(origin) if origin else "out_shardings"
-    walk.reasons.append(Reason(values, source, target, wanted_by, line))
-    return jax.named_scope(f"meshwise_reshard_{len(walk.reasons) - 1}")
+    return _because(walk, Reason(f"{values} {source} -> {target} for {wanted_by}", line))
+
+
+def _exchange_reason(walk: _Walk, eqn: JaxprEqn, operands: Sequence[Sharding]) -> Any:
+    """The same, for the collectives of an operator's local rule."""
+    split = ", ".join(map(str, operands))
+    text = f"exchange of {eqn.primitive.name} itself, with operands {split}"
+    return _because(walk, Reason(text, _jax.source_summary(eqn)))
+
+
+def _because(walk: _Walk, reason: Reason) -> Any:
+    walk.reasons.append(reason)
+    return jax.named_scope(f"meshwise_reason_{len(walk.reasons) - 1}")
 
 
 def _reduce_together(walk: _Walk, together: list[tuple[Var, Edge]], user: JaxprEqn | None) -> None:

@@ -10,7 +10,7 @@ from meshwise.ir.collectives import Collective, collectives_of
 from meshwise.ir.per_device import PerDeviceProgram
 from meshwise.partition.emit import Reason, emit
 
-_TAG = re.compile(r"meshwise_reshard_(\d+)")
+_TAG = re.compile(r"meshwise_reason_(\d+)")
 
 
 def partition(plan: Plan, hardware: Hardware) -> PerDeviceProgram:
@@ -43,7 +43,7 @@ def _collectives(
         tag = _TAG.search(_jax.names_of(collective.equation))
         if tag:
             reason = reasons[int(tag.group(1))]
-            text, line = str(reason), reason.line
+            text, line = reason.text, reason.line
         else:
             text = "part of the operator's own computation"
             line = _jax.source_summary(collective.equation)

@@ -194,7 +194,7 @@ def _grow(
         wanted = _compound_axes(rule, factors, settled, mesh)
     wanted = _unused(wanted, current, used)
     if factors[0] in rule.compound and len(factors) == 1:
-        wanted = _dividing(wanted, rule.sizes[factor], mesh)
+        wanted = _fitting(rule, factor, wanted, mesh)
     return wanted if is_prefix(current, wanted) else current
 
 
@@ -208,11 +208,19 @@ def _compound_axes(
     axes: Axes = ()
     for factor in factors:
         own = settled[factor][0].axes if factor in settled else ()
-        own = _dividing(own, rule.sizes[factor], mesh)
+        own = _fitting(rule, factor, own, mesh)
         axes += own
         if mesh.size(own) != rule.sizes[factor]:
             break
     return axes
+
+
+def _fitting(rule: FactorRule, factor: int, axes: Axes, mesh: Mesh) -> Axes:
+    """Axes that a factor of a compound dim may have: those that divide it, or that it can fill."""
+    size = rule.sizes[factor]
+    if factor in rule.permuted and size >= mesh.size(axes):
+        return axes
+    return _dividing(axes, size, mesh)
 
 
 def _dividing(axes: Axes, size: int, mesh: Mesh) -> Axes:

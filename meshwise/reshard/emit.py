@@ -6,19 +6,18 @@ they belong. Axes in a collective's tuple are major to minor, as in a sharding.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from meshwise.ir.mesh import Axes, Mesh
 from meshwise.ir.sharding import Reduction, local_shape
-from meshwise.reshard.permute import in_mesh_order, permute_pairs, shard_numbers
+from meshwise.reshard.permute import permute_pairs
 from meshwise.reshard.plan import Part, ReshardPlan, Step, StepKind
-from meshwise.reshard.realign import realign_windows
+from meshwise.rules.halo import fetch_rows, realignment
 
 
 def apply_steps(x: jax.Array, plan: ReshardPlan, mesh: Mesh) -> jax.Array:
@@ -71,42 +70,16 @@ def _all_to_all(x: jax.Array, step: Step, plan: ReshardPlan, mesh: Mesh) -> jax.
 
 
 def _permute(x: jax.Array, step: Step, plan: ReshardPlan, mesh: Mesh) -> jax.Array:
-    axes = in_mesh_order(step.axes, mesh)
+    axes = mesh.permute_order(step.axes)
     return lax.ppermute(x, axes, permute_pairs(step.source.dims, step.target.dims, axes, mesh))
 
 
 def _realign(x: jax.Array, step: Step, plan: ReshardPlan, mesh: Mesh) -> jax.Array:
-    """Send each window of rows by one ppermute, then put all rows in their places."""
     dim = _losing(step.parts[0])
     axes = step.source.dims[dim]
-    shards = mesh.size(axes)
     before, after = step.source_shape[dim], step.target_shape[dim]
-    me = lax.axis_index(axes)
-    number = shard_numbers(axes, mesh)
-    rows = lax.iota(jnp.int32, after)
-    places = lax.full_like(rows, 0)
-    pieces: list[jax.Array] = []
-    offset = 0
-    for window in realign_windows(plan.shape[dim], shards, before, after):
-        piece, start = x, _at(window.starts, me)
-        if window.distance:
-            # What the sender's receiver wants; the slice is kept inside the sender's rows.
-            starts = [min(s, before - window.rows) for s in window.starts]
-            sent_from = _at([starts[(r + window.distance) % shards] for r in range(shards)], me)
-            piece = lax.dynamic_slice_in_dim(
-                x, sent_from, window.rows, dim, allow_negative_indices=False
-            )
-            pairs = [
-                (number[r - window.distance], number[r]) for r in range(shards) if window.counts[r]
-            ]
-            piece = lax.ppermute(piece, in_mesh_order(axes, mesh), pairs)
-            start = start - _at(starts, me)
-        pieces.append(piece)
-        first, count = _at(window.to, me), _at(window.counts, me)
-        mine = (rows >= first) & (rows < first + count)
-        places = lax.select(mine, offset + start + rows - first, places)
-        offset += piece.shape[dim]
-    return _take_rows(lax.concatenate(pieces, dim), places, dim)
+    fetch = realignment(plan.shape[dim], mesh.size(axes), before, after)
+    return fetch_rows(x, dim, axes, mesh, fetch)
 
 
 def _reduce_scatter(x: jax.Array, step: Step, plan: ReshardPlan, mesh: Mesh) -> jax.Array:
@@ -227,20 +200,6 @@ def _cut(x: jax.Array, step: Step) -> jax.Array:
     """Cut the padding of dims that have become whole."""
     sizes = (*step.target_shape, *x.shape[len(step.target_shape) :])
     return x if x.shape == sizes else lax.slice(x, [0] * x.ndim, sizes)
-
-
-def _take_rows(x: jax.Array, rows: jax.Array, dim: int) -> jax.Array:
-    """Rows of a dim by number."""
-    others = tuple(d for d in range(x.ndim) if d != dim)
-    numbers = lax.GatherDimensionNumbers(others, (dim,), (dim,))
-    sizes = (*x.shape[:dim], 1, *x.shape[dim + 1 :])
-    return lax.gather(x, rows[:, None], numbers, sizes, mode=lax.GatherScatterMode.CLIP)
-
-
-def _at(table: Sequence[int], index: jax.Array) -> jax.Array:
-    """The entry of a small table at this device's index."""
-    numbers = np.asarray(table, np.int32)
-    return lax.dynamic_slice(numbers, (index,), (1,), allow_negative_indices=False).reshape(())
 
 
 def _gaining(part: Part) -> int:

@@ -26,7 +26,7 @@ from typing import Any
 from meshwise.reshard.places import DimIds, IdPart, Ids, arrangements, exchanges, moved_axes
 from meshwise.reshard.plan import StepKind
 from meshwise.reshard.problem import MAX_FREE_SEARCH, Problem
-from meshwise.reshard.realign import realign_windows
+from meshwise.rules.halo import realignment
 
 State = tuple[DimIds, Ids, Ids, StepKind | None]
 
@@ -197,9 +197,8 @@ class Moves:
             for block in () if self.even_dims[dim] else self._blocks(dim, shards):
                 if block == blocks[dim]:
                     continue
-                windows = realign_windows(p.shape[dim], shards, blocks[dim], block)
-                rows = [w.rows for w in windows if w.distance]
-                cost = len(rows) * p.prices.launch + sum(rows) * rest * p.prices.permute
+                sent = realignment(p.shape[dim], shards, blocks[dim], block).exchange(rest)
+                cost = sent.launches * p.prices.launch + sent.wire_bytes * p.prices.permute
                 new = dims, _put(blocks, dim, block), terms, None
                 peak = max(block, blocks[dim]) * rest
                 yield Move(StepKind.REALIGN, ((axes, dim, None),), new, cost, peak)

@@ -38,25 +38,6 @@ def permute_pairs(source: DimAxes, target: DimAxes, axes: Axes, mesh: Mesh) -> P
     return tuple(sorted(pairs))
 
 
-def in_mesh_order(axes: Axes, mesh: Mesh) -> Axes:
-    """The same axes in the mesh's order, the only one in which `lax.ppermute` counts devices.
-
-    Its numbers follow the mesh's order whatever the order of the tuple (jax 0.10.2), unlike those
-    of `axis_index` and every other collective.
-    """
-    return tuple(axis for axis in mesh.names if axis in axes)
-
-
-@lru_cache(maxsize=1 << 12)
-def shard_numbers(axes: Axes, mesh: Mesh) -> tuple[int, ...]:
-    """For each shard of a dim over `axes`, the number `lax.ppermute` gives its device."""
-    ordered = in_mesh_order(axes, mesh)
-    numbers = {}
-    for number, place in enumerate(product(*(range(mesh.axis_size[a]) for a in ordered))):
-        numbers[_tile((axes,), dict(zip(ordered, place, strict=True)), mesh)] = number
-    return tuple(numbers[shard,] for shard in range(len(numbers)))
-
-
 def _tile(dims: DimAxes, index: dict[str, int], mesh: Mesh) -> tuple[int, ...]:
     """Number of a device's shard in each dim, with axes that are not in `index` at zero."""
     tile = []

@@ -22,7 +22,7 @@ from meshwise.reshard.canonical import Naming, levels
 from meshwise.reshard.moves import Move, Moves, State
 from meshwise.reshard.plan import Part, ReshardPlan, Step, StepKind
 from meshwise.reshard.problem import Problem
-from meshwise.reshard.realign import realign_windows
+from meshwise.rules.halo import realignment
 
 # Costs are sums of bytes; two that differ by less than this part of one another are equal.
 _ROUNDING = 1e-9
@@ -265,10 +265,9 @@ def _step(
         dim = parts[0].dim
         assert dim is not None, "a dim is realigned"
         shards = mesh.size(source.dims[dim])
-        windows = realign_windows(global_shape[dim], shards, before[dim], after[dim])
-        rows = [w.rows for w in windows if w.distance]
-        sent = sum(rows) * (operand // before[dim])
-        return Step(kind, parts, source, target, before, after, sent, len(rows))
+        fetch = realignment(global_shape[dim], shards, before[dim], after[dim])
+        sent = fetch.exchange(operand // before[dim])
+        return Step(kind, parts, source, target, before, after, sent.wire_bytes, sent.launches)
     if kind in (StepKind.ALL_TO_ALL, StepKind.REDUCE_SCATTER):
         padded = list(before)
         for part in parts:

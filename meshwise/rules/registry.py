@@ -15,6 +15,7 @@ from jax import lax
 
 from meshwise._jax import JaxprEqn, Literal, bind
 from meshwise.errors import RuleError
+from meshwise.ir.collectives import CollectiveKind
 from meshwise.ir.factors import FactorRule, Strategy, dims_sharding
 from meshwise.ir.mesh import Mesh
 from meshwise.ir.program import application_key
@@ -85,6 +86,15 @@ class LocalContext:
         aval: Any = self.eqn.invars[operand].aval
         return aval.shape
 
+    def local_shape(self, operand: int) -> tuple[int, ...]:
+        """Local shape of an operand."""
+        dims = dims_sharding(self.rule.operands[operand], self.strategy.axes)
+        return local_shape(self.global_shape(operand), Sharding(dims), self.mesh)
+
+    def operand_axes(self, operand: int, dim: int) -> tuple[str, ...]:
+        """Axes that a dim of an operand is sharded over."""
+        return dims_sharding(self.rule.operands[operand], self.strategy.axes)[dim]
+
     def local_result_shape(self, result: int) -> tuple[int, ...]:
         """Local shape of a result."""
         dims = dims_sharding(self.rule.results[result], self.strategy.axes)
@@ -116,6 +126,18 @@ def shard_index(axes: Sequence[str], mesh: Mesh) -> Any:
 LocalRule = Callable[..., Sequence[Any]]
 
 
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Collectives of one kind that a local rule runs: the bytes a device sends, and how many."""
+
+    kind: CollectiveKind
+    wire_bytes: float
+    launches: int = 1
+
+
+Exchanges = Callable[["LocalContext"], Sequence[Exchange] | None]
+
+
 @dataclass(frozen=True)
 class OpRule:
     """One application of an operator, described once.
@@ -124,6 +146,7 @@ class OpRule:
     linear: sets of operands through which an unreduced sum may pass untouched, if *all* of a set
         are unreduced over the same axes and no other operand is.
     local: `(context, *local operands) -> local results`; by default the same primitive.
+    exchanges: what `local` sends under a strategy, to be priced; None where it cannot follow it.
     masked: operands whose padding along a sharded reduction factor is replaced by the
         reduction's identity before `local` runs; by default every one that has such a factor.
     flops: of the whole operator, for the cost of splitting it.
@@ -133,6 +156,7 @@ class OpRule:
     factors: FactorRule
     linear: tuple[tuple[int, ...], ...] = ()
     local: LocalRule | None = None
+    exchanges: Exchanges | None = None
     masked: tuple[int, ...] | None = None
     flops: float = 0.0
     opaque: bool = False

@@ -1,0 +1,243 @@
+"""Rows of a sharded dim that devices need of each other: halos, borders, shifts, reversals.
+
+A `Fetch` says which rows each shard holds (`block` of them, the last ones perhaps fewer) and
+which it needs: `length` rows from `starts[r]` on, some of which may lie outside the dim. Windows,
+strides, dilations, pads, slices, concatenations, rolls and reshapes of sharded dims differ in
+nothing but these numbers.
+
+Rows travel by `ppermute`, a *piece* each. Two ways to make pieces are tried, and the one that
+sends less is taken: one piece for each distance between sender and receiver (a window's halo,
+GSPMD arXiv 2105.04663 section 4.2), or, where the distance grows along the mesh because shards of
+different sizes line up, the fewest matchings. The pairs that overlap, in order of their rows, are
+a staircase: each shard's pairs are neighbours there. So with `d` the most pairs of one shard,
+every `d`-th pair can travel together, and the number of pieces does not grow with the mesh.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from jax import lax
+
+from meshwise.ir.collectives import CollectiveKind
+from meshwise.ir.mesh import Axes, Mesh
+from meshwise.rules.registry import Exchange, shard_index
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """Rows that `receiver` needs of `sender`: `rows` from the sender's `start`, to `to`."""
+
+    sender: int
+    receiver: int
+    start: int
+    to: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Overlaps that travel together: no shard sends or receives twice.
+
+    Each sender's piece is `rows` rows long. Where `offset` is a number, every sender's begins at
+    its row `first` and stands `offset` rows further on at the receiver. Else it begins where the
+    receiver's overlap does.
+    """
+
+    overlaps: tuple[Overlap, ...]
+    rows: int
+    first: int
+    offset: int | None
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether it travels, or is what shards keep."""
+        return self.overlaps[0].sender != self.overlaps[0].receiver
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """Rows of a dim that shards hold, and those they need."""
+
+    size: int
+    block: int
+    starts: tuple[int, ...]
+    length: int
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """What is sent, and what each shard keeps, by the cheaper way."""
+        return _pieces(self)
+
+    def exchange(self, row_bytes: float) -> Exchange:
+        """The collectives it takes, for rows of so many bytes."""
+        sent = [piece.rows for piece in self.pieces if piece.is_sent]
+        return Exchange(CollectiveKind.PERMUTE, sum(sent) * row_bytes, len(sent))
+
+
+@lru_cache(maxsize=1 << 12)
+def realignment(size: int, shards: int, before: int, after: int) -> Fetch:
+    """The rows of a dim whose shards change from blocks of `before` to blocks of `after` rows.
+
+    17 rows over 2 shards in blocks of 12 are rows 0-11 and 12-16; in blocks of 9 they are 0-8 and
+    9-16, so shard 1 needs rows 9-11 of shard 0.
+    """
+    return Fetch(size, before, tuple(shard * after for shard in range(shards)), after)
+
+
+@lru_cache(maxsize=1 << 12)
+def _pieces(fetch: Fetch) -> tuple[Piece, ...]:
+    overlaps = _overlaps(fetch)
+    degrees = Counter(o.receiver for o in overlaps), Counter(o.sender for o in overlaps)
+    most = max((n for counts in degrees for n in counts.values()), default=1)
+    ways = (
+        _grouped(overlaps, [o.receiver - o.sender for o in overlaps]),
+        _grouped(overlaps, [i % most for i in range(len(overlaps))]),
+    )
+    # A piece more is worth a row less.
+    return min(ways, key=lambda pieces: sum(p.rows + 1 for p in pieces if p.is_sent))
+
+
+def _overlaps(fetch: Fetch) -> list[Overlap]:
+    """Every pair of shards that share rows, along the staircase."""
+    found: list[Overlap] = []
+    falling = fetch.starts[0] > fetch.starts[-1]
+    for receiver, first in enumerate(fetch.starts):
+        row, end = max(first, 0), min(first + fetch.length, fetch.size)
+        own: list[Overlap] = []
+        while row < end:
+            sender = row // fetch.block
+            rows = min(end, (sender + 1) * fetch.block) - row
+            own.append(Overlap(sender, receiver, row - sender * fetch.block, row - first, rows))
+            row += rows
+        found += reversed(own) if falling else own
+    return found
+
+
+def _grouped(overlaps: Sequence[Overlap], colours: Sequence[int]) -> tuple[Piece, ...]:
+    """A piece for each colour; what shards keep of their own is a piece apart."""
+    groups: dict[tuple[int, bool], list[Overlap]] = defaultdict(list)
+    for overlap, colour in zip(overlaps, colours, strict=True):
+        groups[colour, overlap.sender == overlap.receiver].append(overlap)
+    return tuple(_piece(group) for group in groups.values())
+
+
+def _piece(group: Sequence[Overlap]) -> Piece:
+    offsets = {o.to - o.start for o in group}
+    if len(offsets) > 1:
+        return Piece(tuple(group), max(o.rows for o in group), 0, None)
+    first = min(o.start for o in group)
+    rows = max(o.start + o.rows for o in group) - first
+    return Piece(tuple(group), rows, first, offsets.pop())
+
+
+def fetch_rows(x: Any, dim: int, axes: Axes, mesh: Mesh, fetch: Fetch) -> Any:
+    """The rows a device needs, `fetch.length` of them, from the local array `x` of its own.
+
+    Rows outside the dim are undefined: overwrite them with `mask_rows` where they are read.
+    """
+    if not fetch.pieces or 0 in x.shape:
+        shape = (*x.shape[:dim], fetch.length, *x.shape[dim + 1 :])
+        return lax.full(shape, 0, x.dtype)
+    placed = sorted(fetch.pieces, key=lambda p: p.first + (p.offset or 0))
+    if _tiles(placed):
+        return _laid_end_to_end(x, dim, axes, mesh, fetch, placed)
+    return _taken_by_number(x, dim, axes, mesh, fetch)
+
+
+def mask_rows(x: Any, dim: int, first: Any, size: int, value: Any) -> Any:
+    """Overwrite what lies outside a dim of `size` rows; `x` begins with row number `first`."""
+    row = lax.add(lax.broadcasted_iota(np.int32, x.shape, dim), lax.full(x.shape, first, np.int32))
+    after, before = lax.full_like(row, -1), lax.full_like(row, size)
+    inside = lax.bitwise_and(lax.gt(row, after), lax.lt(row, before))
+    return lax.select(inside, x, lax.full_like(x, value))
+
+
+def shard_entry(table: Sequence[int], axes: Axes, mesh: Mesh) -> Any:
+    """The entry of a table that belongs to this device's shard (int32 scalar)."""
+    if len(set(table)) == 1:
+        return np.int32(table[0])
+    numbers = np.asarray(table, np.int32)
+    index = shard_index(axes, mesh)
+    return lax.dynamic_slice(numbers, (index,), (1,), allow_negative_indices=False).reshape(())
+
+
+def _tiles(placed: Sequence[Piece]) -> bool:
+    """Whether every piece has its own place, the same for all receivers."""
+    if any(piece.offset is None for piece in placed):
+        return False
+    return all(_end(a) <= b.first + (b.offset or 0) for a, b in pairwise(placed))
+
+
+def _end(piece: Piece) -> int:
+    return piece.first + (piece.offset or 0) + piece.rows
+
+
+def _laid_end_to_end(
+    x: Any, dim: int, axes: Axes, mesh: Mesh, fetch: Fetch, placed: Sequence[Piece]
+) -> Any:
+    parts: list[Any] = []
+    at = 0
+    for piece in placed:
+        parts.append(_nothing(x, dim, piece.first + (piece.offset or 0) - at))
+        part = lax.slice_in_dim(x, piece.first, piece.first + piece.rows, axis=dim)
+        parts.append(_sent(part, piece, axes, mesh))
+        at = _end(piece)
+    parts.append(_nothing(x, dim, fetch.length - at))
+    parts = [part for part in parts if part.shape[dim]]
+    return parts[0] if len(parts) == 1 else lax.concatenate(parts, dim)
+
+
+def _nothing(x: Any, dim: int, rows: int) -> Any:
+    return lax.full((*x.shape[:dim], rows, *x.shape[dim + 1 :]), 0, x.dtype)
+
+
+def _sent(part: Any, piece: Piece, axes: Axes, mesh: Mesh) -> Any:
+    if not piece.is_sent:
+        return part
+    number = mesh.permute_numbers(axes)
+    pairs = [(number[o.sender], number[o.receiver]) for o in piece.overlaps]
+    return lax.ppermute(part, mesh.permute_order(axes), pairs)
+
+
+def _taken_by_number(x: Any, dim: int, axes: Axes, mesh: Mesh, fetch: Fetch) -> Any:
+    """Pieces laid end to end as they come, then every row taken from where it is."""
+    shards = len(fetch.starts)
+    rows = lax.iota(np.int32, fetch.length)
+    places = lax.full_like(rows, 0)
+    parts: list[Any] = []
+    before = 0
+    for piece in fetch.pieces:
+        starts, begins, to, counts = ([0] * shards for _ in range(4))
+        for o in piece.overlaps:
+            # A slice is kept inside the sender's rows.
+            starts[o.sender] = min(o.start, fetch.block - piece.rows) if piece.is_sent else 0
+            begins[o.receiver] = o.start - starts[o.sender]
+            to[o.receiver], counts[o.receiver] = o.to, o.rows
+        part = x
+        if piece.is_sent:
+            start = shard_entry(starts, axes, mesh)
+            part = lax.dynamic_slice_in_dim(x, start, piece.rows, dim)
+        parts.append(_sent(part, piece, axes, mesh))
+        first = shard_entry(to, axes, mesh)
+        last = lax.add(first, shard_entry(counts, axes, mesh))
+        mine = lax.bitwise_and(
+            lax.ge(rows, lax.broadcast(first, rows.shape)),
+            lax.lt(rows, lax.broadcast(last, rows.shape)),
+        )
+        shift = lax.add(lax.sub(shard_entry(begins, axes, mesh), first), np.int32(before))
+        places = lax.select(mine, lax.add(rows, lax.broadcast(shift, rows.shape)), places)
+        before += part.shape[dim]
+    return _take_rows(lax.concatenate(parts, dim), places, dim)
+
+
+def _take_rows(x: Any, rows: Any, dim: int) -> Any:
+    others = tuple(d for d in range(x.ndim) if d != dim)
+    numbers = lax.GatherDimensionNumbers(others, (dim,), (dim,))
+    sizes = (*x.shape[:dim], 1, *x.shape[dim + 1 :])
+    index = lax.broadcast_in_dim(rows, (*rows.shape, 1), (0,))
+    return lax.gather(x, index, numbers, sizes, mode=lax.GatherScatterMode.CLIP)
