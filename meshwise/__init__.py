@@ -1,5 +1,6 @@
 """meshwise: one program for one device, made into one program for every device of a mesh."""
 
+from meshwise.api.extend import register_rule as register_rule
 from meshwise.api.jit import jit as jit
 from meshwise.api.jit import shard as shard
 from meshwise.api.spmd_program import SpmdProgram as SpmdProgram
@@ -29,5 +30,6 @@ __all__ = [
     "TreeError",
     "UnevenArray",
     "jit",
+    "register_rule",
     "shard",
 ]

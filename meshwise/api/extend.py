@@ -1,0 +1,41 @@
+"""What a user says of operators of their own: `mw.register_rule`."""
+
+from collections.abc import Callable
+
+from meshwise._jax import Primitive
+from meshwise.rules.given import GivenRule, Linear
+from meshwise.rules.registry import Application, LocalRule, OpRule
+
+
+def register_rule(
+    primitive: Primitive | str,
+    rule: str | Callable[[Application], str | OpRule],
+    *,
+    linear: Linear = (),
+    local: LocalRule | None = None,
+    flops: float | Callable[[Application], float] | None = None,
+) -> None:
+    """Say how a primitive of your own may be partitioned.
+
+    Args:
+        primitive: the primitive, or its name.
+        rule: the factors of the dims of its operands and results, as text; `...` stands for any
+            leading dims. Or a function of the `Application` (its `params`, and the types of its
+            `operands` and `results`) that returns such a text, or a whole `OpRule`.
+        linear: sets of operands through which an unreduced sum may pass: `((0,), (1,))` for a
+            product, `((0, 1),)` for a sum of two, nothing by default.
+        local: a function of a `LocalContext` and the local operands, in plain `lax`, that
+            returns the local results; by default the primitive itself, on local operands.
+        flops: of the whole operator, or a function of the `Application`; by default the product
+            of the sizes of all factors.
+
+    Raises:
+        RuleError: for a text that cannot be read, or a primitive that has a rule. When a program
+            is made: for a text that does not fit the operands, or local results that are not
+            what it says.
+
+    >>> from jax.extend.core import Primitive
+    >>> register_rule(Primitive("my_product"), "... i, i o -> ... o | sum=i", linear=((0,), (1,)))
+    """
+    name = primitive if isinstance(primitive, str) else primitive.name
+    GivenRule(name, rule, tuple(map(tuple, linear)), local, flops).register()
