@@ -131,8 +131,8 @@ def run(
     for i, aval in enumerate(closed.out_avals):
         assert aval.shape == context.local_result_shape(i), (aval, context.local_result_shape(i))
         assert aval.dtype == eqn.outvars[i].aval.dtype, (aval, eqn.outvars[i].aval)
-    gathers = any("all_gather" in e.primitive.name for e in closed.jaxpr.eqns)
-    return (_run_together if gathers else _run_alone)(closed, mesh, eqn, shards)
+    exchanges = any(e.primitive.name in COLLECTIVES for e in closed.jaxpr.eqns)
+    return (_run_together if exchanges else _run_alone)(closed, mesh, eqn, shards)
 
 
 def _run_alone(
@@ -162,14 +162,14 @@ def _run_alone(
 def _run_together(
     closed: Any, mesh: Mesh, eqn: JaxprEqn, shards: Sequence[dict[Coordinates, Any]]
 ) -> list[dict[Coordinates, np.ndarray]]:
-    """All devices in step, so that they can gather from each other."""
+    """All devices in step, so that they can send to each other."""
     environments = {}
     for device in coordinates(mesh):
         args = [_like(s[device], a.aval) for s, a in zip(shards, eqn.invars, strict=True)]
         environments[device] = _bound(closed, args)
     for local_eqn in closed.jaxpr.eqns:
-        if local_eqn.primitive.name == "all_gather":
-            _gather(local_eqn, environments, mesh)
+        if local_eqn.primitive.name in COLLECTIVES:
+            _collect(local_eqn, environments, mesh)
             continue
         for device, environment in environments.items():
             if local_eqn.primitive.name == "axis_index":
@@ -181,19 +181,61 @@ def _run_together(
     return [{d: raw(_read(e, v)) for d, e in environments.items()} for v in outs]
 
 
-def _gather(eqn: JaxprEqn, environments: dict[Coordinates, Any], mesh: Mesh) -> None:
-    axes = eqn.params["axis_name"]
-    positions = [mesh.names.index(a) for a in (axes if isinstance(axes, tuple) else (axes,))]
-    sent = {d: raw(_read(e, eqn.invars[0])) for d, e in environments.items()}
-    for device, environment in environments.items():
-        group = []
-        for place in itertools.product(*(range(mesh.sizes[p]) for p in positions)):
-            peer = list(device)
-            for p, index in zip(positions, place, strict=True):
-                peer[p] = index
-            group.append(sent[tuple(peer)])
-        assert not eqn.params["tiled"]
-        environment[eqn.outvars[0]] = np.stack(group, eqn.params["all_gather_dimension"])
+def _collect(eqn: JaxprEqn, environments: dict[Coordinates, Any], mesh: Mesh) -> None:
+    """One collective: of each group the terms in order, and what each of the group makes of them."""
+    named = eqn.params.get("axis_name", eqn.params.get("axes"))
+    axes = named if isinstance(named, tuple) else (named,)
+    if eqn.primitive.name == "ppermute":  # counts devices in the order of the mesh
+        axes = tuple(a for a in mesh.names if a in axes)
+    positions = [mesh.names.index(a) for a in axes]
+    places = list(itertools.product(*(range(mesh.sizes[p]) for p in positions)))
+    for atom, out in zip(eqn.invars, eqn.outvars, strict=True):
+        sent = {d: raw(_read(e, atom)) for d, e in environments.items()}
+        for device, environment in environments.items():
+            group = [sent[_at(device, positions, place)] for place in places]
+            me = places.index(tuple(device[p] for p in positions))
+            received = COLLECTIVES[eqn.primitive.name](group, me, eqn.params)
+            environment[out] = np.asarray(received, out.aval.dtype)
+
+
+def _at(device: Coordinates, positions: Sequence[int], place: Coordinates) -> Coordinates:
+    peer = list(device)
+    for p, index in zip(positions, place, strict=True):
+        peer[p] = index
+    return tuple(peer)
+
+
+def _all_gather(group: list[np.ndarray], me: int, params: dict[str, Any]) -> np.ndarray:
+    join = np.concatenate if params["tiled"] else np.stack
+    return join(group, params["all_gather_dimension"])
+
+
+def _ppermute(group: list[np.ndarray], me: int, params: dict[str, Any]) -> np.ndarray:
+    senders = [s for s, r in params["perm"] if r == me]
+    return group[senders[0]] if senders else np.zeros_like(group[me])
+
+
+def _all_to_all(group: list[np.ndarray], me: int, params: dict[str, Any]) -> np.ndarray:
+    split, concat = params["split_axis"], params["concat_axis"]
+    if params["tiled"]:
+        return np.concatenate([np.split(x, len(group), split)[me] for x in group], concat)
+    return np.stack([np.take(x, me, split) for x in group], concat)
+
+
+def _reduce_scatter(group: list[np.ndarray], me: int, params: dict[str, Any]) -> np.ndarray:
+    total, dim = np.add.reduce(group), params["scatter_dimension"]
+    return np.split(total, len(group), dim)[me] if params["tiled"] else np.take(total, me, dim)
+
+
+COLLECTIVES = {
+    "all_gather": _all_gather,
+    "ppermute": _ppermute,
+    "all_to_all": _all_to_all,
+    "reduce_scatter": _reduce_scatter,
+    "psum": lambda group, me, params: np.add.reduce(group),
+    "pmax": lambda group, me, params: np.maximum.reduce(group),
+    "pmin": lambda group, me, params: np.minimum.reduce(group),
+}
 
 
 def _bound(closed: Any, operands: Sequence[Any]) -> dict[Any, Any]:

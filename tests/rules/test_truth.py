@@ -69,9 +69,18 @@ def test_claimed_splits_are_true(case: Case):
     free = [f for f in range(len(rule.factors.sizes)) if f not in rule.factors.whole]
     expected = [raw(v) for v in apply(case.equation, case.operands)]
     for strategy, mesh in (*single_splits(rule.factors, free), *double_splits(rule.factors, free)):
+        if is_declined(case, strategy, mesh):
+            continue
         found = split_and_join(case.equation, rule, strategy, mesh, case.operands)
         for value, want in zip(found, expected, strict=True):
             assert_close(value, want, case.tolerance, show(case, strategy))
+
+
+def is_declined(case: Case, strategy: Strategy, mesh: Mesh) -> bool:
+    """Whether the local rule says that it cannot follow a strategy."""
+    rule = case.rule
+    context = LocalContext(case.equation, rule.factors, strategy, mesh)
+    return rule.exchanges is not None and rule.exchanges(context) is None
 
 
 @ROWS
@@ -227,6 +236,8 @@ def test_sums_pass_while_factors_are_split(case: Case):
             axes = tuple(("b",) if f == factor else () for f in range(len(factors.sizes)))
             strategy = Strategy(axes, ("a",))
             if not fits(factors, strategy, mesh) or not says_something(case):
+                continue
+            if is_declined(case, strategy, mesh):
                 continue
             found = carry(case, strategy, mesh, terms)
             for value, want in zip(found, expected, strict=True):
