@@ -3,6 +3,7 @@
 from meshwise.api.extend import register_rule as register_rule
 from meshwise.api.jit import jit as jit
 from meshwise.api.jit import shard as shard
+from meshwise.api.like import like as like
 from meshwise.api.spmd_program import SpmdProgram as SpmdProgram
 from meshwise.errors import ArgumentError as ArgumentError
 from meshwise.errors import DeletedArrayError as DeletedArrayError
@@ -30,6 +31,7 @@ __all__ = [
     "TreeError",
     "UnevenArray",
     "jit",
+    "like",
     "register_rule",
     "shard",
 ]

@@ -8,7 +8,8 @@ are one class, which has `.jaxpr` and `.consts` still.
 One file a subject: `jaxprs` (classes, making and applying equations), `hints` (the hint primitive),
 `bodies` (equations with bodies), `structure` (when two jaxprs are equal), `explicit` (types with
 axes), `tracing` (functions and contexts), `calls` (the call primitive), `derivatives` (its rules),
-`dispatch` (calling compiled programs), `sampling` (drawing from distributions).
+`twins` (the primitive of `mw.like`), `dispatch` (calling compiled programs), `sampling` (drawing
+from distributions).
 """
 
 from meshwise._jax import derivatives as derivatives
@@ -69,3 +70,5 @@ from meshwise._jax.tracing import threefry_partitionable as threefry_partitionab
 from meshwise._jax.tracing import trace_function as trace_function
 from meshwise._jax.tracing import without_context_mesh as without_context_mesh
 from meshwise._jax.tracing import without_mesh as without_mesh
+from meshwise._jax.twins import Twin as Twin
+from meshwise._jax.twins import call_twin as call_twin

@@ -8,6 +8,7 @@ from meshwise.rules import convolution as convolution
 from meshwise.rules import elementwise as elementwise
 from meshwise.rules import hint as hint
 from meshwise.rules import indexing as indexing
+from meshwise.rules import like as like
 from meshwise.rules import linalg as linalg
 from meshwise.rules import ordering as ordering
 from meshwise.rules import random as random

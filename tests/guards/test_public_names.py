@@ -17,7 +17,7 @@ ERRORS = [
     "TracerLeakError",
     "TreeError",
 ]
-PUBLIC = [*ERRORS, "SpmdProgram", "UnevenArray", "jit", "register_rule", "shard"]
+PUBLIC = [*ERRORS, "SpmdProgram", "UnevenArray", "jit", "like", "register_rule", "shard"]
 
 
 def differences(actual: Iterable[str], expected: Iterable[str]) -> list[str]:
