@@ -10,7 +10,7 @@ RUN  := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow lint format bench clean
+.PHONY: help demo test test-slow fuzz mutants lint format bench clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,6 +23,12 @@ test: $(VENV)/.test ## the default suite
 
 test-slow: $(VENV)/.test ## the long sweeps, which `make test` leaves out
 	$(RUN) -m pytest -n $(WORKERS) --dist worksteal -m slow $(PYTEST_ARGS)
+
+fuzz: $(VENV)/.test ## random programs against one device; again to go on (FUZZ_ARGS="--cases 1000")
+	$(RUN) -m tests.fuzz --cases 100000 --workers $(WORKERS) --state build/fuzz.json $(FUZZ_ARGS)
+
+mutants: $(VENV)/.test ## break each rule on purpose: its tests must turn red
+	$(RUN) -m tests.mutants $(MUTANTS_ARGS)
 
 lint: $(VENV)/.dev ## style, format and types
 	$(RUN) -m ruff check .

@@ -2,34 +2,32 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-import meshwise as mw
-from meshwise import _jax
-from meshwise.cost.hardware import GENERIC
+from meshwise.choose.plan import Plan
 from meshwise.errors import HintError, ReplicationError
-from tests.fuzz.programs import (
-    Case,
-    abstract_mesh,
-    arguments_of,
-    function_of,
-    spec_of,
-)
+from meshwise.ir.per_device import PerDeviceProgram
+from meshwise.run.simulate import simulate as simulate_compiled
+from tests.fuzz.evaluate.run import evaluate, on_host
+from tests.fuzz.evaluate.simulate import simulate
+from tests.fuzz.pipeline import COMPLETIONS, per_device, step_of, trace
+from tests.fuzz.programs import Case, arguments_of, function_of
 
-# "spread" is the default on a device where computing is slow and a collective costs no launch, so
-# that small programs are split as large ones are.
-COMPLETIONS = ("gspmd", "improved", "spread")
-SLOW = replace(GENERIC, name="slow", flops_per_s=1e9, launch_s=0.0)
 # Relative to the largest number of a result. Programs here are up to 30 operators deep.
-# A program with bfloat16 in it rounds on the way, so all of its results are looser.
+# A program with a narrow float in it rounds on the way, so all of its results are looser.
 TOLERANCE, NARROW_TOLERANCE = 2e-4, 1e-1
 # Relative noise on float inputs, to tell an ill-conditioned program from a wrong one.
 NOISE, NARROW_NOISE = 2e-6, 4e-3
+NARROW = ("bfloat16", "float16", "float8")
+
+# How a program is run: with numpy (nothing is compiled, and a hundred times faster), compiled for
+# pretended devices, or on eight CPU devices.
+ENGINES = ("numpy", "compiled", "real")
 
 
 @dataclass(frozen=True)
@@ -47,79 +45,117 @@ class Failure:
         return self.kind != "error" or self.detail.split(":")[0] == other.detail.split(":")[0]
 
 
-def check(
-    case: Case, completions: Sequence[str] = COMPLETIONS, real: bool = False
-) -> list[Failure]:
+def ways_of(seed: int) -> tuple[str, ...]:
+    """The ways in which the programs of a long run are planned: by dice, and as a user's are."""
+    return ("dice 0", ("gspmd", "dice 1", "spread", "dice 1", "improved", "dice 1")[seed % 6])
+
+
+def check(case: Case, ways: Sequence[str] = COMPLETIONS, engine: str = "compiled") -> list[Failure]:
     """Failures of a case; none where it is right, or where one device is unstable itself."""
     args = arguments_of(case)
-    reference = jax.jit(function_of(case, hinted=False))
-    wanted = [_host(x) for x in reference(*args)]
-    failures = []
-    for completion in completions:
-        failures += _check_one(case, completion, args, wanted, real)
+    if engine == "numpy":
+        failures, reference, wanted = _check_with_numpy(case, ways, args)
+    else:
+        compiled = jax.jit(function_of(case, hinted=False))
+
+        def reference(*given: Any) -> list[np.ndarray]:
+            return [on_host(x) for x in compiled(*given)]
+
+        wanted = reference(*args)
+        failures = []
+        for way in ways:
+            failures += _check_compiled(case, way, args, wanted, engine == "real")
     wrong = any(f.kind == "wrong" for f in failures)
     if wrong and is_unstable(reference, args, wanted, is_narrow(case)):
         failures = [f for f in failures if f.kind != "wrong"]
     return failures
 
 
-def _check_one(
-    case: Case, completion: str, args: list[Any], wanted: list[np.ndarray], real: bool
-) -> list[Failure]:
-    def failed(kind: str, detail: str) -> list[Failure]:
-        return [Failure(completion, kind, detail)]
-
+def _check_with_numpy(case: Case, ways: Sequence[str], args: list[Any]) -> tuple[Any, Any, Any]:
+    """Failures of every way; the reference, and what it gives."""
     try:
-        program = partitioned(case, completion, args, real)
-        results = program(*args) if real else program.simulate(*args)
-    except ReplicationError as error:
-        return failed("copies differ", str(error))
-    except HintError as error:
-        # Two hints on what turned out to be one value.
-        return (
-            []
-            if "use lax.with_sharding_constraint" in str(error)
-            else failed("error", f"HintError: {error}")
-        )
+        traced = trace(case, args)
     except Exception as error:
-        lines = [line for line in str(error).splitlines() if line.strip()] or [""]
-        return failed("error", f"{type(error).__name__}: {' '.join(lines)[:600]}")
-    problems = broken_laws(case, program)
+        if jax.make_jaxpr(function_of(case, hinted=False))(*args):
+            return [f for way in ways for f in _raised(way, error)], None, []
+
+    def reference(*given: Any) -> list[np.ndarray]:
+        return evaluate(traced.closed, given)
+
+    wanted = reference(*args)
+    failures: list[Failure] = []
+    for way in ways:
+        try:
+            plan, program = per_device(traced, way, case.seed)
+            results = simulate(program, args)
+        except Exception as error:
+            failures += _raised(way, error)
+            continue
+        failures += _judged(case, way, plan, program, results, wanted)
+    return failures, reference, wanted
+
+
+def _check_compiled(
+    case: Case, way: str, args: list[Any], wanted: list[np.ndarray], real: bool
+) -> list[Failure]:
+    """By the public functions, as a user would."""
+    try:
+        if way.startswith("dice"):  # no public function plans so
+            plan, made = per_device(trace(case, args), way, case.seed)
+            return _judged(case, way, plan, made, _simulated(made, args), wanted)
+        mesh = None
+        if real:
+            axes = tuple(a for a, _ in case.axes), tuple(n for _, n in case.axes)
+            auto = (jax.sharding.AxisType.Auto,) * len(case.axes)
+            devices = jax.devices()[: math.prod(axes[1])]
+            mesh = jax.make_mesh(axes[1], axes[0], auto, devices=devices)
+        program = step_of(case, way, mesh).partition(*args)
+        results = program(*args) if real else program.simulate(*args)
+    except Exception as error:
+        return _raised(way, error)
+    results = [on_host(x) if isinstance(x, jax.Array) else np.asarray(x) for x in results]
+    return _judged(case, way, program.plan, program.per_device, results, wanted)
+
+
+def _simulated(program: PerDeviceProgram, args: Sequence[Any]) -> list[np.ndarray]:
+    shapes = [t.shape for t in program.out_types]
+    ends = program.in_shardings, program.out_shardings
+    found = simulate_compiled(program.jaxpr, program.mesh, *ends, shapes, args)
+    return [on_host(x) for x in found]
+
+
+def _raised(way: str, error: Exception) -> list[Failure]:
+    if isinstance(error, ReplicationError):
+        return [Failure(way, "copies differ", str(error))]
+    if isinstance(error, HintError) and "use lax.with_sharding_constraint" in str(error):
+        return []  # two hints on what turned out to be one value
+    lines = [line for line in str(error).splitlines() if line.strip()] or [""]
+    return [Failure(way, "error", f"{type(error).__name__}: {' '.join(lines)[:600]}")]
+
+
+def _judged(
+    case: Case,
+    way: str,
+    plan: Plan,
+    program: PerDeviceProgram,
+    results: Sequence[np.ndarray],
+    wanted: Sequence[np.ndarray],
+) -> list[Failure]:
+    problems = broken_laws(plan, program)
     if problems:
-        return [Failure(completion, kind, detail) for kind, detail in problems]
+        return [Failure(way, kind, detail) for kind, detail in problems]
     names = [n for n, _ in case.outputs] + [f"gradient {k}" for k in range(len(wanted))]
     for name, got, want in zip(names, results, wanted, strict=False):
-        difference = compare(_host(got), want, is_narrow(case))
+        difference = compare(got, want, is_narrow(case))
         if difference:
-            return failed("wrong", f"{name}: {difference}")
+            return [Failure(way, "wrong", f"{name}: {difference}")]
     return []
 
 
-def partitioned(case: Case, completion: str, args: Sequence[Any], real: bool = False) -> Any:
-    """The per-device program of a case."""
-    outs = tuple(spec_of(spec) for _, spec in case.outputs)
-    results = jax.eval_shape(function_of(case, hinted=False), *args)
-    outs += (None,) * (len(results) - len(outs))
-    mesh: Any = abstract_mesh(case)
-    if real:
-        mesh = jax.make_mesh(mesh.axis_sizes, mesh.axis_names, mesh.axis_types)
-    step = mw.jit(
-        function_of(case, hinted=True),
-        mesh=mesh,
-        in_shardings=tuple(spec_of(i.spec) for i in case.inputs),
-        out_shardings=outs,
-        completion="gspmd" if completion == "gspmd" else "improved",
-        hardware=SLOW if completion == "spread" else GENERIC,
-    )
-    return step.partition(*args)
-
-
-def broken_laws(case: Case, program: Any) -> list[tuple[str, str]]:
+def broken_laws(plan: Plan, program: PerDeviceProgram) -> list[tuple[str, str]]:
     """What does not hold of a program whatever its numbers: hints, bytes, cost."""
     problems = []
-    if program.wire_bytes != sum(c.wire_bytes for c in program.collectives):
-        problems.append(("bytes", f"{program.wire_bytes} is not the sum of the records"))
-    plan, mesh = program.plan, program.per_device.mesh
+    wire_bytes = sum(c.wire_bytes for c in program.collectives)
     for index, given in plan.program.hints.items():
         found = plan.equations[index].results[0].dims
         if any(a is not None and a != b for a, b in zip(given.dims, found, strict=True)):
@@ -135,9 +171,9 @@ def broken_laws(case: Case, program: Any) -> list[tuple[str, str]]:
                 problems.append(("hint", f"{where}: {given} became {found}"))
     if plan.seconds > plan.completion_seconds * (1 + 1e-6):
         problems.append(("cost", f"{plan.seconds} is dearer than {plan.completion_seconds}"))
-    counted = round(_bytes_sent(program.jaxpr, mesh.axis_size))
-    if abs(counted - program.wire_bytes) > len(program.collectives):
-        problems.append(("bytes", f"{program.wire_bytes} recorded, {counted} in the program"))
+    counted = round(_bytes_sent(program.jaxpr, program.mesh.axis_size))
+    if abs(counted - wire_bytes) > len(program.collectives):
+        problems.append(("bytes", f"{wire_bytes} recorded, {counted} in the program"))
     return problems
 
 
@@ -163,15 +199,9 @@ def _bytes_sent(jaxpr: Any, sizes: dict[str, int]) -> float:
     return total
 
 
-def _host(array: Any) -> np.ndarray:
-    if isinstance(array, jax.Array) and jnp.issubdtype(array.dtype, _jax.extended):
-        array = jax.random.key_data(array)
-    return np.asarray(array)
-
-
 def is_narrow(case: Case) -> bool:
-    """Whether bfloat16 takes part."""
-    return any("bfloat16" in x.dtype for x in (*case.inputs, *case.steps))
+    """Whether a narrow float takes part."""
+    return any(x.dtype.startswith(NARROW) for x in (*case.inputs, *case.steps))
 
 
 def compare(got: np.ndarray, want: np.ndarray, narrow: bool = False) -> str:
@@ -209,13 +239,13 @@ def is_unstable(
     for trial in range(6):
         draw = np.random.default_rng(trial)
         noisy = [_noisy(a, draw, NARROW_NOISE if narrow else NOISE) for a in args]
-        found = [_host(x) for x in reference(*noisy)]
+        found = reference(*noisy)
         if any(compare(f, w, narrow) for f, w in zip(found, wanted, strict=True)):
             return True
     return False
 
 
 def _noisy(array: Any, draw: np.random.Generator, noise: float) -> Any:
-    if str(getattr(array, "dtype", "")) not in ("float32", "complex64", "bfloat16"):
+    if str(getattr(array, "dtype", "")) not in ("float32", "complex64", *NARROW):
         return array
     return (array * (1 + noise * draw.standard_normal(array.shape))).astype(array.dtype)

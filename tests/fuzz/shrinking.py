@@ -44,8 +44,11 @@ def _smaller(case: Case) -> Iterator[Case]:
 
 
 def _with_earlier_outputs(case: Case) -> Iterator[Case]:
+    """An earlier result in place of the only one: a few, from the first steps to late ones."""
     if len(case.outputs) == 1:
-        for step in case.steps[: len(case.steps) // 2]:
+        steps = case.steps[:-1]
+        for k in range(min(len(steps), 6)):
+            step = steps[k * len(steps) // 6 if len(steps) > 6 else k]
             yield without_unused(replace(case, outputs=((step.name, None),)))
 
 
@@ -145,18 +148,18 @@ def _resized(case: Case, old: int, new: int) -> Case:
     )
 
 
-def reproducer(case: Case, completion: str) -> str:
-    """A program that a person can run."""
-    axes = dict(case.axes)
+def reproducer(case: Case, way: str) -> str:
+    """A program that a person can run, from the root of the repository."""
     ins = ", ".join("None" if i.spec is None else show_spec(i.spec) for i in case.inputs)
     outs = ", ".join("None" if s is None else show_spec(s) for _, s in case.outputs)
     types = ", ".join(f"{i.name}: {i.dtype}{list(i.shape)}" for i in case.inputs)
-    return "\n".join(
-        [
-            f"mesh {axes}, completion={completion!r}, grad={case.grad}, seed={case.seed}",
-            *(f"  {line}" for line in case.body()),
-            f"  # {types}",
-            f"  in_shardings=({ins},), out_shardings=({outs},)",
-            f"  {case!r}",
-        ]
-    )
+    lines = [
+        f"# mesh {dict(case.axes)}, gradients: {case.grad}, in_shardings ({ins}), "
+        f"out_shardings ({outs}), {types}",
+        *(f"#   {line}" for line in case.body()),
+        "from tests.fuzz.checking import check",
+        "from tests.fuzz.programs import Case, Input, Step",
+        f"case = {case!r}",
+        f"print(*check(case, ({way!r},), 'compiled'), sep='\\n')",
+    ]
+    return "\n".join(lines)

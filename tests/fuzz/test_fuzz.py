@@ -6,36 +6,44 @@ from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
-from tests.fuzz.checking import check, compare
+from tests.fuzz.checking import check, compare, ways_of
 from tests.fuzz.making import make
 from tests.fuzz.operators import PROFILES
+from tests.fuzz.pipeline import COMPLETIONS
 from tests.fuzz.programs import MESHES, Case, Input, Step, arguments_of, function_of
 from tests.fuzz.shrinking import reproducer, shrink
 
-FEW = range(100, 116)
+FEW = 12  # blocks of the default suite, each of so many programs
+OF_EACH = 10
 BLOCKS, BLOCK = 20, 25  # of the slow suite
 
 
-def complain(case: Case) -> None:
+def complain(case: Case, ways: tuple[str, ...], engine: str) -> None:
     """Fail with what a person needs to see it again."""
-    failures = check(case)
+    failures = check(case, ways, engine)
     shown = [f"{f.kind}: {f.detail}\n{reproducer(case, f.completion)}" for f in failures]
     hint = f"python -m tests.fuzz --cases 1 --seed {case.seed} makes it small"
     assert not failures, "\n\n".join([*shown, hint])
 
 
-@pytest.mark.parametrize("seed", FEW)
-def test_a_random_program_equals_one_device(seed: int):
-    case, problems = make(seed, PROFILES)
-    assert not problems
-    complain(case)
+@pytest.mark.parametrize("block", range(FEW))
+def test_random_programs_equal_one_device(block: int):
+    for seed in range(100 + block * OF_EACH, 100 + (block + 1) * OF_EACH):
+        case, problems = make(seed, PROFILES)
+        assert not problems
+        complain(case, ways_of(seed), "numpy")
+
+
+@pytest.mark.parametrize("seed", range(100, 104))
+def test_a_random_program_equals_one_device_compiled(seed: int):
+    complain(make(seed, PROFILES)[0], COMPLETIONS[seed % 3 :][:1], "compiled")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("block", range(BLOCKS))
-def test_many_random_programs_equal_one_device(block: int):
+def test_many_random_programs_equal_one_device_compiled(block: int):
     for seed in range(1000 + block * BLOCK, 1000 + (block + 1) * BLOCK):
-        complain(make(seed, PROFILES)[0])
+        complain(make(seed, PROFILES)[0], COMPLETIONS, "compiled")
     jax.clear_caches()
 
 
