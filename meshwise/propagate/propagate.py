@@ -204,11 +204,14 @@ def _compound_axes(
     settled: dict[int, tuple[Claim, tuple[Claim, ...]]],
     mesh: Mesh,
 ) -> Axes:
-    """Axes of a compound dim: the major factors' as long as each is split completely."""
+    """Axes of a compound dim: the major factors' as long as each is split completely.
+
+    Claims of two factors may come from two tensors and name one axis: the more major one has it.
+    """
     axes: Axes = ()
     for factor in factors:
         own = settled[factor][0].axes if factor in settled else ()
-        own = _fitting(rule, factor, own, mesh)
+        own = _fitting(rule, factor, _unused(own, (), set(axes)), mesh)
         axes += own
         if mesh.size(own) != rule.sizes[factor]:
             break

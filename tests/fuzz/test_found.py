@@ -128,6 +128,19 @@ def test_replicated_arguments_that_are_on_the_mesh_already(mesh8: jax.sharding.M
     np.testing.assert_array_equal(doubled(everywhere), numbers(3) * 2)
 
 
+@COMPLETIONS
+def test_one_axis_for_two_factors_of_a_dim(completion: str):
+    """Completion: the operand says x of one factor of a reshaped dim, the result of another."""
+    check(
+        lambda a, w: (jnp.reshape(w, (4, 1, 2, 4)), a @ w),
+        X2,
+        (None, None),
+        (P(None, None, "x", None), P("x")),
+        (numbers(2), numbers(2, 16)),
+        completion=completion,
+    )
+
+
 def check_on_devices(
     fn: Callable[..., Any], mesh: jax.sharding.Mesh, ins: Any, outs: Any, args: Sequence[Any]
 ) -> None:
