@@ -11,6 +11,7 @@ from meshwise.rules import indexing as indexing
 from meshwise.rules import like as like
 from meshwise.rules import linalg as linalg
 from meshwise.rules import ordering as ordering
+from meshwise.rules import prefix as prefix
 from meshwise.rules import random as random
 from meshwise.rules import reduction as reduction
 from meshwise.rules import shape as shape

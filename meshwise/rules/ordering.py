@@ -1,4 +1,4 @@
-"""Operators that go along one dim in order: sorts, the largest k, running sums.
+"""Operators that go along one dim in order: sorts, the largest k.
 
 That dim is whole; every other dim passes through.
 """
@@ -38,10 +38,3 @@ def _top_k_rule(application: Application) -> OpRule:
 def _approx_top_k_rule(application: Application) -> OpRule:
     axis = application.params["reduction_dimension"] % application.operands[0].ndim
     return _along(application, axis, total_size(application.operands))
-
-
-@register("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
-def _cumulative_rule(application: Application) -> OpRule:
-    rule = _along(application, application.params["axis"], total_size(application.operands))
-    linear = ((0,),) if application.eqn.primitive.name == "cumsum" else ()
-    return OpRule(rule.factors, linear, flops=rule.flops)

@@ -4,6 +4,7 @@ from tests.rules.cases_contraction import CASES as CONTRACTION
 from tests.rules.cases_elementwise import CASES as ELEMENTWISE
 from tests.rules.cases_indexing import CASES as INDEXING
 from tests.rules.cases_matrices import CASES as MATRICES
+from tests.rules.cases_ordering import CASES as ORDERING
 from tests.rules.cases_shape import CASES as SHAPE
 
-CASES = [*ELEMENTWISE, *CONTRACTION, *SHAPE, *INDEXING, *MATRICES]
+CASES = [*ELEMENTWISE, *CONTRACTION, *SHAPE, *INDEXING, *MATRICES, *ORDERING]

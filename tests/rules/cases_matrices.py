@@ -1,4 +1,4 @@
-"""Sorts and running sums, linear algebra, Fourier transforms, random numbers."""
+"""Linear algebra, Fourier transforms, random numbers."""
 
 import jax
 import jax.numpy as jnp
@@ -8,28 +8,6 @@ from jax._src.lax import linalg
 from jax._src.random.prng import iota_2x32_shape_p
 
 from tests.rules.case import Case
-
-ALONG = [
-    Case("sort", "sort", lax.sort, "f32[5,6]", "i j -> i j | whole=j"),
-    Case("sort of rows", "sort", lambda x: lax.sort(x, dimension=0), "f32[5,6]",
-         "i j -> i j | whole=i"),
-    Case("sort of several", "sort", lambda x, y, z: lax.sort((x, y, z), num_keys=2),
-         "i32[5,6]<3 i32[5,6]<3 f32[5,6]", "i j, i j, i j -> i j, i j, i j | whole=j"),
-    Case("top_k", "top_k", lambda x: lax.top_k(x, 3), "f32[5,6]", "i j -> i k, i k | whole=j k"),
-    Case("top_k of rows", "top_k", lambda x: lax.top_k(x, 3, axis=0), "f32[5,6]",
-         "i j -> k j, k j | whole=i k"),
-    Case("approx_top_k", "approx_top_k", lambda x: lax.approx_max_k(x, 3), "f32[5,6]",
-         "i j -> i k, i k | whole=j k"),
-    Case("cumsum", "cumsum", lambda x: lax.cumsum(x, 1), "f32[5,6]", "i j -> i j | whole=j"),
-    Case("cumsum in reverse", "cumsum", lambda x: lax.cumsum(x, 1, reverse=True), "f32[5,6]",
-         "i j -> i j | whole=j"),
-    Case("cumprod", "cumprod", lambda x: lax.cumprod(x, 1), "f32[5,6]", "i j -> i j | whole=j"),
-    Case("cummax", "cummax", lambda x: lax.cummax(x, 1), "f32[5,6]", "i j -> i j | whole=j"),
-    Case("cummin", "cummin", lambda x: lax.cummin(x, 1), "f32[5,6]", "i j -> i j | whole=j"),
-    Case("cumlogsumexp", "cumlogsumexp", lambda x: lax.cumlogsumexp(x, 1), "f32[5,6]",
-         "i j -> i j | whole=j"),
-]  # fmt: skip
-
 
 def solve(**options):
     return lambda a, b: lax.linalg.triangular_solve(a, b, **options)
@@ -119,4 +97,4 @@ RANDOM = [
          lambda: iota_2x32_shape_p.bind(shape=(5, 6)), "", " -> i j, i j"),
 ]  # fmt: skip
 
-CASES = [*ALONG, *LINEAR, *RANDOM]
+CASES = [*LINEAR, *RANDOM]

@@ -1,0 +1,60 @@
+"""Operators that go along one dim in order: running sums, the largest k, sorts."""
+
+from functools import partial
+
+from jax import lax
+
+from tests.rules.case import Case
+
+
+def running(name, arguments="f32[5,6]", axis=1, **options):
+    """Rows of one running operator, forwards and in reverse, along either dim."""
+    function = getattr(lax, name)
+    text = "i j -> i j | permute=" + ("j" if axis else "i")
+    title = f"{name} of {arguments} along {axis}"
+    return [
+        Case(title, name, partial(function, axis=axis), arguments, text, **options),
+        Case(f"{title} in reverse", name, partial(function, axis=axis, reverse=True), arguments,
+             text, **options),
+    ]  # fmt: skip
+
+
+RUNNING = [
+    *running("cumsum"),
+    *running("cumsum", axis=0),
+    *running("cumsum", "i8[5,6]"),
+    *running("cumsum", "c64[5,6]"),
+    *running("cumsum", "bf16[5,6]", tolerance=0.1),
+    *running("cumsum", "f32[8,260]", axis=0),
+    *running("cumprod"),
+    *running("cumprod", "i32[5,6]"),
+    *running("cummax"),
+    *running("cummax", "i32[5,6]"),
+    *running("cummin", "f16[5,6]"),
+    *running("cummin", "u8[5,6]"),
+    *running("cumlogsumexp"),
+    *running("cumlogsumexp", "f32[7,90]", axis=0),
+    Case("cumsum of a vector", "cumsum", lax.cumsum, "f32[13]", "i -> i | permute=i"),
+    Case("cumsum of nothing", "cumsum", lax.cumsum, "f32[0,3]", "i j -> i j | permute=i"),
+    Case("cumsum of empty rows", "cumsum", lax.cumsum, "f32[3,0]", "i j -> i j | permute=i"),
+    Case("cumsum of one", "cumsum", lax.cumsum, "f32[1,5]", "1 i -> 1 i"),
+    *running("cummax", "c64[5,6]"),
+]  # fmt: skip
+
+LARGEST = [
+    Case("top_k", "top_k", lambda x: lax.top_k(x, 3), "f32[5,6]", "i j -> i k, i k | whole=j k"),
+    Case("top_k of rows", "top_k", lambda x: lax.top_k(x, 3, axis=0), "f32[5,6]",
+         "i j -> k j, k j | whole=i k"),
+    Case("approx_top_k", "approx_top_k", lambda x: lax.approx_max_k(x, 3), "f32[5,6]",
+         "i j -> i k, i k | whole=j k"),
+]  # fmt: skip
+
+SORTED = [
+    Case("sort", "sort", lax.sort, "f32[5,6]", "i j -> i j | whole=j"),
+    Case("sort of rows", "sort", lambda x: lax.sort(x, dimension=0), "f32[5,6]",
+         "i j -> i j | whole=i"),
+    Case("sort of several", "sort", lambda x, y, z: lax.sort((x, y, z), num_keys=2),
+         "i32[5,6]<3 i32[5,6]<3 f32[5,6]", "i j, i j, i j -> i j, i j, i j | whole=j"),
+]  # fmt: skip
+
+CASES = [*RUNNING, *LARGEST, *SORTED]
