@@ -8,8 +8,8 @@ are one class, which has `.jaxpr` and `.consts` still.
 One file a subject: `jaxprs` (classes, making and applying equations), `hints` (the hint primitive),
 `bodies` (equations with bodies), `structure` (when two jaxprs are equal), `explicit` (types with
 axes), `tracing` (functions and contexts), `calls` (the call primitive), `derivatives` (its rules),
-`twins` (the primitive of `mw.like`), `dispatch` (calling compiled programs), `sampling` (drawing
-from distributions).
+`twins` (the primitive of `mw.like`), `custom_partitioning` (functions with a sharding rule),
+`dispatch` (calling compiled programs), `sampling` (drawing from distributions).
 """
 
 from meshwise._jax import derivatives as derivatives
@@ -21,6 +21,12 @@ from meshwise._jax.bodies import without_hints as without_hints
 from meshwise._jax.calls import call as call
 from meshwise._jax.calls import spec_of_type as spec_of_type
 from meshwise._jax.calls import witness_of as witness_of
+from meshwise._jax.custom_partitioning import ShardyRule as ShardyRule
+from meshwise._jax.custom_partitioning import axes_of as axes_of
+from meshwise._jax.custom_partitioning import custom_name_of as custom_name_of
+from meshwise._jax.custom_partitioning import partitioned as partitioned
+from meshwise._jax.custom_partitioning import sharding_rule_of as sharding_rule_of
+from meshwise._jax.custom_partitioning import spec_of as spec_of
 from meshwise._jax.dispatch import ARRAY_CLASSES as ARRAY_CLASSES
 from meshwise._jax.dispatch import SURVIVES_DONATED_ARGUMENTS as SURVIVES_DONATED_ARGUMENTS
 from meshwise._jax.dispatch import aval_of_shape as aval_of_shape

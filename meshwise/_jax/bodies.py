@@ -54,7 +54,12 @@ def _remat_body(params: dict[str, Any]) -> CallBody:
     return CallBody(params["jaxpr"], recomputed=params["differentiated"] and barrier)
 
 
-_CALLS: dict[str, Callable[[dict[str, Any]], CallBody]] = {
+def _custom_partitioning_body(params: dict[str, Any]) -> CallBody | None:
+    """What a function does on one device, where it brings no sharding rule to partition it by."""
+    return CallBody(params["call"]) if params["sharding_rule"] is None else None
+
+
+_CALLS: dict[str, Callable[[dict[str, Any]], CallBody | None]] = {
     "jit": _jit_body,
     "pjit": _jit_body,
     "remat2": _remat_body,
@@ -63,6 +68,7 @@ _CALLS: dict[str, Callable[[dict[str, Any]], CallBody]] = {
     "core_call": lambda params: CallBody(params["call_jaxpr"]),
     "custom_jvp_call": lambda params: CallBody(params["call_jaxpr"]),
     "custom_vjp_call": lambda params: CallBody(params["call_jaxpr"]),
+    "custom_partitioning": _custom_partitioning_body,
     "custom_vmap_call": lambda params: CallBody(params["call"]),
     "eval_jaxpr": lambda params: CallBody(params.get("call_jaxpr") or params["jaxpr"]),
     "mw_call": lambda params: CallBody(params["jaxpr"], params["in_specs"], params["out_specs"]),

@@ -136,7 +136,7 @@ class GivenRule:
                     raise
                 raise self._wrong(context, operands, [f"it cannot be: {error}"], own) from error
             results = [results] if hasattr(results, "shape") else list(results)
-            problems = _result_problems(context, results)
+            problems = result_problems(context, results)
             if problems:
                 raise self._wrong(context, operands, problems, own)
             return results
@@ -169,7 +169,7 @@ def _avals(context: LocalContext) -> list[Any]:
     return [a.aval for a in context.eqn.invars]
 
 
-def _result_problems(context: LocalContext, results: Sequence[Any]) -> list[str]:
+def result_problems(context: LocalContext, results: Sequence[Any]) -> list[str]:
     """How local results differ in number, shape or dtype from what the rule says."""
     expected = context.eqn.outvars
     if len(results) != len(expected):

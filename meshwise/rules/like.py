@@ -25,7 +25,7 @@ from meshwise.ir.mesh import Axes
 from meshwise.ir.program import itemsize_of
 from meshwise.ir.sharding import Reduction
 from meshwise.rules.composition import Composition, Split
-from meshwise.rules.given import types_text
+from meshwise.rules.given import result_problems, types_text
 from meshwise.rules.own_part import composition_of, is_own_part, types_of
 from meshwise.rules.registry import Application, Exchange, LocalContext, OpRule, register
 
@@ -140,15 +140,10 @@ def call_local(context: LocalContext, kernel: Any, name: str, operands: Sequence
         raise _kernel_error(
             context, name, operands, [f"{type(error).__name__}: {error}"]
         ) from error
-    wanted = [
-        var.aval.update(shape=context.local_result_shape(i))
-        for i, var in enumerate(context.eqn.outvars)
-    ]
-    found = [jax.typeof(r) for r in results]
-    if [(f.shape, f.dtype) for f in found] == [(w.shape, w.dtype) for w in wanted]:
-        return results
-    problem = f"it gives {types_text(found)}, its part is {types_text(wanted)}"
-    raise _kernel_error(context, name, operands, [problem])
+    problems = result_problems(context, results)
+    if problems:
+        raise _kernel_error(context, name, operands, problems)
+    return results
 
 
 def _kernel_error(

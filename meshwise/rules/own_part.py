@@ -152,22 +152,40 @@ def _evaluated(
     types: Sequence[Any],
 ) -> ClosedJaxpr:
     """The flat jaxpr that the local rules of the equations make, without masks."""
-    jaxpr = closed.jaxpr
 
     def run(*arrays: Any) -> list[Any]:
-        values: dict[Var, Any] = dict(zip(jaxpr.constvars, closed.consts, strict=True))
-        values.update(zip(jaxpr.invars, arrays, strict=True))
+        def compute(index: int, operands: Sequence[Any]) -> Sequence[Any]:
+            return _compute(contexts[index], rules[index], operands)
 
-        def read(atom: Any) -> Any:
-            return _jax.literal_value(atom) if isinstance(atom, Literal) else values[atom]
-
-        for context, rule in zip(contexts, rules, strict=True):
-            results = _compute(context, rule, [read(a) for a in context.eqn.invars])
-            values.update(zip(context.eqn.outvars, results, strict=True))
-        return [read(a) for a in jaxpr.outvars]
+        return _walk(closed, arrays, compute)
 
     axes = sorted({(name, 2) for c in contexts for name in c.mesh.names})
     return flatten(_jax.make_jaxpr_over_axes(run, axes, types))
+
+
+def evaluated(closed: ClosedJaxpr, arrays: Sequence[Any]) -> list[Any]:
+    """The results of a flat jaxpr; nothing of the mesh that it was traced in is left."""
+    eqns = closed.jaxpr.eqns
+    return _walk(closed, arrays, lambda i, xs: _jax.bind(_jax.without_hints(eqns[i]), xs))
+
+
+def _walk(
+    closed: ClosedJaxpr,
+    arrays: Sequence[Any],
+    compute: Callable[[int, Sequence[Any]], Sequence[Any]],
+) -> list[Any]:
+    """The results of a flat jaxpr whose equations are computed by a function of their index."""
+    jaxpr = closed.jaxpr
+    values: dict[Var, Any] = dict(zip(jaxpr.constvars, closed.consts, strict=True))
+    values.update(zip(jaxpr.invars, arrays, strict=True))
+
+    def read(atom: Any) -> Any:
+        return _jax.literal_value(atom) if isinstance(atom, Literal) else values[atom]
+
+    for index, eqn in enumerate(jaxpr.eqns):
+        results = compute(index, [read(a) for a in eqn.invars])
+        values.update(zip(eqn.outvars, results, strict=True))
+    return [read(a) for a in jaxpr.outvars]
 
 
 def _compute(context: LocalContext, rule: OpRule, operands: Sequence[Any]) -> Sequence[Any]:

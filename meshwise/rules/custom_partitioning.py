@@ -1,0 +1,154 @@
+"""Functions under `jax.experimental.custom_partitioning`, by the sharding rule that they bring.
+
+Their `partition` callback makes the function of local arrays, and does itself what exchange it
+takes: what it returns are complete results, in the shardings that it was asked for. So factors
+that are no dim of every result are permutation factors here. A strategy is followed where the
+callback agrees with it and no such factor has padding. (Without a sharding rule a function is a
+call like any other, which tracing replaces by its body.)
+"""
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from meshwise import _jax
+from meshwise._jax import ShardyRule
+from meshwise.errors import RuleError, message
+from meshwise.ir.factors import FactorRule, Strategy, dims_sharding
+from meshwise.ir.mesh import Mesh
+from meshwise.rules.factoring import Dim, Factoring, Kind, shapes
+from meshwise.rules.given import result_problems, types_text
+from meshwise.rules.own_part import evaluated
+from meshwise.rules.registry import (
+    Application,
+    Exchange,
+    LocalContext,
+    OpRule,
+    describe_all,
+    register,
+)
+from meshwise.trace import flatten
+
+
+@register("custom_partitioning")
+def _custom_partitioning_rule(application: Application) -> OpRule:
+    eqn = application.eqn
+    factors = _bound(_jax.sharding_rule_of(eqn), application)
+    body = flatten(eqn.params["call"])
+
+    @cache
+    def agreed(strategy: Strategy, mesh: Mesh) -> Any:
+        """The callback's answer, None where it does not agree."""
+        operands = [dims_sharding(dims, strategy.axes) for dims in factors.operands]
+        results = [dims_sharding(dims, strategy.axes) for dims in factors.results]
+        axes = dict(zip(mesh.names, mesh.sizes, strict=True))
+        answer = _jax.partitioned(eqn, axes, operands, results)
+        found = [_jax.axes_of(s, len(d)) for s, d in zip(answer.operands, operands, strict=True)]
+        made = [_jax.axes_of(s, len(d)) for s, d in zip(answer.results, results, strict=True)]
+        return answer.function if (found, made) == (operands, results) else None
+
+    def exchanges(context: LocalContext) -> list[Exchange] | None:
+        """Nothing is known of what the callback sends, but whether it follows."""
+        if not any(context.strategy.axes):
+            return []
+        divides = all(factors.sizes[f] % context.shards(f) == 0 for f in factors.permuted)
+        return [] if divides and agreed(context.strategy, context.mesh) is not None else None
+
+    def local(context: LocalContext, *operands: Any) -> Sequence[Any]:
+        if not any(context.strategy.axes):
+            return evaluated(body, operands)
+        if exchanges(context) is None:
+            raise _refused(context, ["its partition callback wants other shardings"])
+        results = list(agreed(context.strategy, context.mesh)(*operands))
+        problems = result_problems(context, results)
+        if problems:
+            raise _refused(context, problems)
+        return results
+
+    flops = sum(rule.flops for rule in describe_all(body.jaxpr.eqns))
+    return OpRule(factors, local=local, exchanges=exchanges, masked=(), flops=flops)
+
+
+def _bound(given: ShardyRule, application: Application) -> FactorRule:
+    """The rule in factors of the sizes at hand."""
+    tensors = [*shapes(application.operands), *shapes(application.results)]
+    mappings = [*given.operands, *given.results]
+    if [len(m) for m in mappings] != [len(s) for s in tensors]:
+        raise _does_not_fit(application, mappings, tensors)
+    sizes: dict[str, set[int]] = {name: {size} for name, size in given.sizes.items()}
+    for mapping, shape in zip(mappings, tensors, strict=True):
+        for names, size in zip(mapping, shape, strict=True):
+            if len(names) == 1 and size != 1:
+                sizes.setdefault(names[0], set()).add(size)
+    factoring = Factoring()
+    dims: dict[str, Dim] = {}
+    for name, found in sizes.items():
+        if len(found) == 1:  # of several sizes it is whole, below
+            dims[name] = factoring.new(found.pop(), _kind(name, given))
+    bound: list[list[Dim]] = []
+    for mapping, shape in zip(mappings, tensors, strict=True):
+        found_dims = zip(mapping, shape, strict=True)
+        bound.append([_dim(names, size, dims, factoring) for names, size in found_dims])
+    count = len(given.operands)
+    return factoring.rule(bound[:count], bound[count:])
+
+
+def _kind(name: str, given: ShardyRule) -> Kind:
+    if name in given.whole:
+        return "whole"
+    passes = all(any(name in dim for dim in result) for result in given.results)
+    read = any(name in dim for operand in given.operands for dim in operand)
+    return (
+        None if passes and read and name not in (*given.reduction, *given.permuted) else "permute"
+    )
+
+
+def _dim(names: Sequence[str], size: int, dims: dict[str, Dim], factoring: Factoring) -> Dim:
+    """The factors of a dim; whole where a name has several sizes, as Shardy allows."""
+    if size == 1:
+        return ()
+    if all(name in dims for name in names):
+        return tuple(f for name in names for f in dims[name])
+    return factoring.new(size, "whole")
+
+
+def _does_not_fit(
+    application: Application, mappings: Sequence[Any], tensors: Sequence[tuple[int, ...]]
+) -> RuleError:
+    name = _jax.custom_name_of(application.eqn)
+    pairs = list(zip(mappings, tensors, strict=False))
+    offenders = [f"{_show(m)} for {s}" for m, s in pairs if len(m) != len(s)]
+    if len(mappings) != len(tensors):
+        offenders = [f"it is for {len(mappings)} operands and results, there are {len(tensors)}"]
+    types = f"{types_text(application.operands)} -> {types_text(application.results)}"
+    return RuleError(
+        message(
+            f"the sharding rule of {name} does not fit what it is applied to at "
+            f"{_jax.source_summary(application.eqn)}",
+            offenders,
+            f"The types are {types}.",
+            "Correct the sharding_rule that is given to def_partition.",
+        )
+    )
+
+
+def _show(mapping: Sequence[Sequence[str]]) -> str:
+    return repr(" ".join(d[0] if len(d) == 1 else f"({' '.join(d)})" for d in mapping))
+
+
+def _refused(context: LocalContext, problems: Sequence[str]) -> RuleError:
+    operands = [context.rule.operands, context.rule.results]
+    asked = [
+        str(_jax.spec_of(dims_sharding(dims, context.strategy.axes)))
+        for tensors in operands
+        for dims in tensors
+    ]
+    return RuleError(
+        message(
+            f"the partition callback of {_jax.custom_name_of(context.eqn)} at "
+            f"{_jax.source_summary(context.eqn)} was asked for {', '.join(asked)}",
+            problems,
+            "Its sharding rule says that it can be split so.",
+            "Make the callback and the sharding_rule that are given to def_partition agree.",
+        )
+    )
