@@ -205,7 +205,7 @@ def bind_rule(
     for dims, shape in tensors:
         _learn_sizes(text, dims, shape, known, parsed.permuted)
     for dims, shape in tensors:
-        _learn_compound_sizes(text, dims, shape, known)
+        _learn_compound_sizes(text, dims, shape, known, parsed.permuted)
     names = list(dict.fromkeys(f for dims, _ in tensors for dim in dims for f in dim))
     index = {name: i for i, name in enumerate(names)}
     bound = [tuple(tuple(index[f] for f in dim) for dim in dims) for dims, _ in tensors]
@@ -237,9 +237,15 @@ def _learn_sizes(
 
 
 def _learn_compound_sizes(
-    text: str, dims: tuple[tuple[str, ...], ...], shape: Sequence[int], known: dict[str, int]
+    text: str,
+    dims: tuple[tuple[str, ...], ...],
+    shape: Sequence[int],
+    known: dict[str, int],
+    permuted: frozenset[str],
 ) -> None:
     for dim, size in zip(dims, shape, strict=True):
+        if len(dim) == 1 and dim[0] in permuted:
+            continue
         unknown = [f for f in dim if f not in known]
         product = math.prod(known[f] for f in dim if f in known)
         if len(unknown) == 1 and product and size % product == 0:

@@ -8,13 +8,17 @@ from meshwise.rules.registry import LocalContext, OpRule
 
 
 def mask_operands(rule: OpRule, context: LocalContext, operands: Sequence[Any]) -> list[Any]:
-    """Overwrite padding along sharded reduction factors with the reduction's identity."""
+    """Overwrite padding along sharded reduction factors with the reduction's identity.
+
+    A factor that is a permutation as well is left to the local rule, which moves rows first.
+    """
     masked = list(operands)
+    reduced = rule.factors.reduction_of.keys() - rule.factors.permuted
     for position, dims in enumerate(rule.factors.operands):
         if rule.masked is not None and position not in rule.masked:
             continue
         for dim, factors in enumerate(dims):
-            if len(factors) != 1 or factors[0] not in rule.factors.reduction_of:
+            if len(factors) != 1 or factors[0] not in reduced:
                 continue
             if not context.axes(factors[0]):
                 continue

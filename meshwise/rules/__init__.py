@@ -9,13 +9,14 @@ from meshwise.rules import custom_partitioning as custom_partitioning
 from meshwise.rules import elementwise as elementwise
 from meshwise.rules import hint as hint
 from meshwise.rules import indexing as indexing
+from meshwise.rules import largest as largest
 from meshwise.rules import like as like
 from meshwise.rules import linalg as linalg
 from meshwise.rules import ordering as ordering
+from meshwise.rules import pooling as pooling
 from meshwise.rules import prefix as prefix
 from meshwise.rules import random as random
 from meshwise.rules import reduction as reduction
 from meshwise.rules import shape as shape
 from meshwise.rules import updating as updating
-from meshwise.rules import windows as windows
 from meshwise.rules.registry import describe_all as describe_all

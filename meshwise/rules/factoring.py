@@ -21,13 +21,19 @@ class Factoring:
     def __init__(self) -> None:
         self.sizes: list[int] = []
         self.kinds: list[Kind] = []
+        self.permuted: set[int] = set()
 
-    def new(self, size: int, kind: Kind = None) -> Dim:
-        """A dim of one fresh factor; size one has nothing to shard and gets none."""
+    def new(self, size: int, kind: Kind = None, permuted: bool = False) -> Dim:
+        """A dim of one fresh factor; size one has nothing to shard and gets none.
+
+        A reduction factor is `permuted` as well where its operands exchange rows first.
+        """
         if size == 1:
             return ()
         self.sizes.append(size)
         self.kinds.append(kind)
+        if permuted or kind == "permute":
+            self.permuted.add(len(self.sizes) - 1)
         return (len(self.sizes) - 1,)
 
     def dims(self, shape: Sequence[int], kind: Kind = None) -> list[Dim]:
@@ -50,7 +56,7 @@ class Factoring:
             sizes=tuple(self.sizes[f] for f in number),
             reductions=tuple((f, r) for r in Reduction for f in kinds if kinds[f] is r),
             whole=frozenset(f for f in kinds if kinds[f] == "whole"),
-            permuted=frozenset(f for f in kinds if kinds[f] == "permute"),
+            permuted=frozenset(number[f] for f in number if f in self.permuted),
         )
 
 

@@ -5,19 +5,18 @@ which it needs: `length` rows from `starts[r]` on, some of which may lie outside
 strides, dilations, pads, slices, concatenations, rolls and reshapes of sharded dims differ in
 nothing but these numbers.
 
-Rows travel by `ppermute`, a *piece* each. Two ways to make pieces are tried, and the one that
-sends less is taken: one piece for each distance between sender and receiver (a window's halo,
-GSPMD arXiv 2105.04663 section 4.2), or, where the distance grows along the mesh because shards of
-different sizes line up, the fewest matchings. The pairs that overlap, in order of their rows, are
-a staircase: each shard's pairs are neighbours there. So with `d` the most pairs of one shard,
-every `d`-th pair can travel together, and the number of pieces does not grow with the mesh.
+Rows travel by `ppermute`, a *piece* each, in which no shard sends or receives twice. Two ways to
+make pieces are tried, and the one that sends less is taken: one piece for each distance between
+sender and receiver (a window's halo, GSPMD arXiv 2105.04663 section 4.2), or, where the distance
+grows along the mesh because shards of different sizes line up, few matchings of all that overlap.
+How many there are depends on how many shards one overlaps, not on how many there are.
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,10 @@ from jax import lax
 from meshwise.ir.collectives import CollectiveKind
 from meshwise.ir.mesh import Axes, Mesh
 from meshwise.rules.registry import Exchange, shard_index
+
+# A halo over so many neighbours is worth writing; where a shard needs rows of hundreds, a program
+# would grow with the mesh.
+MOST_PIECES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,11 @@ class Fetch:
         sent = [piece.rows for piece in self.pieces if piece.is_sent]
         return Exchange(CollectiveKind.PERMUTE, sum(sent) * row_bytes, len(sent))
 
+    @property
+    def is_compact(self) -> bool:
+        """Whether it takes few enough pieces to be written down one by one."""
+        return sum(piece.is_sent for piece in self.pieces) <= MOST_PIECES
+
 
 @lru_cache(maxsize=1 << 12)
 def realignment(size: int, shards: int, before: int, after: int) -> Fetch:
@@ -92,30 +100,39 @@ def realignment(size: int, shards: int, before: int, after: int) -> Fetch:
 @lru_cache(maxsize=1 << 12)
 def _pieces(fetch: Fetch) -> tuple[Piece, ...]:
     overlaps = _overlaps(fetch)
-    degrees = Counter(o.receiver for o in overlaps), Counter(o.sender for o in overlaps)
-    most = max((n for counts in degrees for n in counts.values()), default=1)
     ways = (
         _grouped(overlaps, [o.receiver - o.sender for o in overlaps]),
-        _grouped(overlaps, [i % most for i in range(len(overlaps))]),
+        _grouped(overlaps, _matchings(overlaps)),
     )
     # A piece more is worth a row less.
     return min(ways, key=lambda pieces: sum(p.rows + 1 for p in pieces if p.is_sent))
 
 
 def _overlaps(fetch: Fetch) -> list[Overlap]:
-    """Every pair of shards that share rows, along the staircase."""
+    """Every pair of shards that share rows."""
     found: list[Overlap] = []
-    falling = fetch.starts[0] > fetch.starts[-1]
     for receiver, first in enumerate(fetch.starts):
         row, end = max(first, 0), min(first + fetch.length, fetch.size)
-        own: list[Overlap] = []
         while row < end:
             sender = row // fetch.block
             rows = min(end, (sender + 1) * fetch.block) - row
-            own.append(Overlap(sender, receiver, row - sender * fetch.block, row - first, rows))
+            found.append(Overlap(sender, receiver, row - sender * fetch.block, row - first, rows))
             row += rows
-        found += reversed(own) if falling else own
     return found
+
+
+def _matchings(overlaps: Sequence[Overlap]) -> list[int]:
+    """A number for each overlap: the first that neither its sender nor its receiver has yet."""
+    sends: dict[int, set[int]] = defaultdict(set)
+    receives: dict[int, set[int]] = defaultdict(set)
+    numbers = []
+    for overlap in overlaps:
+        sent, received = sends[overlap.sender], receives[overlap.receiver]
+        number = next(k for k in count() if k not in sent and k not in received)
+        sent.add(number)
+        received.add(number)
+        numbers.append(number)
+    return numbers
 
 
 def _grouped(overlaps: Sequence[Overlap], colours: Sequence[int]) -> tuple[Piece, ...]:

@@ -18,7 +18,7 @@ from meshwise.errors import RuleError
 from meshwise.ir.collectives import CollectiveKind
 from meshwise.ir.factors import FactorRule, Strategy, dims_sharding
 from meshwise.ir.mesh import Mesh
-from meshwise.ir.program import application_key
+from meshwise.ir.program import application_key, itemsize_of
 from meshwise.ir.sharding import Sharding, local_shape
 
 
@@ -86,6 +86,15 @@ class LocalContext:
         aval: Any = self.eqn.invars[operand].aval
         return aval.shape
 
+    def result_shape(self, result: int) -> tuple[int, ...]:
+        """Global shape of a result."""
+        aval: Any = self.eqn.outvars[result].aval
+        return aval.shape
+
+    def itemsize(self, operand: int) -> int:
+        """Bytes of an element of an operand."""
+        return itemsize_of(self.eqn.invars[operand])
+
     def local_shape(self, operand: int) -> tuple[int, ...]:
         """Local shape of an operand."""
         dims = dims_sharding(self.rule.operands[operand], self.strategy.axes)
@@ -148,7 +157,8 @@ class OpRule:
     local: `(context, *local operands) -> local results`; by default the same primitive.
     exchanges: what `local` sends under a strategy, to be priced; None where it cannot follow it.
     masked: operands whose padding along a sharded reduction factor is replaced by the
-        reduction's identity before `local` runs; by default every one that has such a factor.
+        reduction's identity before `local` runs; by default every one that has such a factor. A
+        factor that is a permutation too is left to `local`.
     flops: of the whole operator, for the cost of splitting it.
     opaque: computed whole because there is no rule; shown to the user.
     """

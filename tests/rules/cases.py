@@ -6,5 +6,6 @@ from tests.rules.cases_indexing import CASES as INDEXING
 from tests.rules.cases_matrices import CASES as MATRICES
 from tests.rules.cases_ordering import CASES as ORDERING
 from tests.rules.cases_shape import CASES as SHAPE
+from tests.rules.cases_windows import CASES as WINDOWS
 
-CASES = [*ELEMENTWISE, *CONTRACTION, *SHAPE, *INDEXING, *MATRICES, *ORDERING]
+CASES = [*ELEMENTWISE, *CONTRACTION, *SHAPE, *WINDOWS, *INDEXING, *MATRICES, *ORDERING]

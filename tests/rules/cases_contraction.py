@@ -1,6 +1,5 @@
 """Matrix products, convolutions, reductions, windows."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -13,24 +12,9 @@ def dot(contract, batch=((), ()), **options):
     return lambda x, y: lax.dot_general(x, y, (contract, batch), **options)
 
 
-def conv(spec=("NCHW", "OIHW", "NCHW"), strides=(1, 1), padding="VALID", **options):
-    return lambda x, w: lax.conv_general_dilated(
-        x, w, strides, padding, dimension_numbers=spec, **options
-    )
-
-
-def pool(init, function, window, strides, padding="VALID"):
-    return lambda x: lax.reduce_window(x, init, function, window, strides, padding)
-
-
 def ragged(contract, batch, groups, group_dims):
     numbers = lax.RaggedDotDimensionNumbers((contract, batch), groups, group_dims)
     return lambda x, y, sizes: lax.ragged_dot_general(x, y, sizes, numbers)
-
-
-def max_pool_gradient(source, operand):
-    function = pool(-np.inf, lax.max, (1, 2), (1, 2))
-    return jax.vjp(function, operand)[1](source)[0]
 
 
 def half_square_and_add(x, y):
@@ -80,37 +64,6 @@ PRODUCT = [
          "i j k, i k l, m -> i j l | sum=k whole=i m",
          timid="i: rows beyond the groups are defined by the backend",
          unclaimed="0,2 1,2: sizes of groups are no numbers to add"),
-]  # fmt: skip
-
-CONVOLUTION = [
-    Case("conv", "conv_general_dilated", conv(), "f32[3,4,6,5] f32[5,4,3,2]",
-         "i j k l, m j n o -> i m p q | sum=j whole=k l n o p q"),
-    Case("conv of channels last", "conv_general_dilated", conv(("NHWC", "HWIO", "NHWC")),
-         "f32[3,6,5,4] f32[3,2,4,5]", "i j k l, m n l o -> i p q o | sum=l whole=j k m n p q"),
-    Case("conv of size one", "conv_general_dilated", conv(), "f32[3,4,6,5] f32[5,4,1,1]",
-         "i j k l, m j 1 1 -> i m k l | sum=j"),
-    Case("conv of size one with strides", "conv_general_dilated", conv(strides=(2, 1)),
-         "f32[3,4,6,5] f32[5,4,1,1]", "i j k l, m j 1 1 -> i m n l | sum=j whole=k n"),
-    Case("conv of the whole image", "conv_general_dilated", conv(),
-         "f32[3,4,6,5] f32[5,4,6,5]", "i j k l, m j k l -> i m 1 1 | sum=j k l"),
-    Case("conv with padding", "conv_general_dilated", conv(padding="SAME"),
-         "f32[3,4,6,5] f32[5,4,3,3]", "i j k l, m j n o -> i m p q | sum=j whole=k l n o p q"),
-    Case("conv with a dilated input",
-         "conv_general_dilated", conv(padding=[(0, 0), (0, 0)], lhs_dilation=(2, 1)),
-         "f32[3,4,6,5] f32[5,4,1,1]", "i j k l, m j 1 1 -> i m n l | sum=j whole=k n"),
-    Case("conv with a dilated kernel", "conv_general_dilated", conv(rhs_dilation=(2, 1)),
-         "f32[3,4,6,5] f32[5,4,3,1]", "i j k l, m j n 1 -> i m o l | sum=j whole=k n o"),
-    Case("conv in groups of features", "conv_general_dilated", conv(feature_group_count=4),
-         "f32[3,24,5,4] f32[24,6,3,2]",
-         "i (j k) l m, (j n) k o p -> i (j n) q r | sum=k whole=l m o p q r"),
-    Case("conv by feature", "conv_general_dilated", conv(feature_group_count=5),
-         "f32[3,5,6,4] f32[5,1,3,2]", "i j k l, j 1 m n -> i j o p | whole=k l m n o p"),
-    Case("conv in groups of the batch", "conv_general_dilated", conv(batch_group_count=4),
-         "f32[24,5,5,4] f32[24,5,3,2]",
-         "(i j) k l m, (i n) k o p -> j (i n) q r | sum=k whole=l m o p q r"),
-    Case("conv of integers", "conv_general_dilated",
-         conv(preferred_element_type=jnp.int32), "i8[3,4,6,5] i8[5,4,3,2]",
-         "i j k l, m j n o -> i m p q | sum=j whole=k l n o p q"),
 ]  # fmt: skip
 
 REDUCTION = [
@@ -173,19 +126,6 @@ REDUCTION = [
          "i j k -> i k | permute=j"),
     Case("argmin of unsigned", "argmin", lambda x: lax.argmin(x, 0, np.int32), "u8[12]<3",
          "i ->  | permute=i"),
-    Case("reduce_window_sum", "reduce_window_sum", pool(0.0, lax.add, (1, 3), (1, 1), "SAME"),
-         "f32[5,6]", "i j -> i k | whole=j k"),
-    Case("reduce_window_max", "reduce_window_max", pool(-np.inf, lax.max, (1, 2), (1, 2)),
-         "f32[5,6]", "i j -> i k | whole=j k"),
-    Case("reduce_window_min", "reduce_window_min", pool(np.inf, lax.min, (2, 1), (1, 1)),
-         "f32[5,6]", "i j -> k j | whole=i k"),
-    Case("reduce_window", "reduce_window", pool(np.float32(0), half_square_and_add, (1, 2), (1, 1)),
-         "f32[5,6]", "i j,  -> i k | whole=j k"),
-    Case("select_and_scatter_add", "select_and_scatter_add", max_pool_gradient,
-         "f32[5,3] f32[5,6]", "i j, i k -> i k | whole=j k"),
-    Case("select_and_gather_add", "select_and_gather_add",
-         lambda t, x: jax.jvp(pool(-np.inf, lax.max, (1, 2), (1, 2)), (x,), (t,))[1],
-         "f32[5,6] f32[5,6]", "i j, i j -> i k | whole=j k"),
 ]  # fmt: skip
 
-CASES = [*PRODUCT, *CONVOLUTION, *REDUCTION]
+CASES = [*PRODUCT, *REDUCTION]

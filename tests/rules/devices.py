@@ -106,7 +106,8 @@ def split(
 
 
 def _fill(rule: FactorRule, strategy: Strategy, dim: tuple[int, ...], dtype: Any) -> Any:
-    if len(dim) == 1 and dim[0] in rule.reduction_of and strategy.axes[dim[0]]:
+    reduced = rule.reduction_of.keys() - rule.permuted  # the local rule masks those itself
+    if len(dim) == 1 and dim[0] in reduced and strategy.axes[dim[0]]:
         return reduction_identity(rule.reduction_of[dim[0]], dtype)
     return None
 
@@ -182,7 +183,7 @@ def _run_together(
 
 
 def _collect(eqn: JaxprEqn, environments: dict[Coordinates, Any], mesh: Mesh) -> None:
-    """One collective: of each group the terms in order, and what each of the group makes of them."""
+    """One collective: the terms of each group in order, and what each device makes of them."""
     named = eqn.params.get("axis_name", eqn.params.get("axes"))
     axes = named if isinstance(named, tuple) else (named,)
     if eqn.primitive.name == "ppermute":  # counts devices in the order of the mesh
