@@ -1,4 +1,4 @@
-"""Operators that go along one dim in order: sorts, the largest k.
+"""Operators that go along one dim in order: sorts.
 
 That dim is whole; every other dim passes through.
 """
@@ -25,16 +25,3 @@ def _sort_rule(application: Application) -> OpRule:
     axis = application.params["dimension"]
     steps = math.log2(max(2, application.operands[0].shape[axis]))
     return _along(application, axis, steps * total_size(application.operands))
-
-
-@register("top_k")
-def _top_k_rule(application: Application) -> OpRule:
-    axis = application.params["axis"] % application.operands[0].ndim
-    steps = math.log2(max(2, application.params["k"]))
-    return _along(application, axis, steps * total_size(application.operands))
-
-
-@register("approx_top_k")
-def _approx_top_k_rule(application: Application) -> OpRule:
-    axis = application.params["reduction_dimension"] % application.operands[0].ndim
-    return _along(application, axis, total_size(application.operands))

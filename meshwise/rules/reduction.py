@@ -12,10 +12,12 @@ import numpy as np
 from jax import lax
 from jax.numpy import issubdtype
 
+from meshwise.ir.program import type_of
 from meshwise.ir.sharding import Reduction
 from meshwise.rules.factoring import Dim, Factoring, Kind, shapes
 from meshwise.rules.identity import mask_padding, reduction_identity
-from meshwise.rules.registry import Application, LocalContext, OpRule, register
+from meshwise.rules.registry import Application, Exchange, LocalContext, OpRule, register
+from meshwise.rules.together import Meeting, row_count, take_rows
 
 _REDUCTIONS = {
     "reduce_sum": Reduction.SUM,
@@ -82,27 +84,49 @@ def _arg_rule(application: Application) -> OpRule:
         dims.append(factoring.new(n, None if d != axis else "permute" if exact else "whole"))
     kept = [dim for d, dim in enumerate(dims) if d != axis]
     factors = factoring.rule([dims], [kept])
-    return OpRule(factors, local=_arg_local, flops=float(math.prod(operand)))
+    return OpRule(
+        factors, local=_arg_local, exchanges=_arg_exchanges, flops=float(math.prod(operand))
+    )
+
+
+def _arg_factor(context: LocalContext) -> int | None:
+    """The factor of the dim that is searched, if it is sharded."""
+    (axis,) = context.params["axes"]
+    dim = context.rule.operands[0][axis]
+    return dim[0] if dim and context.axes(dim[0]) else None
+
+
+def _arg_meeting(context: LocalContext, factor: int) -> Meeting:
+    (axis,), shape = context.params["axes"], context.local_shape(0)
+    value, index = type_of(context.eqn.invars[0]).dtype, type_of(context.eqn.outvars[0]).dtype
+    rows = row_count(shape, axis)
+    return Meeting(context.shards(factor), rows, (1, (value, index)), (1, (index,)))
+
+
+def _arg_exchanges(context: LocalContext) -> list[Exchange]:
+    factor = _arg_factor(context)
+    return [] if factor is None else _arg_meeting(context, factor).sends.found
 
 
 def _arg_local(context: LocalContext, operand: Any) -> list[Any]:
-    (axis,) = context.params["axes"]
-    dim = context.rule.operands[0][axis]
-    if not dim or not context.axes(dim[0]):
+    factor = _arg_factor(context)
+    if factor is None:
         return context.bind(operand)
-    factor = dim[0]
+    (axis,) = context.params["axes"]
     largest = context.eqn.primitive.name == "argmax"
     reduction = Reduction.MAX if largest else Reduction.MIN
     worst = reduction_identity(reduction, operand.dtype)
     operand = mask_padding(context, operand, axis, factor, worst)
     (index,) = context.bind(operand)
-    index = lax.add(index, lax.full_like(index, context.offset(factor)))
+    index = lax.add(index, lax.convert_element_type(context.offset(factor), index.dtype))
     value = (lax.reduce_max if largest else lax.reduce_min)(operand, (axis,))
-    # Every device sees the candidates in the order of the shards, so the first of equals wins,
-    # and a NaN wins over all, as within one shard.
-    values = lax.all_gather(value, context.axes(factor))
-    indices = lax.all_gather(index, context.axes(factor))
-    winner = (lax.argmax if largest else lax.argmin)(values, 0, np.int32)
-    shard = lax.broadcasted_iota(np.int32, indices.shape, 0)
-    chosen = lax.eq(shard, lax.broadcast_in_dim(winner, indices.shape, range(1, indices.ndim)))
-    return [lax.reduce_sum(lax.select(chosen, indices, lax.full_like(indices, 0)), (0,))]
+
+    def combine(values: Any, indices: Any) -> list[Any]:
+        # Candidates come in the order of the shards, so the first of equals wins, and a NaN wins
+        # over all, as within one shard.
+        shard = (lax.argmax if largest else lax.argmin)(values, 0, np.int32)
+        return [take_rows(indices, lax.expand_dims(shard, (0,)))]
+
+    candidates = [lax.reshape(x, (1, x.size)) for x in (value, index)]
+    (found,) = _arg_meeting(context, factor).hold(candidates, context.axes(factor), combine)
+    return [lax.reshape(found, index.shape)]

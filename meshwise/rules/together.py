@@ -132,6 +132,13 @@ def rows_back(x: Any, axis: int, shape: Sequence[int]) -> Any:
     return lax.transpose(x, order)
 
 
+def take_rows(x: Any, places: Any) -> Any:
+    """Of `[length, rows]`, in each row the elements at some places, `[after, rows]`."""
+    numbers = lax.GatherDimensionNumbers((), (0,), (0,), (1,), (1,))
+    index = lax.expand_dims(places, (2,))
+    return lax.gather(x, index, numbers, (1, 1), mode=lax.GatherScatterMode.CLIP)
+
+
 def row_count(shape: Sequence[int], axis: int) -> int:
     """How many rows `rows_last` makes of a shape."""
     return int(np.prod([n for d, n in enumerate(shape) if d != axis], dtype=np.int64))

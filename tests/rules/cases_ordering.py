@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import numpy as np
 from jax import lax
 
 from tests.rules.case import Case
@@ -42,12 +43,47 @@ RUNNING = [
 ]  # fmt: skip
 
 LARGEST = [
-    Case("top_k", "top_k", lambda x: lax.top_k(x, 3), "f32[5,6]", "i j -> i k, i k | whole=j k"),
+    Case("top_k", "top_k", lambda x: lax.top_k(x, 3), "f32[5,6]",
+         "i j -> i k, i k | whole=k permute=j"),
     Case("top_k of rows", "top_k", lambda x: lax.top_k(x, 3, axis=0), "f32[5,6]",
-         "i j -> k j, k j | whole=i k"),
-    Case("approx_top_k", "approx_top_k", lambda x: lax.approx_max_k(x, 3), "f32[5,6]",
+         "i j -> k j, k j | whole=k permute=i"),
+    Case("top_k of more than a shard has", "top_k", lambda x: lax.top_k(x, 11), "bf16[13]",
+         "i -> j, j | whole=j permute=i"),
+    Case("top_k of all", "top_k", lambda x: lax.top_k(x, 6), "i32[5,6]<3",
+         "i j -> i k, i k | whole=k permute=j"),
+    Case("top_k of many rows", "top_k", lambda x: lax.top_k(x, 2), "i8[150,9]<2",
+         "i j -> i k, i k | whole=k permute=j"),
+    Case("top_k of none", "top_k", lambda x: lax.top_k(x, 0), "f32[5,6]",
+         "i j -> i k, i k | whole=k permute=j"),
+    Case("top_k of one", "top_k", lambda x: lax.top_k(x, 1), "f32[5,6]",
+         "i j -> i 1, i 1 | permute=j"),
+    Case("approx_max_k", "approx_top_k", lambda x: lax.approx_max_k(x, 3), "f32[5,6]",
+         "i j -> i k, i k | whole=k permute=j"),
+    Case("approx_min_k", "approx_top_k",
+         lambda x: lax.approx_min_k(x, 3, reduction_dimension=0), "f32[7,4]",
+         "i j -> k j, k j | whole=k permute=i"),
+    Case("approx_max_k of blocks", "approx_top_k",
+         lambda x: lax.approx_max_k(x, 3, aggregate_to_topk=False), "f32[5,6]",
          "i j -> i k, i k | whole=j k"),
 ]  # fmt: skip
+
+
+def first(name, arguments, axis=1, index=np.int32):
+    """A row of argmax or argmin."""
+    text = "i j -> i | permute=j" if axis else "i j -> j | permute=i"
+    title = f"{name} of {arguments} along {axis}"
+    return Case(title, name, lambda x: getattr(lax, name)(x, axis, index), arguments, text)
+
+
+FIRST = [
+    first("argmax", "bool[7,6]"),
+    first("argmin", "bool[7,6]"),
+    first("argmax", "i32[7,6]<2", 0),
+    first("argmin", "u8[7,6]<3", 0, np.uint8),
+    first("argmin", "bf16[5,7]", 1, np.int8),
+    first("argmax", "f32[4,300]", 0),
+    first("argmax", "f32[3,0]", 0),
+]
 
 SORTED = [
     Case("sort", "sort", lax.sort, "f32[5,6]", "i j -> i j | whole=j"),
@@ -57,4 +93,4 @@ SORTED = [
          "i32[5,6]<3 i32[5,6]<3 f32[5,6]", "i j, i j, i j -> i j, i j, i j | whole=j"),
 ]  # fmt: skip
 
-CASES = [*RUNNING, *LARGEST, *SORTED]
+CASES = [*RUNNING, *LARGEST, *FIRST, *SORTED]
