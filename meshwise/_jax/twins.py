@@ -27,11 +27,10 @@ class Batched:
 
     function: Flat
     dims: tuple[int | None, ...]
-    size: int
 
     def __call__(self, *args: Any) -> Sequence[Any]:
         """Apply it."""
-        return jax.vmap(self.function, self.dims, axis_size=self.size)(*args)
+        return jax.vmap(self.function, self.dims)(*args)
 
 
 @dataclass(frozen=True)
@@ -42,11 +41,9 @@ class Twin:
     reference: Flat
     name: str
 
-    def batched(self, dims: tuple[int | None, ...], size: int) -> "Twin":
+    def batched(self, dims: tuple[int | None, ...]) -> "Twin":
         """Both over one more dim."""
-        return Twin(
-            Batched(self.kernel, dims, size), Batched(self.reference, dims, size), self.name
-        )
+        return Twin(Batched(self.kernel, dims), Batched(self.reference, dims), self.name)
 
 
 def call_twin(twin: Twin, args: Sequence[Any]) -> list[Any]:
@@ -73,8 +70,7 @@ _mlir.register_lowering(mw_like_p, _mlir.lower_fun(_kernel, multiple_results=Tru
 
 def _batch(args: Sequence[Any], dims: Sequence[Any], *, twin: Twin) -> tuple[list[Any], list[int]]:
     mapped = tuple([d if isinstance(d, int) else None for d in dims])
-    size = next(x.shape[d] for x, d in zip(args, mapped, strict=True) if d is not None)
-    outs = mw_like_p.bind(*args, twin=twin.batched(mapped, size))
+    outs = mw_like_p.bind(*args, twin=twin.batched(mapped))
     return outs, [0] * len(outs)
 
 

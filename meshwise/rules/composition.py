@@ -5,7 +5,8 @@ its own, and what it says of a value's dim is matched with the word that the dim
 one dim are the same factors in the end: `(24)` and `(6 4)` become `(6 4)`, `(4 6)` and `(8 3)`
 become `(4 2 3)`. A factor then is split everywhere, or nowhere, and needs no exchange where
 
-- each equation lets it pass, or sums over it;
+- each equation lets it pass, or sums over it, or has nothing to exchange at the sizes at hand,
+  which is for the caller to find out;
 - what is summed passes on only through operators that are linear in it;
 - it stands once in a value.
 """
@@ -13,7 +14,7 @@ become `(4 2 3)`. A factor then is split everywhere, or nowhere, and needs no ex
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import combinations, zip_longest
 from typing import Any
 
 from meshwise._jax import ClosedJaxpr, JaxprEqn, Literal, Var
@@ -25,11 +26,15 @@ Word = tuple[int, ...]  # factors of one dim, major to minor
 
 @dataclass
 class Words:
-    """Factors while they are matched: sizes, what each consists of, and which must be whole."""
+    """Factors while they are matched: sizes, what each consists of, and which are special.
+
+    `whole` must not be split; `exchanged` are those along which an equation may exchange something.
+    """
 
     sizes: list[int] = field(default_factory=list)
     parts: dict[int, Word] = field(default_factory=dict)
     whole: set[int] = field(default_factory=set)
+    exchanged: set[int] = field(default_factory=set)
 
     def new(self, size: int) -> Word:
         """A word of one fresh factor; size one has nothing to split and gets none."""
@@ -77,12 +82,14 @@ class Words:
 
 @dataclass(frozen=True)
 class Split:
-    """What becomes of a factor when it is split: how each result is joined, None where it passes.
+    """What becomes of a factor when it is split.
 
-    `joined` holds, for each result, the reduction of its terms.
+    `joined` holds, for each result, the reduction of its terms, None where it has none. `evenly`:
+    only where it divides, because equations inside would mask padding, or exchange it.
     """
 
     joined: tuple[Reduction | None, ...]
+    evenly: bool
 
     @property
     def passes(self) -> bool:
@@ -100,7 +107,8 @@ class Split:
 class Composition:
     """The factors of a program: words of its values and of its equations' factors, and splits.
 
-    `splits` are the factors that can be split; all others are whole.
+    `splits` are the factors that can be split; all others are whole. `linear` are sets of operands
+    through which a sum may pass to every result.
     """
 
     closed: ClosedJaxpr
@@ -110,6 +118,7 @@ class Composition:
     results: tuple[tuple[Word, ...], ...]
     factors: tuple[tuple[Word, ...], ...]
     splits: dict[int, Split]
+    linear: tuple[tuple[int, ...], ...]
 
 
 def compose(closed: ClosedJaxpr, rules: Sequence[OpRule]) -> Composition:
@@ -129,7 +138,9 @@ def compose(closed: ClosedJaxpr, rules: Sequence[OpRule]) -> Composition:
     whole = set(words.spelled(tuple(words.whole)))
     whole.update(_unsplittable(closed, spelled, results))
     candidates = {f for v in jaxpr.invars for word in spelled[v] for f in word} - whole
-    found = _Sums(closed, rules, each, spelled, candidates).splits()
+    exchanged = frozenset(words.spelled(tuple(words.exchanged)))
+    sums = _Sums(closed, rules, each, spelled, exchanged)
+    found = {f: split for f in sorted(candidates) if (split := sums.split(f))}
     return Composition(
         closed=closed,
         rules=tuple(rules),
@@ -138,7 +149,15 @@ def compose(closed: ClosedJaxpr, rules: Sequence[OpRule]) -> Composition:
         results=results,
         factors=each,
         splits=found,
+        linear=tuple(filter(sums.carries, _some_operands(len(jaxpr.invars)))),
     )
+
+
+def _some_operands(count: int) -> list[tuple[int, ...]]:
+    """Sets of operands that a sum may well pass through: each, each two, and all."""
+    each = range(count)
+    found = [(i,) for i in each] + list(combinations(each, 2)) + [tuple(each)]
+    return list(dict.fromkeys(found)) if count else []
 
 
 def _shape(atom: Any) -> tuple[int, ...]:
@@ -154,8 +173,10 @@ def _match_equation(
 ) -> list[Word]:
     """Match an equation's factors with the words of its operands; give words to its results."""
     factors = [words.new(size) for size in rule.factors.sizes]
-    for factor in rule.factors.whole | rule.factors.permuted:
+    for factor in rule.factors.whole:
         words.whole.update(factors[factor])
+    for factor in rule.factors.permuted - rule.factors.whole:
+        words.exchanged.update(factors[factor])
 
     def told(dim: tuple[int, ...], size: int) -> Word:
         """What the equation says of a dim."""
@@ -190,7 +211,7 @@ def _unsplittable(
 
 
 class _Sums:
-    """Follows what is summed over a factor to the results."""
+    """Follows sums that are not added up yet to the results."""
 
     def __init__(
         self,
@@ -198,26 +219,36 @@ class _Sums:
         rules: Sequence[OpRule],
         factors: Sequence[Sequence[Word]],
         values: dict[Var, tuple[Word, ...]],
-        candidates: set[int],
+        exchanged: frozenset[int],
     ):
-        self.closed = closed
+        self.jaxpr = closed.jaxpr
         self.rules = rules
         self.factors = factors
         self.values = values
-        self.candidates = candidates
+        self.exchanged = exchanged
 
-    def splits(self) -> dict[int, Split]:
-        """What becomes of each candidate that can be split."""
-        found = {}
-        for factor in sorted(self.candidates):
-            split = self._split(factor)
-            if split is not None:
-                found[factor] = split
-        return found
+    def split(self, factor: int) -> Split | None:
+        """What becomes of a factor that is split; None where it cannot be."""
+        terms = self._followed({}, factor)
+        if terms is None:
+            return None
+        outs = self.jaxpr.outvars
+        joined = tuple([_get(terms, a) for a in outs])
+        stands = [any(factor in word for word in _words_of(a, self.values)) for a in outs]
+        if any(r and s for r, s in zip(joined, stands, strict=True)):
+            return None
+        split = Split(joined, factor in self.exchanged or any(joined))
+        return split if split.passes or split.reduction or set(joined) <= _ADDED else None
 
-    def _split(self, factor: int) -> Split | None:
-        terms: dict[Var, Reduction] = {}
-        eqns = zip(self.closed.jaxpr.eqns, self.rules, self.factors, strict=True)
+    def carries(self, operands: Sequence[int]) -> bool:
+        """Whether sums in some operands, and in no other, pass to every result."""
+        start = {self.jaxpr.invars[i]: Reduction.SUM for i in operands}
+        terms = self._followed(start, None)
+        return terms is not None and all(_get(terms, a) for a in self.jaxpr.outvars)
+
+    def _followed(self, terms: dict[Var, Reduction], factor: int | None) -> Any:
+        """The values that are terms of a sum, given those that are and a factor that is split."""
+        eqns = zip(self.jaxpr.eqns, self.rules, self.factors, strict=True)
         for eqn, rule, words in eqns:
             reductions = {r for f, r in rule.factors.reductions if factor in words[f]}
             carried = tuple(i for i, a in enumerate(eqn.invars) if _get(terms, a))
@@ -231,13 +262,7 @@ class _Sums:
                 return None
             for reduction in reductions:
                 terms.update(dict.fromkeys(eqn.outvars, reduction))
-        outs = self.closed.jaxpr.outvars
-        joined = tuple([_get(terms, a) for a in outs])
-        stands = [any(factor in word for word in _words_of(a, self.values)) for a in outs]
-        if any(r and s for r, s in zip(joined, stands, strict=True)):
-            return None
-        split = Split(joined)
-        return split if split.passes or split.reduction or set(joined) <= _ADDED else None
+        return terms
 
 
 _ADDED = {Reduction.SUM, None}  # results that a local rule can join by itself

@@ -11,9 +11,12 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
+import jax
+
 from meshwise import _jax
 from meshwise._jax import ShardyRule
 from meshwise.errors import RuleError, message
+from meshwise.ir.collectives import collectives_of
 from meshwise.ir.factors import FactorRule, Strategy, dims_sharding
 from meshwise.ir.mesh import Mesh
 from meshwise.rules.factoring import Dim, Factoring, Kind, shapes
@@ -47,19 +50,33 @@ def _custom_partitioning_rule(application: Application) -> OpRule:
         made = [_jax.axes_of(s, len(d)) for s, d in zip(answer.results, results, strict=True)]
         return answer.function if (found, made) == (operands, results) else None
 
+    @cache
+    def sent(strategy: Strategy, mesh: Mesh) -> list[Exchange]:
+        """What the callback's function sends."""
+        context = LocalContext(eqn, factors, strategy, mesh)
+        types = [
+            jax.ShapeDtypeStruct(context.local_shape(i), aval.dtype)
+            for i, aval in enumerate(application.operands)
+        ]
+        axes = list(zip(mesh.names, mesh.sizes, strict=True))
+        closed = _jax.make_jaxpr_over_axes(agreed(strategy, mesh), axes, types)
+        found = collectives_of(closed, mesh.axis_size)
+        return [Exchange(c.kind, c.wire_bytes, c.count) for c in found]
+
     def exchanges(context: LocalContext) -> list[Exchange] | None:
-        """Nothing is known of what the callback sends, but whether it follows."""
         if not any(context.strategy.axes):
             return []
+        own = Strategy(context.strategy.axes), context.mesh
         divides = all(factors.sizes[f] % context.shards(f) == 0 for f in factors.permuted)
-        return [] if divides and agreed(context.strategy, context.mesh) is not None else None
+        return sent(*own) if divides and agreed(*own) is not None else None
 
     def local(context: LocalContext, *operands: Any) -> Sequence[Any]:
         if not any(context.strategy.axes):
             return evaluated(body, operands)
         if exchanges(context) is None:
             raise _refused(context, ["its partition callback wants other shardings"])
-        results = list(agreed(context.strategy, context.mesh)(*operands))
+        function = agreed(Strategy(context.strategy.axes), context.mesh)
+        results = list(function(*operands))
         problems = result_problems(context, results)
         if problems:
             raise _refused(context, problems)

@@ -26,7 +26,7 @@ from meshwise.ir.program import itemsize_of
 from meshwise.ir.sharding import Reduction
 from meshwise.rules.composition import Composition, Split
 from meshwise.rules.given import result_problems, types_text
-from meshwise.rules.own_part import composition_of, is_own_part, types_of
+from meshwise.rules.own_part import LocalSizes, composition_of, is_own_part, types_of
 from meshwise.rules.registry import Application, Exchange, LocalContext, OpRule, register
 
 
@@ -67,16 +67,15 @@ class ComposedRule:
             permuted=frozenset(exchanged),
         )
 
-    def local_sizes(self, context: LocalContext) -> tuple[tuple[int, int], ...]:
-        """The composition's factors that a strategy splits, and their local sizes."""
-        return tuple(
-            (self.numbers[i], context.local_size(i)) for i in self.splits if context.axes(i)
-        )
+    def local_sizes(self, context: LocalContext) -> LocalSizes:
+        """The composition's factors that a strategy splits: local sizes, and shards."""
+        split = [i for i in self.splits if context.axes(i)]
+        return tuple((self.numbers[i], context.local_size(i), context.shards(i)) for i in split)
 
     def divides(self, context: LocalContext) -> bool:
-        """Whether nothing that is joined over devices has padding."""
-        return all(
-            split.passes or context.rule.sizes[i] % context.shards(i) == 0
+        """Whether nothing has padding that equations inside would mask or exchange."""
+        return not any(
+            split.evenly and context.rule.sizes[i] % context.shards(i)
             for i, split in self.splits.items()
         )
 
@@ -95,7 +94,7 @@ class ComposedRule:
                 size = math.prod(context.local_result_shape(result)) * itemsize_of(var)
                 kind = CollectiveKind.ALL_REDUCE
                 sent = wire_bytes(kind, size, size, context.mesh.size(axes))
-                found.append(Exchange(kind, sent))
+                found.append(Exchange(kind, round(sent)))
         return found
 
 
@@ -124,6 +123,7 @@ def _like_rule(application: Application) -> OpRule:
     factors = composed.factors
     return OpRule(
         factors,
+        linear=composed.composition.linear,
         local=local,
         exchanges=exchanges,
         masked=(),

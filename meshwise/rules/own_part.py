@@ -6,9 +6,10 @@ one that divides by the number of rows, or asks how many there are, finds other 
 where both are the same program, equation by equation, does a call at local shapes compute a part.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import count
 from typing import Any
 
 import jax
@@ -25,7 +26,7 @@ from meshwise.trace import flatten
 
 Function = Callable[..., Sequence[Any]]
 Types = tuple[jax.ShapeDtypeStruct, ...]
-LocalSizes = tuple[tuple[int, int], ...]  # factors that are split, and their local sizes
+LocalSizes = tuple[tuple[int, int, int], ...]  # factors that are split: local size, shards of each
 
 
 @dataclass(frozen=True)
@@ -58,18 +59,18 @@ class _SizedContext(LocalContext):
 def composition_of(function: Function, types: Types, settings: Any) -> Composition:
     """The factors of a function at some types, of which those that can be split really can.
 
-    `settings` are JAX's, on which a trace depends. Each split is tried at twice the size, and
-    what then is another program is left whole.
+    `settings` are JAX's, on which a trace depends. Each split is tried over as few devices as
+    divide it, and what then is another program is left whole.
     """
     del settings
     traced = _traced(function, types)
     found = compose(traced, describe_all(traced.jaxpr.eqns))
     if any(size == 0 for size in found.sizes):
         return _limited(found, ())
-    if _is_part_at_twice(function, found, found.splits):
+    if _is_part_split(function, found, found.splits):
         return found
-    found = _limited(found, [f for f in found.splits if _is_part_at_twice(function, found, [f])])
-    return found if _is_part_at_twice(function, found, found.splits) else _limited(found, ())
+    found = _limited(found, [f for f in found.splits if _is_part_split(function, found, [f])])
+    return found if _is_part_split(function, found, found.splits) else _limited(found, ())
 
 
 @lru_cache(maxsize=4096)
@@ -89,23 +90,22 @@ def _limited(composition: Composition, factors: Sequence[int]) -> Composition:
     return replace(composition, splits=kept)
 
 
-def _is_part_at_twice(function: Function, found: Composition, factors: Any) -> bool:
-    return _is_part(function, found, tuple((f, 2 * found.sizes[f]) for f in factors))
+def _is_part_split(function: Function, found: Composition, factors: Iterable[int]) -> bool:
+    """Whether it is a part where some factors are split over as few devices as divide them."""
+    fewest = {f: next(k for k in count(2) if found.sizes[f] % k == 0) for f in factors}
+    return _is_part(function, found, tuple((f, found.sizes[f] // k, k) for f, k in fewest.items()))
 
 
 def _is_part(function: Function, found: Composition, local: LocalSizes) -> bool:
-    sizes = dict(local)
+    sizes = {f: size for f, size, _ in local}
     types = [
         _type(v.aval, [_size(word, found, sizes) for word in words])
         for v, words in zip(found.closed.jaxpr.invars, found.operands, strict=True)
     ]
     try:
         own = _traced(function, types)
-    except Exception:  # the function says no to these shapes, in whatever way
-        return False
-    try:
-        split = _evaluated(found.closed, found.rules, _split_contexts(found, sizes), types)
-    except (TypeError, ValueError):  # sizes that were written down, and stay what they were
+        split = _evaluated(found.closed, found.rules, _split_contexts(found, local), types)
+    except Exception:  # the function, or a size written down in it, says no in whatever way
         return False
     rules = describe_all(own.jaxpr.eqns)
     return is_same_program(_evaluated(own, rules, _whole_contexts(own, rules), types), split)
@@ -124,15 +124,20 @@ def _size(word: Word, found: Composition, sizes: Mapping[int, int]) -> int:
     return int(np.prod([sizes.get(f, found.sizes[f]) for f in word], dtype=int))
 
 
-def _split_contexts(found: Composition, sizes: Mapping[int, int]) -> list[LocalContext]:
-    """Each equation's context where some factors are split to local sizes."""
+def _split_contexts(found: Composition, local: LocalSizes) -> list[LocalContext]:
+    """Each equation's context where some factors are split."""
+    sizes = {f: size for f, size, _ in local}
     names = {f: f"factor{f}" for f in sizes}
-    mesh = Mesh(tuple(names.values()), (2,) * len(names), tuple((n, (n,)) for n in names.values()))
+    mesh = Mesh(
+        tuple(names.values()),
+        tuple(k for _, _, k in local),
+        tuple((n, (n,)) for n in names.values()),
+    )
     contexts: list[LocalContext] = []
     for eqn, rule, words in zip(found.closed.jaxpr.eqns, found.rules, found.factors, strict=True):
         axes = tuple([tuple([names[f] for f in word if f in names]) for word in words])
-        local = tuple([_size(word, found, sizes) for word in words])
-        contexts.append(_SizedContext(eqn, rule.factors, Strategy(axes), mesh, local))
+        own = tuple([_size(word, found, sizes) for word in words])
+        contexts.append(_SizedContext(eqn, rule.factors, Strategy(axes), mesh, own))
     return contexts
 
 
@@ -159,7 +164,7 @@ def _evaluated(
 
         return _walk(closed, arrays, compute)
 
-    axes = sorted({(name, 2) for c in contexts for name in c.mesh.names})
+    axes = sorted({axis for c in contexts for axis in c.mesh.axis_size.items()})
     return flatten(_jax.make_jaxpr_over_axes(run, axes, types))
 
 
