@@ -240,7 +240,8 @@ def _refuse_opaque(name: str, program: Program, rules: Sequence[OpRule]) -> None
                 f"{name} (strict) has operators without a rule",
                 list(dict.fromkeys(whole)),
                 "Without a rule an operator is computed whole on every device.",
-                "Leave out strict=True to accept that; program.explain() then lists them.",
+                "Say how they are partitioned, with mw.register_rule or, for kernels, mw.like "
+                "(docs/extending.md). Or leave out strict=True; program.explain() then lists them.",
             )
         )
 

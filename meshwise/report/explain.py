@@ -122,8 +122,9 @@ def _whole(program: PerDeviceProgram) -> list[str]:
     lines += [f"  {text}{f', {times} times' if times > 1 else ''}" for text, times in found.items()]
     way_out = (
         "Operands are gathered first, and every device does all of the work. Write it with "
-        "operators that have a rule, or register one: docs/adding_an_operator.md. The bodies of "
-        "loops and branches have no rules yet. strict=True makes it an error."
+        "operators that have a rule, or say how it is partitioned, with mw.register_rule or, for a "
+        "kernel, mw.like: docs/extending.md. The bodies of loops and branches have no rules yet. "
+        "strict=True makes it an error."
     )
     return [*lines, *wrapped(way_out)]
 

@@ -148,7 +148,8 @@ def test_operators_without_a_rule(mesh2x4):
         f"  - riddle at {line_of('riddle')}\n"
         f"  - mystery at {line_of('mystery')}\n"
         "Without a rule an operator is computed whole on every device.\n"
-        "Leave out strict=True to accept that; program.explain() then lists them.",
+        "Say how they are partitioned, with mw.register_rule or, for kernels, mw.like"
+        " (docs/extending.md). Or leave out strict=True; program.explain() then lists them.",
         lambda: mw.jit(fn, mesh=mesh2x4, strict=True)(X),
     )
     assert issubclass(mw.MissingRuleError, NotImplementedError)
