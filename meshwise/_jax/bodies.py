@@ -120,7 +120,8 @@ def _has_body(value: Any) -> bool:
 
 def _strip(value: Any) -> Any:
     if isinstance(value, tuple | list):
-        return type(value)(_strip(v) for v in value)
+        parts = [_strip(v) for v in value]
+        return getattr(type(value), "_make", type(value))(parts)  # a named tuple counts its parts
     if not is_jaxpr(value):
         return value
     inner = opened(value)

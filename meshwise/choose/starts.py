@@ -6,6 +6,7 @@ from meshwise.choose.candidates import candidates, natural_candidates
 from meshwise.choose.graph import Graph
 from meshwise.choose.regions import Node
 from meshwise.choose.search import node_seconds, work_seconds
+from meshwise.choose.tree import IMPOSSIBLE
 from meshwise.ir.factors import Strategy, dims_sharding, operand_sharding
 from meshwise.ir.sharding import DimAxes, Reduction, Sharding, unreduced
 from meshwise.reshard.search import reshard_cost
@@ -16,14 +17,16 @@ def work_limits(graph: Graph) -> list[float]:
 
     It is the least that the shardings of its own values suggest: a product of two matrices that
     are both sharded over the contracted dim is never computed whole on every device to save an
-    all_reduce. Regions are element-wise work, and free.
+    all_reduce. What a local rule cannot follow suggests nothing. Regions are element-wise work,
+    and free.
     """
     limits = []
     for node in graph.nodes:
         natural = (
             () if node.is_region else natural_candidates(node, graph.mesh, nominal(graph, node))
         )
-        least = min((work_seconds(graph, node, axes) for axes in natural), default=float("inf"))
+        followed = [a for a in natural if node_seconds(graph, node, a) < IMPOSSIBLE]
+        least = min((work_seconds(graph, node, axes) for axes in followed), default=float("inf"))
         limits.append(least * (1 + 1e-9))
     return limits
 
