@@ -201,7 +201,8 @@ def _bytes_sent(jaxpr: Any, sizes: dict[str, int]) -> float:
 
 def is_narrow(case: Case) -> bool:
     """Whether a narrow float takes part."""
-    return any(x.dtype.startswith(NARROW) for x in (*case.inputs, *case.steps))
+    types = any(x.dtype.startswith(NARROW) for x in (*case.inputs, *case.steps))
+    return types or any(n in s.text for n in NARROW for s in case.steps)
 
 
 def compare(got: np.ndarray, want: np.ndarray, narrow: bool = False) -> str:

@@ -19,11 +19,12 @@ from tests.fuzz.programs import (
     used_names,
 )
 
-SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 17)
+SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 17, 24)
 MOST_ELEMENTS = 4096
 MOST_INPUTS = 7
 LARGEST = 20.0  # values above this are brought down
-FLOATS = ("float32", "bfloat16")
+FLOATS = ("float32", "bfloat16", "float16")
+NARROW = ("bfloat16", "float16")
 INTEGERS = ("int32", "uint8", "int8", "uint32")
 
 
@@ -53,6 +54,9 @@ class Maker:
         self.sizes = self.draw.sample(SIZES, self.draw.choice((2, 3, 4, 6)))
         if self.draw.random() < 0.3:
             self.sizes = [8, 16, self.draw.choice((4, 12, 24))]
+        self.may_be_empty = self.draw.random() < 0.05
+        if self.may_be_empty:
+            self.sizes.append(0)
         self.inputs: list[Input] = []
         self.steps: list[Step] = []
         self.values: list[Value] = []
@@ -73,10 +77,11 @@ class Maker:
 
     def shape(self, least: int = 0, most: int = 3) -> tuple[int, ...]:
         """A shape that is not too large."""
-        while True:
-            shape = tuple(self.size() for _ in range(self.draw.randint(least, most)))
-            if size_of(shape) <= MOST_ELEMENTS // 4:
-                return shape
+        rank = self.draw.randint(least, most)
+        shape = [self.size() for _ in range(rank)]
+        while size_of(shape) > MOST_ELEMENTS // 4:
+            shape[self.draw.randrange(rank)] = self.draw.choice((1, 2, 3, 4, 5))
+        return tuple(shape)
 
     def subset(self, count: int, least: int = 0) -> list[int]:
         """Some of `0..count-1`, in order."""
@@ -88,15 +93,16 @@ class Maker:
         dtypes: Sequence[str] = ("float32",),
         fits: Callable[[Value], bool] = lambda v: True,
         least: int = 0,
+        most: int = 3,
     ) -> Value:
         """A value of some types, more likely a late one; a new input where there is none."""
-        dtypes = [d for d in dtypes if self.narrow or d != "bfloat16"]
+        dtypes = [d for d in dtypes if self.narrow or d not in NARROW]
         found = [v for v in self.values if v.dtype in dtypes and v.rank >= least and fits(v)]
         if found and (len(self.inputs) >= MOST_INPUTS or not self.chance(0.08)):
             late = found[-5:]
             return self.draw.choice(late if self.chance(0.7) else found)
-        for _ in range(200):
-            value = Value("", self.shape(least), dtypes[0])
+        for _ in range(50):
+            value = Value("", self.shape(least, max(least, most)), dtypes[0])
             if fits(value):
                 return self.fresh(value.shape, value.dtype)
         raise LookupError("nothing fits")
@@ -132,7 +138,7 @@ class Maker:
             return None
         name = f"v{len(self.steps)}"
         dtype = "key" if jnp.issubdtype(result.dtype, jax.dtypes.prng_key) else str(result.dtype)
-        if len(result.shape) > 4 or size_of(result.shape) > MOST_ELEMENTS:
+        if len(result.shape) > 5 or size_of(result.shape) > MOST_ELEMENTS:
             return None
         self.steps.append(Step(name, text, names, tuple(result.shape), dtype, spec))
         value = Value(name, tuple(result.shape), dtype, bound)
@@ -160,7 +166,8 @@ class Maker:
         except Exception as problem:
             shapes = [(v.shape, v.dtype) for v in operands]
             first = (str(problem).splitlines() or [""])[0]
-            self.problems.append(f"{text} of {shapes}: {type(problem).__name__} {first}")
+            if not self.may_be_empty:
+                self.problems.append(f"{text} of {shapes}: {type(problem).__name__} {first}")
             return None
 
 
@@ -183,11 +190,16 @@ def make(seed: int, profiles: Sequence[Profile]) -> tuple[Case, list[str]]:
     wanted = draw.choice((3, 5, 8, 12, 20, 30))
     weights = [w for w, _ in profile.operators]
     functions = [f for _, f in profile.operators]
-    while len(maker.steps) < wanted:
+    turns = 0
+    while len(maker.steps) < wanted and turns < 400:
+        turns += 1
         try:
             draw.choices(functions, weights)[0](maker)
         except LookupError:
             continue
+        except ValueError:  # there is no position in an empty dim
+            if not maker.may_be_empty:
+                raise
     last = maker.steps[-1].name
     read = {name for step in maker.steps for name in step.operands}
     unread = [s.name for s in maker.steps if s.name not in read]

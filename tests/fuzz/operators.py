@@ -1,10 +1,38 @@
 """Which operators a program is made of, with how often each comes."""
 
+from tests.fuzz import operators_matrices as matrices
 from tests.fuzz import operators_numbers as numbers
 from tests.fuzz import operators_places as places
+from tests.fuzz import operators_windows as windows
 from tests.fuzz.making import Profile
 
 OPERATORS = Profile(numbers.NUMBERS + places.PLACES, gradients=0.35)
+
+# What exchanges rows with neighbours or with all: windows, shifts, orders, and what feeds them.
+EXCHANGES = Profile(
+    (
+        *windows.WINDOWS,
+        *matrices.MATRICES,
+        (4, numbers.unary),
+        (5, numbers.binary),
+        (3, numbers.reduction),
+        (3, numbers.product),
+        (2, numbers.along_a_dim),
+        (2, numbers.normalisation),
+        (4, places.reshape),
+        (3, places.transpose),
+        (4, places.slices),
+        (3, places.joins),
+        (3, places.gather),
+        (3, places.scatter),
+        (1, places.made_of_nothing),
+        (6, places.hint),
+    ),
+    gradients=0.35,
+)
+EVERYTHING = Profile(
+    numbers.NUMBERS + places.PLACES + windows.WINDOWS + matrices.MATRICES, gradients=0.3
+)
 
 # What a training step has: long chains of products, norms and sums, and their gradients.
 NETWORK = Profile(
@@ -34,4 +62,4 @@ NETWORK = Profile(
     gradients=0.9,
 )
 
-PROFILES = (OPERATORS, NETWORK)
+PROFILES = (EVERYTHING, EXCHANGES, NETWORK, EXCHANGES, OPERATORS)

@@ -135,8 +135,8 @@ def cast(maker: Maker) -> None:
     """Another type."""
     value = maker.pick(("float32", "bfloat16", "int32", "bool", "uint8"))
     to = maker.draw.choice(("float32", "float32", "bfloat16", "int32", "bool", "int8"))
-    if to == "bfloat16" and not maker.narrow:
-        to = "int32"
+    if to == "bfloat16":
+        to = maker.draw.choice(("bfloat16", "float16")) if maker.narrow else "int32"
     if value.dtype in FLOATS and to == "int8":
         to = "int32"
     text = (

@@ -26,6 +26,13 @@ MESHES: tuple[tuple[tuple[str, int], ...], ...] = (
     (("x", 2), ("y", 3)),
     (("x", 8),),
     (("x", 2), ("y", 2), ("z", 2)),
+    (("x", 3),),
+    (("x", 2), ("y", 4)),
+    (("x", 5),),
+    (("x", 6),),
+    (("x", 3), ("y", 2)),
+    (("x", 1), ("y", 4)),
+    (("x", 2), ("y", 3), ("z", 2)),
 )
 
 # Per dim the names of axes, or None for one that is left open.
@@ -159,7 +166,9 @@ def abstract_mesh(case: Case) -> jax.sharding.AbstractMesh:
 
 def with_gradients(program: Callable[..., Any], case: Case) -> Callable[..., Any]:
     """The results, and the gradients of a scalar of all of them by every float input."""
-    floats = tuple(k for k, i in enumerate(case.inputs) if i.dtype in ("float32", "bfloat16"))
+    floats = tuple(
+        k for k, i in enumerate(case.inputs) if i.dtype in ("float32", "bfloat16", "float16")
+    )
 
     def both(*args: Any) -> Any:
         def scalar(*given: Any) -> Any:

@@ -11,9 +11,9 @@ from meshwise.choose.choose import _plan
 from meshwise.choose.graph import Graph, Value, build_graph
 from meshwise.choose.plan import Plan
 from meshwise.choose.regions import Node
-from meshwise.choose.search import Search
+from meshwise.choose.search import Search, node_seconds
 from meshwise.choose.starts import fixed_axes, nominal
-from meshwise.choose.tree import Edge
+from meshwise.choose.tree import IMPOSSIBLE, Edge
 from meshwise.cost.hardware import GENERIC
 from meshwise.ir.factors import Strategy, dims_sharding, fits
 from meshwise.ir.sharding import DimAxes, Sharding
@@ -65,7 +65,8 @@ def _suggested(graph: Graph, node: Node, placed: list[DimAxes]) -> list[DimAxes]
             sources.append(Sharding(made))
         else:
             sources.append(Sharding(dims))
-    return candidates(node, graph.mesh, sources, (), own, None)
+    found = candidates(node, graph.mesh, sources, (), own, None)
+    return [axes for axes in found if node_seconds(graph, node, axes) < IMPOSSIBLE]
 
 
 def _anything(graph: Graph, node: Node, draw: random.Random) -> DimAxes:
@@ -91,7 +92,8 @@ def _anything(graph: Graph, node: Node, draw: random.Random) -> DimAxes:
 
 def _allowed(graph: Graph, node: Node, axes: DimAxes) -> bool:
     one_operator = all(len({r for f, r in over if axes[f]}) <= 1 for over in node.reduced)
-    return one_operator and fits(node.rule, Strategy(axes), graph.mesh)
+    fitting = one_operator and fits(node.rule, Strategy(axes), graph.mesh)
+    return fitting and node_seconds(graph, node, axes) < IMPOSSIBLE
 
 
 def _edges(search: Search, value: Value, draw: random.Random) -> tuple[Edge, ...]:
