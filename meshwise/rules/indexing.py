@@ -1,10 +1,11 @@
 """Gathers and dynamic slices: reading at positions that are data.
 
-A dim that is read one position at a time may be sharded although every device may want any
-position: each device reads what it owns and leaves nothing elsewhere, so the result is a sum of
-which one term counts.
+A dim of which positions or windows are read may be sharded although every device may want any of
+them: each device reads what it owns and leaves nothing elsewhere, so the result is a sum of which
+one term counts at each position.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,11 @@ from meshwise.rules.identity import nothing_like
 from meshwise.rules.positions import (
     IndexVectors,
     all_of,
+    dims_of_windows,
     inside_starts,
     is_first_shard,
     local_start,
+    local_window,
 )
 from meshwise.rules.registry import Application, LocalContext, OpRule, register
 
@@ -53,8 +56,8 @@ def _gather_rule(application: Application) -> OpRule:
         if d in paired:
             dims.append(at[paired[d]])
             continue
-        single = size == 1 and d in numbers.start_index_map
-        kind = None if size == n else _picked(operand.dtype) if single else "whole"
+        moves = d in numbers.start_index_map
+        kind = None if size == n else _picked(operand.dtype) if moves else "whole"
         dims.append(factoring.new(n, kind))
         if d not in numbers.collapsed_slice_dims:
             result[next(offsets)] = dims[-1] if size == n else factoring.new(size, "whole")
@@ -78,17 +81,25 @@ def _gather_local(context: LocalContext, operand: Any, indices: Any) -> list[Any
     params = context.params
     numbers, windows = params["dimension_numbers"], params["slice_sizes"]
     sizes = _local_sizes(context, operand, windows)
-    vectors = IndexVectors(context, indices, numbers.start_index_map, windows)
+    rank = len(context.result_shape(0))
+    single = (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
+    kept = dims_of_windows(operand.ndim, single, numbers.offset_dims)
+    vectors = IndexVectors(context, indices, numbers.start_index_map, windows, kept, rank)
     if not vectors.factors:
         return context.bind(operand, indices, slice_sizes=sizes)
     inside = vectors.local(lambda p, n: lax.clamp(p.dtype.type(0), p, p.dtype.type(n - 1)))
     (taken,) = context.bind(
-        operand, inside, slice_sizes=sizes, mode=CLIP, fill_value=None, indices_are_sorted=False
+        operand,
+        inside,
+        dimension_numbers=_spread_numbers(numbers, vectors),
+        slice_sizes=tuple(1 if d in vectors.spread_dims else n for d, n in enumerate(sizes)),
+        mode=CLIP,
+        fill_value=None,
+        indices_are_sorted=False,
     )
-    places = [d for d in range(taken.ndim) if d not in numbers.offset_dims]
 
     def where(mask: Any, value: Any, other: Any) -> Any:
-        return lax.select(lax.broadcast_in_dim(mask, taken.shape, places), value, other)
+        return lax.select(lax.broadcast_in_dim(mask, taken.shape, vectors.places), value, other)
 
     nothing = nothing_like(taken)
     taken = where(vectors.owned(), taken, nothing)
@@ -99,6 +110,18 @@ def _gather_local(context: LocalContext, operand: Any, indices: Any) -> list[Any
         lax.broadcast(first, taken.shape), lax.full_like(taken, params["fill_value"]), nothing
     )
     return [where(vectors.in_range(), taken, filled)]
+
+
+def _spread_numbers(numbers: Any, vectors: IndexVectors) -> Any:
+    """The dimension numbers of a gather some of whose windows are spread."""
+    collapsed = sorted([*numbers.collapsed_slice_dims, *vectors.spread_dims])
+    return numbers._replace(
+        offset_dims=tuple(p for p in numbers.offset_dims if p not in vectors.places),
+        collapsed_slice_dims=tuple(collapsed),
+        start_indices_batching_dims=tuple(
+            vectors.batch[d] for d in numbers.start_indices_batching_dims
+        ),
+    )
 
 
 def _local_sizes(context: LocalContext, operand: Any, sizes: tuple[int, ...]) -> tuple[int, ...]:
@@ -112,14 +135,14 @@ def _local_sizes(context: LocalContext, operand: Any, sizes: tuple[int, ...]) ->
 
 @register("dynamic_slice")
 def _dynamic_slice_rule(application: Application) -> OpRule:
-    """A dim taken in full passes through; one taken at a single position may be sharded."""
+    """A dim taken in full passes through; of another one, each device takes what it owns."""
     operand = application.operands[0]
     starts: list[list[Dim]] = [[]] * (len(application.operands) - 1)
     factoring = Factoring()
     before: list[Dim] = []
     after: list[Dim] = []
     for n, size in zip(operand.shape, application.params["slice_sizes"], strict=True):
-        kind = None if size == n else _picked(operand.dtype) if size == 1 else "whole"
+        kind = None if size == n else _picked(operand.dtype)
         before.append(factoring.new(n, kind))
         after.append(before[-1] if size == n else factoring.new(size, "whole"))
     return OpRule(
@@ -132,14 +155,32 @@ def _dynamic_slice_rule(application: Application) -> OpRule:
 
 def _dynamic_slice_local(context: LocalContext, operand: Any, *starts: Any) -> list[Any]:
     windows = context.params["slice_sizes"]
-    sizes = _local_sizes(context, operand, windows)
-    begins, owned = inside_starts(context, starts, windows), []
-    for d, dim in enumerate(context.rule.operands[0]):
-        if windows[d] == 1 and dim and context.axes(dim[0]):
+    sizes = list(_local_sizes(context, operand, windows))
+    begins = inside_starts(context, starts, windows)
+    owned: list[Any] = []
+    shifts: dict[int, Any] = {}
+    for d, (dim, window) in enumerate(zip(context.rule.operands[0], windows, strict=True)):
+        if not dim or not context.axes(dim[0]) or dim == context.rule.results[0][d]:
+            continue
+        if window == 1:
             begins[d], here = local_start(context, dim[0], begins[d])
             owned.append(here)
-    (taken,) = context.bind(operand, *begins, slice_sizes=sizes)
-    if not owned:
-        return [taken]
-    mask = lax.broadcast(all_of(owned), taken.shape)
-    return [lax.select(mask, taken, nothing_like(taken))]
+        else:
+            begins[d], shifts[d] = local_window(context, dim[0], begins[d], window)
+            sizes[d] = min(window, operand.shape[d])
+    (taken,) = context.bind(operand, *begins, slice_sizes=tuple(sizes))
+    if owned:
+        mask = lax.broadcast(all_of(owned), taken.shape)
+        taken = lax.select(mask, taken, nothing_like(taken))
+    return [_shifted(taken, shifts, windows) if shifts else taken]
+
+
+def _shifted(taken: Any, shifts: dict[int, Any], windows: Sequence[int]) -> Any:
+    """Windows that begin some rows after those taken, or before; elsewhere nothing."""
+    around, sizes = [(0, 0, 0)] * taken.ndim, list(taken.shape)
+    begins: list[Any] = [np.int32(0)] * taken.ndim
+    for d, shift in shifts.items():
+        around[d], sizes[d] = (windows[d], windows[d], 0), windows[d]
+        begins[d] = lax.convert_element_type(shift, np.int32) + np.int32(windows[d])
+    padded = lax.pad(taken, nothing_like(lax.full((), 0, taken.dtype)), around)
+    return lax.dynamic_slice(padded, begins, sizes, allow_negative_indices=False)

@@ -4,7 +4,7 @@ Positions come with any integer dtype. They are clamped, or found out of range, 
 as global positions, as one device does; what is left is small enough for a signed one.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -93,16 +93,47 @@ def local_start(context: LocalContext, factor: int, start: Any) -> tuple[Any, An
     return lax.clamp(position.dtype.type(0), position, position.dtype.type(end)), owned
 
 
+def local_window(context: LocalContext, factor: int, start: Any, window: int) -> tuple[Any, Any]:
+    """Where to read a window of global positions that starts, inside, at `start`.
+
+    A device reads as many rows as the window has, or all of its own, from the first number on;
+    the window begins as many rows after these as the second number says, or before them.
+    """
+    local = context.local_size(factor)
+    rows = min(window, local)
+    position = from_offset(context, factor, start)
+    zero = position.dtype.type(0)
+    begin = lax.clamp(zero, position, position.dtype.type(local - rows))
+    return begin, lax.clamp(zero - window, lax.sub(position, begin), zero + rows)
+
+
+def dims_of_windows(rank: int, single: Sequence[int], dims: Sequence[int]) -> dict[int, int]:
+    """For the operand's dims of which windows are kept, the dims of the result or the updates."""
+    kept = [d for d in range(rank) if d not in single]
+    return dict(zip(kept, dims, strict=True))
+
+
 class IndexVectors:
     """The index vectors of a gather or scatter on one device.
 
     Component `c` indexes the operand's dim `dims[c]`, of which `windows[dims[c]]` positions are
-    read or written. `factors` maps the components whose dim is sharded to the dim's factor; each
-    of these has a window of one.
+    read or written. `factors` maps the components whose dim is sharded, and not taken in full, to
+    the dim's factor. Where such a window is of more than one position, each position gets an index
+    vector of its own, because devices may own a part of a window: the window is *spread*.
+
+    `kept` maps the operand's dims of which windows are kept to the dims of the result or the
+    updates, which has `rank` dims. Of these, `places` are the ones that index vectors stand for,
+    spread windows included.
     """
 
     def __init__(
-        self, context: LocalContext, indices: Any, dims: Sequence[int], windows: Sequence[int]
+        self,
+        context: LocalContext,
+        indices: Any,
+        dims: Sequence[int],
+        windows: Sequence[int],
+        kept: Mapping[int, int],
+        rank: int,
     ) -> None:
         self.context, self.indices = context, indices
         shape = context.global_shape(0)
@@ -111,8 +142,21 @@ class IndexVectors:
         self.factors = {
             c: dim[0]
             for c, (d, dim) in enumerate(zip(dims, found, strict=True))
-            if windows[d] == 1 and dim and context.axes(dim[0])
+            if windows[d] != shape[d] and dim and context.axes(dim[0])
         }
+        self.spread = {c: dims[c] for c in self.factors if windows[dims[c]] > 1}
+        given = [p for p in range(rank) if p not in kept.values()]
+        sizes = dict(zip(given, indices.shape, strict=False))
+        sizes |= {kept[d]: windows[d] for d in self.spread.values()}
+        self.places = sorted(sizes)
+        self.sizes = [sizes[p] for p in self.places]
+        self.batch = [self.places.index(p) for p in given]
+        self._at = {c: self.places.index(kept[d]) for c, d in self.spread.items()}
+
+    @property
+    def spread_dims(self) -> list[int]:
+        """The operand's dims whose windows are spread."""
+        return list(self.spread.values())
 
     def given(self, c: int) -> Any:
         """One component of all index vectors, as given."""
@@ -124,7 +168,10 @@ class IndexVectors:
 
     def shifted(self, c: int) -> Any:
         """A component, clamped, counted from this device's first position."""
-        position = clamp_position(self.given(c), self.upper[c])
+        position = self._widened(clamp_position(self.given(c), self.upper[c]))
+        if c in self.spread:
+            count = lax.broadcasted_iota(position.dtype, position.shape, self._at[c])
+            position = lax.add(position, count)
         if c not in self.factors:
             return position
         return from_offset(self.context, self.factors[c], position)
@@ -139,7 +186,11 @@ class IndexVectors:
         )
 
     def in_range(self) -> Any:
-        """Which index vectors are in range in every component."""
+        """Which index vectors are in range in every component, with all of their window."""
+        return self._widened(self.given_in_range())
+
+    def given_in_range(self) -> Any:
+        """The same of the index vectors as given, of which windows are not spread."""
         return all_of([in_bounds(self.given(c), upper) for c, upper in enumerate(self.upper)])
 
     def local(self, place: Callable[[Any, int], Any]) -> Any:
@@ -148,7 +199,7 @@ class IndexVectors:
         `place(position, size)` says what becomes of positions along a sharded dim of a local
         size: those of other devices must be brought inside, or sent outside.
         """
-        last = self.indices.ndim - 1
+        last = len(self.sizes)
         columns = []
         for c in range(len(self.upper)):
             position = self.shifted(c)
@@ -156,3 +207,7 @@ class IndexVectors:
                 position = place(position, self.context.local_size(self.factors[c]))
             columns.append(lax.expand_dims(position, (last,)))
         return lax.concatenate(columns, last) if len(columns) > 1 else columns[0]
+
+    def _widened(self, column: Any) -> Any:
+        """One entry for each index vector, from one for each that was given."""
+        return lax.broadcast_in_dim(column, self.sizes, self.batch) if self.spread else column

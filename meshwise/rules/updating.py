@@ -1,7 +1,7 @@
 """Scatters and dynamic updates: writing at positions that are data.
 
-A dim that is written one position at a time may be sharded: each device writes what it owns and
-drops the rest. The updates may be sharded where joining them is a reduction; then every device
+A dim of which positions or windows are written may be sharded: each device writes what it owns
+and drops the rest. The updates may be sharded where joining them is a reduction; then every device
 has a term of the result, and what was there before counts on one of them.
 """
 
@@ -21,6 +21,7 @@ from meshwise.rules.positions import (
     IndexVectors,
     all_of,
     clamp_position,
+    dims_of_windows,
     from_offset,
     in_bounds,
     inside_starts,
@@ -80,8 +81,8 @@ def _scatter_rule(application: Application) -> OpRule:
         if d in paired:
             dims.append(at[paired[d]])
             continue
-        single = window == 1 and d in numbers.scatter_dims_to_operand_dims
-        dims.append(factoring.new(n, None if window == n or single or once else "whole"))
+        moves = d in numbers.scatter_dims_to_operand_dims
+        dims.append(factoring.new(n, None if window == n or moves or once else "whole"))
         if d not in numbers.inserted_window_dims:
             written[next(places)] = dims[-1] if window == n else factoring.new(window, "whole")
     at.append(factoring.new(indices[-1], "whole"))
@@ -115,7 +116,9 @@ def _linear(application: Application, indices: tuple[int, ...]) -> tuple[tuple[i
         return ((0,),)
     if name != "scatter" or _has_function(application.eqn):
         return ()
-    return ((0, 2),) if params["unique_indices"] or math.prod(indices[:-1]) <= 1 else ()
+    batch = params["dimension_numbers"].scatter_indices_batching_dims
+    vectors = math.prod(n for d, n in enumerate(indices[:-1]) if d not in batch)
+    return ((0, 2),) if params["unique_indices"] or vectors <= 1 else ()
 
 
 def _has_function(eqn: JaxprEqn) -> bool:
@@ -156,8 +159,7 @@ def _scatter_local(context: LocalContext, operand: Any, indices: Any, updates: A
         # Positions in the padding are arbitrary; the updates there are masked.
         changed = {"unique_indices": False, "indices_are_sorted": False}
     windows = written_windows(params, shape, written)
-    dims = params["dimension_numbers"].scatter_dims_to_operand_dims
-    vectors = IndexVectors(context, indices, dims, windows)
+    vectors = _vectors(context, indices, windows)
     cut = _cut_dims(context, windows)
     if cut and math.prod(indices.shape[:-1]) == 1 and not _has_function(context.eqn):
         return _scatter_window(context, operand, vectors, updates, windows, cut)
@@ -171,7 +173,28 @@ def _scatter_local(context: LocalContext, operand: Any, indices: Any, updates: A
 
         indices = vectors.local(drop)
         changed = {"unique_indices": False, "indices_are_sorted": False, "mode": FILL}
+        changed["dimension_numbers"] = _spread_numbers(params["dimension_numbers"], vectors)
     return context.bind(operand, indices, updates, **changed)
+
+
+def _vectors(context: LocalContext, indices: Any, windows: tuple[int, ...]) -> IndexVectors:
+    numbers = context.params["dimension_numbers"]
+    single = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
+    kept = dims_of_windows(len(windows), single, numbers.update_window_dims)
+    rank, dims = len(context.global_shape(2)), numbers.scatter_dims_to_operand_dims
+    return IndexVectors(context, indices, dims, windows, kept, rank)
+
+
+def _spread_numbers(numbers: Any, vectors: IndexVectors) -> Any:
+    """The dimension numbers of a scatter some of whose windows are spread."""
+    inserted = sorted([*numbers.inserted_window_dims, *vectors.spread_dims])
+    return numbers._replace(
+        update_window_dims=tuple(p for p in numbers.update_window_dims if p not in vectors.places),
+        inserted_window_dims=tuple(inserted),
+        scatter_indices_batching_dims=tuple(
+            vectors.batch[d] for d in numbers.scatter_indices_batching_dims
+        ),
+    )
 
 
 def _cut_dims(context: LocalContext, windows: tuple[int, ...]) -> dict[int, int]:
@@ -207,7 +230,7 @@ def _scatter_window(
     sizes = [n if w == m else w for n, w, m in zip(operand.shape, windows, shape, strict=True)]
     kept = None
     if context.params["mode"] is not CLIP:
-        kept = lax.reshape(vectors.in_range(), ())
+        kept = lax.reshape(vectors.given_in_range(), ())
     join, updates = _JOINS[context.eqn.primitive.name], lax.reshape(updates, sizes)
     return _write_window(context, operand, updates, starts, windows, cut, join, kept)
 
