@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from meshwise import _jax
 from meshwise._jax import Twin
 from meshwise.api.arguments import describe, name_of
-from meshwise.errors import ArgumentError, RuleError, TracerLeakError, message
+from meshwise.errors import ArgumentError, RuleError, message
 
 
 def like(kernel: Callable[..., Any], reference: Callable[..., Any]) -> Callable[..., Any]:
@@ -142,7 +142,7 @@ def _results(
         closed, out = jax.make_jaxpr(function, return_shape=True)(*args, **kwargs)
         leaks = [c for c in closed.consts if isinstance(c, _jax.Tracer)]
         if leaks:
-            raise TracerLeakError(
+            raise ArgumentError(
                 message(
                     f"the {which} of mw.like for {name} closes over traced values",
                     [_jax.leak_summary(leak) for leak in leaks],
