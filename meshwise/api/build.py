@@ -31,6 +31,7 @@ from meshwise.partition.coarsen import coarsen
 from meshwise.partition.partition import partition
 from meshwise.propagate.constants import split_constants
 from meshwise.propagate.propagate import propagate
+from meshwise.propagate.transforms import split_transforms
 from meshwise.rules import describe_all
 from meshwise.rules.registry import OpRule
 from meshwise.run.placement import named_sharding, value_off_mesh
@@ -148,6 +149,10 @@ def partition_jaxpr(
         _refuse_opaque(name, program, rules)
     program, rules = split_constants(program, rules)
     completion = propagate(program, rules)
+    apart = split_transforms(program, completion)
+    if apart is not program:
+        program, rules = apart, describe_all(apart.equations)
+        completion = propagate(program, rules)
     plan = choose(program, rules, completion, choices.hardware, DRIVER_OF[choices.completion])
     plan = coarsen(plan, choices.hardware)
     return partition(plan, choices.hardware), plan

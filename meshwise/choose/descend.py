@@ -82,7 +82,7 @@ def _choices(search: Search, node: Node, limit: float) -> list[DimAxes]:
     results = [sorted(search.wanted(graph.values[v]), key=str) for v in node.results]
     current = search.placed[node.index].strategy.axes
     found = candidates(node, graph.mesh, operands, results, nominal(graph, node), current)
-    return [a for a in found if a is current or work_seconds(graph, node, a) <= limit]
+    return [a for a in found if a is current or work_seconds(graph, node, a, padded=False) <= limit]
 
 
 def _move_shared_values(search: Search, free: Set[int], limits: Sequence[float]) -> set[int]:

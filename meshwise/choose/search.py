@@ -172,12 +172,13 @@ class Search:
         return sum(self.value_cost.values()) + sum(p.seconds for p in self.placed)
 
 
-def work_seconds(graph: Graph, node: Node, axes: DimAxes) -> float:
-    """Time each device computes a node: its share of the flops."""
+def work_seconds(graph: Graph, node: Node, axes: DimAxes, padded: bool = True) -> float:
+    """Time each device computes a node: its share of the flops, work on padding included."""
     share = 1.0
     for size, own in zip(node.rule.sizes, axes, strict=True):
         if own and size:
-            share *= -(-size // graph.mesh.size(own)) / size
+            shards = graph.mesh.size(own)
+            share *= -(-size // shards) / size if padded else 1 / shards
     return node.flops * share / graph.hardware.flops_per_s
 
 

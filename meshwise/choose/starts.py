@@ -13,7 +13,7 @@ from meshwise.reshard.search import reshard_cost
 
 
 def work_limits(graph: Graph) -> list[float]:
-    """The most work, in seconds a device, that each single equation may be given.
+    """The most work, in seconds a device and padding aside, that each equation may be given.
 
     It is the least that the shardings of its own values suggest: a product of two matrices that
     are both sharded over the contracted dim is never computed whole on every device to save an
@@ -26,7 +26,8 @@ def work_limits(graph: Graph) -> list[float]:
             () if node.is_region else natural_candidates(node, graph.mesh, nominal(graph, node))
         )
         followed = [a for a in natural if node_seconds(graph, node, a) < IMPOSSIBLE]
-        least = min((work_seconds(graph, node, axes) for axes in followed), default=float("inf"))
+        work = (work_seconds(graph, node, axes, padded=False) for axes in followed)
+        least = min(work, default=float("inf"))
         limits.append(least * (1 + 1e-9))
     return limits
 
@@ -94,7 +95,7 @@ def _cheapest(
     operands = [Sharding(dims) for dims in tensors[: len(node.operands)]]
     found = candidates(node, graph.mesh, operands, (), tensors, None)
     found += natural_candidates(node, graph.mesh, nominal(graph, node))
-    allowed = [axes for axes in found if work_seconds(graph, node, axes) <= limit]
+    allowed = [axes for axes in found if work_seconds(graph, node, axes, padded=False) <= limit]
     return min(allowed, key=lambda axes: _price(graph, node, axes, tensors, keep_results))
 
 

@@ -7,6 +7,7 @@ from meshwise.rules import contraction as contraction
 from meshwise.rules import convolution as convolution
 from meshwise.rules import custom_partitioning as custom_partitioning
 from meshwise.rules import elementwise as elementwise
+from meshwise.rules import fourier as fourier
 from meshwise.rules import hint as hint
 from meshwise.rules import indexing as indexing
 from meshwise.rules import largest as largest

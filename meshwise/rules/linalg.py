@@ -1,4 +1,4 @@
-"""Decompositions, solves and Fourier transforms: the batch passes through, the matrix is whole.
+"""Decompositions and solves: the batch passes through, the matrix is whole.
 
 The columns that a triangular or tridiagonal system is solved for pass through as well.
 """
@@ -79,14 +79,3 @@ def _tridiagonal_solve_rule(application: Application) -> OpRule:
     tensors = _batched(factoring, application, len(operands[0]) - 1)
     tensors[3][-1] = tensors[4][-1] = factoring.new(operands[3][-1])
     return _rule(factoring, application, tensors, 8.0 * math.prod(operands[3]), ((3,),))
-
-
-@register("fft")
-def _fft_rule(application: Application) -> OpRule:
-    lengths = application.params["fft_lengths"]
-    shape = application.operands[0].shape
-    factoring = Factoring()
-    tensors = _batched(factoring, application, len(shape) - len(lengths))
-    elements = math.prod(shape[: len(shape) - len(lengths)]) * math.prod(lengths)
-    flops = 5.0 * elements * math.log2(max(2, math.prod(lengths)))
-    return _rule(factoring, application, tensors, flops, ((0,),))

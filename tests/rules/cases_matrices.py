@@ -1,4 +1,4 @@
-"""Linear algebra, Fourier transforms, random numbers."""
+"""Linear algebra, random numbers."""
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +8,7 @@ from jax._src.lax import linalg
 from jax._src.random.prng import iota_2x32_shape_p
 
 from tests.rules.case import Case
+
 
 def solve(**options):
     return lambda a, b: lax.linalg.triangular_solve(a, b, **options)
@@ -54,11 +55,6 @@ LINEAR = [
          "f32[5,4,4]s f32[5,7,4]", "i j k, i l m -> i l n | whole=j k m n"),
     Case("triangular_solve of one", "triangular_solve", solve(left_side=True, lower=True),
          "f32[4,4]s f32[4,1]", "i j, k 1 -> l 1 | whole=i j k l"),
-    Case("fft", "fft", lambda x: lax.fft(x, "fft", (6,)), "c64[5,6]", "i j -> i k | whole=j k"),
-    Case("fft of two dims", "fft", lambda x: lax.fft(x, "fft", (4, 6)), "c64[5,4,6]",
-         "i j k -> i l m | whole=j k l m"),
-    Case("rfft", "fft", lambda x: lax.fft(x, "rfft", (6,)), "f32[5,6]", "i j -> i k | whole=j k"),
-    Case("irfft", "fft", lambda x: lax.fft(x, "irfft", (6,)), "c64[5,4]", "i j -> i k | whole=j k"),
 ]  # fmt: skip
 
 RANDOM = [
