@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import jax
 import numpy as np
 from jax import lax
 
@@ -85,12 +86,29 @@ FIRST = [
     first("argmax", "f32[3,0]", 0),
 ]
 
+
+def by_last(*operands):
+    """All operands sorted by all but the last."""
+    return lax.sort(operands, num_keys=max(1, len(operands) - 1), dimension=0)
+
+
+# What is sent least depends on the sizes. tests/rules/test_sorting.py tries every way.
 SORTED = [
-    Case("sort", "sort", lax.sort, "f32[5,6]", "i j -> i j | whole=j"),
+    Case("sort", "sort", lax.sort, "f32[5,6]", "i j -> i j | permute=j"),
     Case("sort of rows", "sort", lambda x: lax.sort(x, dimension=0), "f32[5,6]",
-         "i j -> i j | whole=i"),
+         "i j -> i j | permute=i"),
     Case("sort of several", "sort", lambda x, y, z: lax.sort((x, y, z), num_keys=2),
-         "i32[5,6]<3 i32[5,6]<3 f32[5,6]", "i j, i j, i j -> i j, i j, i j | whole=j"),
+         "i32[5,6]<3 i32[5,6]<3 f32[5,6]", "i j, i j, i j -> i j, i j, i j | permute=j"),
+    Case("sort of a vector", "sort", lax.sort, "f32[13]", "i -> i | permute=i"),
+    Case("argsort of booleans", "sort", jax.numpy.argsort, "bool[17]", "i, i -> i, i | permute=i"),
+    Case("sort of complex numbers", "sort", by_last, "c64[7] u8[7]<2 bf16[7]",
+         "i, i, i -> i, i, i | permute=i"),
+    Case("sort of nothing", "sort", lax.sort, "f32[3,0]", "i j -> i j | permute=j"),
+    Case("sort of empty rows", "sort", lambda x: lax.sort(x, dimension=1), "f32[0,3]",
+         "i j -> i j | permute=j"),
+    Case("sort of many", "sort", by_last, "i8[1001]<3 f32[1001]", "i, i -> i, i | permute=i"),
+    Case("sort of many by two keys", "sort", by_last, "u8[2000]<3 bool[2000] f16[2000]",
+         "i, i, i -> i, i, i | permute=i"),
 ]  # fmt: skip
 
 CASES = [*RUNNING, *LARGEST, *FIRST, *SORTED]
