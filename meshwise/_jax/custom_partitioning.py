@@ -49,8 +49,8 @@ def sharding_rule_of(eqn: JaxprEqn) -> ShardyRule:
     if callable(rule):
         rule = _called(rule, eqn.params["static_args"], operands, results)
     return ShardyRule(
-        tuple(map(_names, rule.operand_mappings, operands)),
-        tuple(map(_names, rule.result_mappings, results)),
+        _all_names(rule.operand_mappings, operands),
+        _all_names(rule.result_mappings, results),
         tuple(rule.reduction_factors),
         tuple(rule.need_replication_factors),
         tuple(rule.permutation_factors),
@@ -85,13 +85,19 @@ def _ir_types(avals: Sequence[Any]) -> list[Any]:
     return [_ir.RankedTensorType.get(a.shape, _mlir.dtype_to_ir_type(a.dtype)) for a in avals]
 
 
-def _names(mapping: Sequence[Any], aval: Any) -> Names:
+def _all_names(mappings: Sequence[Any], avals: Sequence[Any]) -> tuple[Names, ...]:
+    """Names for each tensor that the rule speaks of, be there as many or not."""
+    ranks = [len(a.shape) for a in avals] + [0] * len(mappings)
+    return tuple(_names(m, rank) for m, rank in zip(mappings, ranks, strict=False))
+
+
+def _names(mapping: Sequence[Any], rank: int) -> Names:
     """Names of the factors of each dim; `...` becomes one for each leading dim."""
     dims: list[tuple[str, ...]] = []
     for entry in mapping:
         if isinstance(entry, str) and entry.startswith(BATCHING):
             group = entry.removeprefix(BATCHING) or "0"
-            leading = len(aval.shape) - (len(mapping) - 1)
+            leading = rank - (len(mapping) - 1)
             dims += [(f"{BATCHING}{group}_{d}",) for d in range(leading)]
         else:
             dims.append((entry,) if isinstance(entry, str) else tuple(entry))
