@@ -10,6 +10,7 @@ LAYERS = (
     "errors",
     "_jax",
     "ir",
+    "pairing",
     "trace",
     "rules",
     "cost",
