@@ -81,7 +81,7 @@ class _Run:
         else:
             context = multiprocessing.get_context("spawn")
             # A process is replaced after some blocks: JAX keeps everything that it ever traced.
-            with context.Pool(options.workers, maxtasksperchild=8) as pool:
+            with context.Pool(options.workers, maxtasksperchild=20) as pool:
                 for outcome in pool.imap_unordered(do_block, tasks):
                     self.note(outcome, lambda f: self.later.append(pool.apply_async(shrunk, (f,))))
                     self.later = list(self.finished())

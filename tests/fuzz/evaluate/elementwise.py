@@ -89,7 +89,7 @@ def _less_precise(params: Any, x: np.ndarray) -> np.ndarray:
     drop = 23 - params["mantissa_bits"]
     if drop <= 0:
         return x
-    bits = np.ascontiguousarray(x).view(np.uint32)
+    bits = np.array(x).view(np.uint32)
     half = np.uint32((1 << (drop - 1)) - 1) + ((bits >> np.uint32(drop)) & np.uint32(1))
     kept = (bits + half) & np.uint32(0xFFFFFFFF ^ ((1 << drop) - 1))
     return np.where(np.isnan(x), x, kept.view(np.float32))

@@ -152,10 +152,19 @@ def _sort(params: Any, *operands: np.ndarray) -> list[np.ndarray]:
     return [np.take_along_axis(x, order, dim) for x in operands]
 
 
+def _ranks(x: np.ndarray) -> np.ndarray:
+    """Integers in the order that top_k knows: a NaN with a sign is below all numbers."""
+    if x.dtype != np.float32:
+        return x
+    bits = np.ascontiguousarray(x).view(np.int32)
+    return bits ^ ((bits >> 31) & np.int32(0x7FFFFFFF))
+
+
 def _largest(params: Any, x: np.ndarray) -> list[np.ndarray]:
     axis = params.get("axis", x.ndim - 1) % x.ndim
     n = x.shape[axis]
-    order = n - 1 - np.flip(np.argsort(np.flip(x, axis), axis, kind="stable"), axis)
+    ranks = np.flip(_ranks(x), axis)
+    order = n - 1 - np.flip(np.argsort(ranks, axis, kind="stable"), axis)
     order = order[(slice(None),) * axis + (slice(0, params["k"]),)]
     return [np.take_along_axis(x, order, axis), order]
 

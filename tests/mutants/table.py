@@ -1,0 +1,266 @@
+"""The table: at least one mutant a family."""
+
+from tests.mutants.mutant import Mutant, truth
+from tests.mutants.table_places import PLACES
+from tests.mutants.table_planning import PLANNING
+
+ELEMENTWISE = (
+    Mutant(
+        "elementwise",
+        "a sum passes through a product of both factors",
+        "meshwise/rules/elementwise.py",
+        "((0,), (1,)) if keeps_sums(application) else ())",
+        "((0,), (1,), (0, 1)) if keeps_sums(application) else ())",
+        truth("mul"),
+    ),
+    Mutant(
+        "elementwise",
+        "an addition carries one of its terms",
+        "meshwise/rules/elementwise.py",
+        '@register("add", "add_any", "sub", "complex")\n'
+        "def _add_rule(application: Application) -> OpRule:\n"
+        "    return _elementwise(application, ((0, 1),))",
+        '@register("add", "add_any", "sub", "complex")\n'
+        "def _add_rule(application: Application) -> OpRule:\n"
+        "    return _elementwise(application, ((0,),))",
+        truth("add or sub"),
+    ),
+    Mutant(
+        "elementwise",
+        "a cast that rounds is done before the sum",
+        "meshwise/rules/elementwise.py",
+        "return new.nmant >= old.nmant and new.maxexp",
+        "return new.maxexp",
+        ("tests/rules", "-k", "convert"),
+    ),
+)
+CONTRACTION = (
+    Mutant(
+        "contraction",
+        "the rows of a result are those of the right operand",
+        "meshwise/rules/contraction.py",
+        "    result += [dim for d, dim in enumerate(rhs) if d not in paired]\n",
+        "    free = [dim for d, dim in enumerate(rhs) if d not in paired]\n"
+        "    result = result[: len(batch_l)] + free + result[len(batch_l) :]\n",
+        truth("dot"),
+    ),
+    Mutant(
+        "contraction",
+        "products of booleans are summed",
+        "meshwise/rules/contraction.py",
+        "return Reduction.OR if dtype == np.bool_ else Reduction.SUM",
+        "return Reduction.SUM",
+        truth("dot"),
+    ),
+    Mutant(
+        "contraction",
+        "padding of a ragged product's left operand is seen",
+        "meshwise/rules/contraction.py",
+        "masked=(0, 1),",
+        "masked=(),",
+        truth("ragged"),
+    ),
+)
+CONVOLUTION = (
+    Mutant(
+        "convolution",
+        "the padding's sign is wrong",
+        "meshwise/rules/convolution.py",
+        'Window(stride, -params["padding"][d][0], extent',
+        'Window(stride, params["padding"][d][0], extent',
+        truth("conv"),
+    ),
+    Mutant(
+        "convolution",
+        "a dilated kernel is a row too short",
+        "meshwise/rules/convolution.py",
+        "extent = (kernel - 1) * dilation + 1",
+        "extent = (kernel - 1) * dilation",
+        truth("conv"),
+    ),
+    Mutant(
+        "convolution",
+        "groups are counted as on one device",
+        "meshwise/rules/convolution.py",
+        "changed[name] = context.local_size(group)",
+        "changed[name] = params[name]",
+        truth("conv"),
+    ),
+    Mutant(
+        "convolution",
+        "the padding of a kernel that is split is seen",
+        "meshwise/rules/convolution.py",
+        "            rhs = mask_padding(context, rhs, place, factor, np.zeros((), rhs.dtype))\n",
+        "            pass\n",
+        truth("conv"),
+    ),
+)
+REDUCTION = (
+    Mutant(
+        "reduction",
+        "a product begins with zero",
+        "meshwise/rules/identity.py",
+        "return np.ones((), dtype)[()]",
+        "return np.zeros((), dtype)[()]",
+        truth("reduce"),
+    ),
+    Mutant(
+        "reduction",
+        "a maximum ignores what is above all numbers",
+        "meshwise/rules/identity.py",
+        "_lowest(dtype) if reduction is Reduction.MAX else",
+        "_highest(dtype) if reduction is Reduction.MAX else",
+        truth("reduce"),
+    ),
+    Mutant(
+        "reduction",
+        "the position is counted from the shard's own first row",
+        "meshwise/rules/reduction.py",
+        "index = lax.add(index, lax.convert_element_type(context.offset(factor), index.dtype))",
+        "index = lax.add(index, lax.full_like(index, 0))",
+        truth("argmax or argmin"),
+    ),
+    Mutant(
+        "reduction",
+        "a maximum carries sums",
+        "meshwise/rules/reduction.py",
+        'linear=((0,),) if name == "reduce_sum" else (),',
+        "linear=((0,),),",
+        truth("reduce"),
+    ),
+)
+WINDOWS = (
+    Mutant(
+        "windows",
+        "a halo is a row too short",
+        "meshwise/rules/window.py",
+        "length = max(end - start for start, end in zip(starts, ends, strict=True))",
+        "length = max(end - start for start, end in zip(starts, ends, strict=True)) - 1",
+        truth("reduce_window or conv or slice"),
+    ),
+    Mutant(
+        "windows",
+        "rows before the operand are not filled",
+        "meshwise/rules/window.py",
+        "return self.window.first < 0 or self._end > self.size",
+        "return self._end > self.size",
+        truth("reduce_window or conv or pad"),
+    ),
+    Mutant(
+        "windows",
+        "shards begin a stride too late",
+        "meshwise/rules/window.py",
+        "        starts = tuple(first // w.dilation for first in firsts)\n",
+        "        starts = tuple(first // w.dilation + (first > 0) for first in firsts)\n",
+        truth("reduce_window or slice or pad"),
+    ),
+    Mutant(
+        "windows",
+        "the phase of dilated rows is dropped",
+        "meshwise/rules/window.py",
+        "    start = shard_entry(phases, reading.axes, mesh)\n",
+        "    start = shard_entry([phases[0]] * len(phases), reading.axes, mesh)\n",
+        truth("dilat or between or conv"),
+    ),
+    Mutant(
+        "windows",
+        "the last window over a shard is forgotten",
+        "meshwise/rules/pooling.py",
+        "for a, b in zip(firsts, lasts, strict=True)) + 1",
+        "for a, b in zip(firsts, lasts, strict=True))",
+        truth("pooling or select_and"),
+    ),
+    Mutant(
+        "windows",
+        "padding wins where the largest is selected",
+        "meshwise/rules/pooling.py",
+        "return reduction_identity(Reduction.MAX if largest else Reduction.MIN, dtype)",
+        "return reduction_identity(Reduction.MIN if largest else Reduction.MAX, dtype)",
+        truth("pooling or select_and"),
+    ),
+    Mutant(
+        "halo",
+        "rows go to the wrong neighbour",
+        "meshwise/rules/halo.py",
+        "pairs = [(number[o.sender], number[o.receiver]) for o in piece.overlaps]",
+        "pairs = [(number[o.receiver], number[o.sender]) for o in piece.overlaps]",
+        truth("reduce_window or slice"),
+    ),
+    Mutant(
+        "halo",
+        "rows after the dim are not filled",
+        "meshwise/rules/halo.py",
+        "inside = lax.bitwise_and(lax.gt(row, after), lax.lt(row, before))",
+        "inside = lax.gt(row, after)",
+        truth("reduce_window or conv or pad"),
+    ),
+)
+SHAPE = (
+    Mutant(
+        "shape",
+        "a device counts from zero",
+        "meshwise/rules/shape.py",
+        "    positions = lax.add(positions, lax.full_like(positions, context.offset(dim[0])))\n",
+        "",
+        truth("iota"),
+    ),
+    Mutant(
+        "shape",
+        "a transpose goes the other way",
+        "meshwise/rules/shape.py",
+        'permuted = [dims[d] for d in application.params["permutation"]]',
+        'permuted = [dims[application.params["permutation"].index(d)] for d in range(len(dims))]',
+        truth("transpose"),
+    ),
+    Mutant(
+        "shape",
+        "rows of a reshape begin a row late",
+        "meshwise/rules/reshaping.py",
+        "starts = tuple(shard * wanted for shard in range(shards))",
+        "starts = tuple(shard * wanted + (shard > 0) for shard in range(shards))",
+        truth("reshape"),
+    ),
+    Mutant(
+        "shape",
+        "a reversal keeps its padding in front",
+        "meshwise/rules/slicing.py",
+        "starts = tuple(size - (shard + 1) * block for shard in range(shards))",
+        "starts = tuple((shards - shard - 1) * block for shard in range(shards))",
+        truth("rev"),
+    ),
+    Mutant(
+        "shape",
+        "the second array joined begins a row early",
+        "meshwise/rules/slicing.py",
+        "from_here = lax.ge(row, lax.full_like(row, -window.first))",
+        "from_here = lax.ge(row, lax.full_like(row, -window.first - 1))",
+        truth("concatenate"),
+    ),
+    Mutant(
+        "padding",
+        "a pad's low side has the wrong sign",
+        "meshwise/rules/slicing.py",
+        "return Window(first=-low, dilation=interior + 1)",
+        "return Window(first=low, dilation=interior + 1)",
+        truth("pad"),
+    ),
+    Mutant(
+        "padding",
+        "padding is filled from a row too late",
+        "meshwise/rules/identity.py",
+        "inside = lax.lt(position, lax.full_like(position, size - context.offset(factor)))",
+        "inside = lax.le(position, lax.full_like(position, size - context.offset(factor)))",
+        truth("reduce"),
+    ),
+    Mutant(
+        "padding",
+        "nothing is masked",
+        "meshwise/partition/padding.py",
+        "masked[position] = mask_padding(context, array, dim, factors[0], identity)",
+        "masked[position] = array",
+        truth("reduce or dot"),
+    ),
+)
+MUTANTS = (
+    *ELEMENTWISE, *CONTRACTION, *CONVOLUTION, *REDUCTION, *WINDOWS, *SHAPE, *PLACES, *PLANNING,
+)  # fmt: skip

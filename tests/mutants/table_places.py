@@ -1,0 +1,151 @@
+"""Mutants of rules by which elements are found, written, ordered or drawn."""
+
+from tests.mutants.mutant import Mutant, truth
+
+INDEXING = (
+    Mutant(
+        "indexing",
+        "positions outside are not filled",
+        "meshwise/rules/indexing.py",
+        "    return [where(vectors.in_range(), taken, filled)]",
+        "    return [taken]",
+        truth("gather"),
+    ),
+    Mutant(
+        "indexing",
+        "every device fills, not one",
+        "meshwise/rules/indexing.py",
+        'lax.broadcast(first, taken.shape), lax.full_like(taken, params["fill_value"]), nothing',
+        'lax.full(taken.shape, True), lax.full_like(taken, params["fill_value"]), nothing',
+        truth("gather"),
+    ),
+    Mutant(
+        "indexing",
+        "a device owns a position too many",
+        "meshwise/rules/positions.py",
+        "    end = context.local_size(factor) - 1\n",
+        "    end = context.local_size(factor)\n",
+        truth("dynamic"),
+    ),
+    Mutant(
+        "indexing",
+        "starts past the end are not clamped",
+        "meshwise/rules/positions.py",
+        "found.append(zero if n == window else clamp_position(start, n - window))",
+        "found.append(zero if n == window else clamp_position(start, n))",
+        truth("dynamic"),
+    ),
+)
+UPDATING = (
+    Mutant(
+        "updating",
+        "what was there counts on every device",
+        "meshwise/rules/updating.py",
+        "    return lax.select(first, operand, nothing)\n",
+        "    return operand\n",
+        truth("scatter"),
+    ),
+    Mutant(
+        "updating",
+        "windows that leave the operand are written",
+        "meshwise/rules/updating.py",
+        "            here = here if kept is None else lax.bitwise_and(here, kept)\n",
+        "",
+        truth("scatter"),
+    ),
+    Mutant(
+        "updating",
+        "a window is written a row further on",
+        "meshwise/rules/updating.py",
+        "begin = lax.sub(start.dtype.type(local), start)",
+        "begin = lax.sub(start.dtype.type(local - 1), start)",
+        truth("dynamic_update or scatter"),
+    ),
+    Mutant(
+        "updating",
+        "an overwriting scatter carries sums although positions meet",
+        "meshwise/rules/updating.py",
+        'return ((0, 2),) if params["unique_indices"] or vectors <= 1 else ()',
+        "return ((0, 2),)",
+        truth("scatter"),
+    ),
+)
+ORDERING = (
+    Mutant(
+        "ordering",
+        "a running sum leaves out its own shard's carry",
+        "meshwise/rules/prefix.py",
+        "return lax.gt(index, np.int32(0))",
+        "return lax.gt(index, np.int32(1))",
+        truth("cumsum"),
+    ),
+    Mutant(
+        "ordering",
+        "a running sum from behind sees padding",
+        "meshwise/rules/prefix.py",
+        "mask_padding(context, operand, axis, factor, _identity(context, operand.dtype))",
+        "lax.add(operand, _identity(context, operand.dtype))",
+        truth("cumsum or cummax"),
+    ),
+    Mutant(
+        "ordering",
+        "padding is among the largest",
+        "meshwise/rules/largest.py",
+        "return np.full(np.dtype(dtype).itemsize, 0xFF, np.uint8).view(dtype)[0]",
+        "return np.array(np.inf, dtype)",
+        truth("top_k"),
+    ),
+    Mutant(
+        "ordering",
+        "the largest are counted from the shard's first row",
+        "meshwise/rules/largest.py",
+        "    indices = lax.add(indices, lax.full_like(indices, context.offset(factor)))\n",
+        "",
+        truth("top_k"),
+    ),
+    Mutant(
+        "ordering",
+        "both devices of a pair keep the smaller half",
+        "meshwise/rules/network.py",
+        "table[first], table[second] = 1, 2",
+        "table[first], table[second] = 1, 1",
+        ("tests/rules", "-k", "sort"),
+    ),
+)
+RANDOM = (
+    Mutant(
+        "random",
+        "every device draws the first one's bits",
+        "meshwise/rules/random.py",
+        "offsets.append(lax.mul(index, np.uint32(sizes[-1])) if axes else None)",
+        "offsets.append(None)",
+        truth("random_bits"),
+    ),
+    Mutant(
+        "random",
+        "rows are as long as the device's own",
+        "meshwise/rules/random.py",
+        "stride = math.prod(shape[d + 1 :])",
+        "stride = math.prod(sizes[d + 1 :])",
+        truth("random_bits"),
+    ),
+)
+LINALG = (
+    Mutant(
+        "linalg",
+        "the matrix of a decomposition may be split",
+        "meshwise/rules/linalg.py",
+        'return [shared + factoring.dims(shape[batch:], "whole") for shape in tensors]',
+        "return [shared + factoring.dims(shape[batch:]) for shape in tensors]",
+        truth("cholesky or lu or qr"),
+    ),
+    Mutant(
+        "linalg",
+        "the wrong dim of a solve is free",
+        "meshwise/rules/linalg.py",
+        'free = -1 if application.params["left_side"] else -2',
+        'free = -2 if application.params["left_side"] else -1',
+        truth("triangular"),
+    ),
+)
+PLACES = (*INDEXING, *UPDATING, *ORDERING, *RANDOM, *LINALG)

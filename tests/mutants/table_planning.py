@@ -1,0 +1,175 @@
+"""Mutants of the steps beside the rules: reshards, completion, choice, partition, running."""
+
+from tests.mutants.mutant import Mutant
+
+RESHARD = (
+    Mutant(
+        "reshard",
+        "a slice is taken from the other end",
+        "meshwise/reshard/emit.py",
+        "starts[dim] = lax.axis_index(part.axes) * sizes[dim]",
+        "starts[dim] = x.shape[dim] - (lax.axis_index(part.axes) + 1) * sizes[dim]",
+        ("tests/reshard/test_values.py",),
+    ),
+    Mutant(
+        "reshard",
+        "an all_to_all goes backwards",
+        "meshwise/reshard/emit.py",
+        "x = lax.all_to_all(x, part.axes, _gaining(part), _losing(part), tiled=True)",
+        "x = lax.all_to_all(x, part.axes[::-1], _gaining(part), _losing(part), tiled=True)",
+        ("tests/reshard/test_values.py",),
+    ),
+    Mutant(
+        "reshard",
+        "a maximum over devices loses NaN",
+        "meshwise/reshard/emit.py",
+        "ordered = reduce(lax.select(lax.ne(x, x), beyond, ordered))",
+        "ordered = reduce(ordered)",
+        ("tests/fuzz/test_found.py", "tests/reshard/test_unreduced.py"),
+    ),
+    Mutant(
+        "reshard",
+        "axes of a piece are in the mesh's order",
+        "meshwise/reshard/emit.py",
+        "            parts.sort(key=lambda i: axes.index(step.parts[i].axes[0]))\n",
+        "            parts.sort(key=lambda i: -axes.index(step.parts[i].axes[0]))\n",
+        ("tests/reshard/test_values.py",),
+    ),
+    Mutant(
+        "reshard",
+        "an AND of booleans is an OR",
+        "meshwise/reshard/emit.py",
+        "is_least = reduction in (Reduction.MIN, Reduction.AND)",
+        "is_least = reduction is Reduction.MIN",
+        ("tests/reshard/test_unreduced.py",),
+    ),
+    Mutant(
+        "reshard",
+        "the padding of a gathered dim stays",
+        "meshwise/reshard/emit.py",
+        "return x if x.shape == sizes else lax.slice(x, [0] * x.ndim, sizes)",
+        "return x",
+        ("tests/reshard/test_values.py",),
+    ),
+)
+PROPAGATE = (
+    Mutant(
+        "propagate",
+        "an axis is given to two dims",
+        "meshwise/propagate/propagate.py",
+        "        if axis in used and axis not in current:\n",
+        "        if False:\n",
+        ("tests/propagate", "tests/fuzz/test_found.py"),
+    ),
+    Mutant(
+        "propagate",
+        "an axis is given to two factors of a dim",
+        "meshwise/propagate/propagate.py",
+        "_fitting(rule, factor, _unused(own, (), set(axes)), mesh)",
+        "_fitting(rule, factor, own, mesh)",
+        ("tests/fuzz/test_found.py", "-k", "two_factors"),
+    ),
+    Mutant(
+        "propagate",
+        "the weakest claim wins",
+        "meshwise/propagate/conflicts.py",
+        "ordered = sorted(claims, key=lambda c: c.strength, reverse=True)",
+        "ordered = sorted(claims, key=lambda c: c.strength)",
+        ("tests/propagate",),
+    ),
+    Mutant(
+        "propagate",
+        "hints inside are changed",
+        "meshwise/propagate/propagate.py",
+        "        state.seed(program.equations[index].outvars[0], hint, pin=True)",
+        "        state.seed(program.equations[index].outvars[0], hint, pin=False)",
+        ("tests/propagate", "tests/fuzz/test_fuzz.py"),
+    ),
+)
+CHOOSE = (
+    Mutant(
+        "choose",
+        "a sum is carried to several users",
+        "meshwise/choose/carries.py",
+        "a in may_be_unreduced and uses[a] == atoms.count(a)",
+        "a in may_be_unreduced",
+        ("tests/choose", "tests/partition", "tests/fuzz"),
+    ),
+    Mutant(
+        "choose",
+        "a sum is carried where only one term is",
+        "meshwise/choose/search.py",
+        "common = own if common is None else common & own",
+        "common = own if common is None else common | own",
+        ("tests/choose", "tests/partition", "tests/fuzz"),
+    ),
+    Mutant(
+        "choose",
+        "a strategy that no local rule can follow is free",
+        "meshwise/choose/starts.py",
+        "        followed = [a for a in natural if node_seconds(graph, node, a) < IMPOSSIBLE]\n",
+        "        followed = natural\n",
+        ("tests/choose", "tests/fuzz"),
+    ),
+    Mutant(
+        "choose",
+        "an unreduced value is taken from one that is not",
+        "meshwise/choose/tree.py",
+        "return source.reduction is target.reduction and set(target.unreduced)",
+        "return source.reduction is not None and set(source.unreduced)",
+        ("tests/choose", "tests/partition", "tests/fuzz"),
+    ),
+)
+PARTITION = (
+    Mutant(
+        "partition",
+        "values that are reduced together are cut apart wrongly",
+        "meshwise/partition/emit.py",
+        "        start += array.size\n",
+        "        start += 1\n",
+        ("tests/partition", "tests/choose", "tests/fuzz"),
+    ),
+    Mutant(
+        "partition",
+        "axes are joined that a plan takes apart",
+        "meshwise/partition/coarsen.py",
+        "            if place < 0 or axes[place + 1 : place + 2] != (second,):\n",
+        "            if place < 0:\n",
+        ("tests/partition", "tests/choose", "tests/fuzz"),
+    ),
+    Mutant(
+        "partition",
+        "an operator's operands are taken as they lie",
+        "meshwise/partition/emit.py",
+        "steps = plan_reshard(shape_of(var), itemsize_of(var), mesh, source, target, walk.hardware)",
+        "steps = plan_reshard(shape_of(var), itemsize_of(var), mesh, source, source, walk.hardware)",
+        ("tests/partition",),
+    ),
+    Mutant(
+        "mesh",
+        "permuted devices are numbered in the tuple's order",
+        "meshwise/ir/mesh.py",
+        "return tuple(numbers.transpose([ordered.index(a) for a in axes]).ravel().tolist())",
+        "return tuple(numbers.ravel().tolist())",
+        ("tests/reshard/test_values.py", "tests/rules/test_exchanges.py", "tests/fuzz"),
+    ),
+)
+RUN = (
+    Mutant(
+        "run",
+        "the padding of an uneven result is shown",
+        "meshwise/run/simulate.py",
+        "    return _Copies(whole[(slice(None), *(slice(n) for n in output.shape))], copy_axes)",
+        "    return _Copies(whole, copy_axes)",
+        ("tests/run/test_simulate.py",),
+    ),
+    Mutant(
+        "run",
+        "copies that differ are not noticed",
+        "meshwise/run/simulate.py",
+        "    if not unequal.any():\n        return []\n",
+        "    return []\n",
+        ("tests/run/test_simulate.py",),
+    ),
+)
+PLANNING = (*RESHARD, *PROPAGATE, *CHOOSE, *PARTITION, *RUN)
