@@ -17,7 +17,9 @@ from meshwise.rules import pooling as pooling
 from meshwise.rules import prefix as prefix
 from meshwise.rules import random as random
 from meshwise.rules import reduction as reduction
+from meshwise.rules import reshaping as reshaping
 from meshwise.rules import shape as shape
+from meshwise.rules import slicing as slicing
 from meshwise.rules import sorting as sorting
 from meshwise.rules import updating as updating
 from meshwise.rules.registry import describe_all as describe_all

@@ -19,6 +19,8 @@ from functools import lru_cache
 from itertools import count, pairwise
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -157,6 +159,9 @@ def fetch_rows(x: Any, dim: int, axes: Axes, mesh: Mesh, fetch: Fetch) -> Any:
 
     Rows outside the dim are undefined: overwrite them with `mask_rows` where they are read.
     """
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        data = fetch_rows(jax.random.key_data(x), dim, axes, mesh, fetch)
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
     if not fetch.pieces or 0 in x.shape:
         shape = (*x.shape[:dim], fetch.length, *x.shape[dim + 1 :])
         return lax.full(shape, 0, x.dtype)
@@ -172,6 +177,15 @@ def mask_rows(x: Any, dim: int, first: Any, size: int, value: Any) -> Any:
     after, before = lax.full_like(row, -1), lax.full_like(row, size)
     inside = lax.bitwise_and(lax.gt(row, after), lax.lt(row, before))
     return lax.select(inside, x, lax.full_like(x, value))
+
+
+def take_rows(x: Any, rows: Any, dim: int) -> Any:
+    """Rows of a local dim by number; numbers outside are brought inside."""
+    others = tuple(d for d in range(x.ndim) if d != dim)
+    numbers = lax.GatherDimensionNumbers(others, (dim,), (dim,))
+    sizes = (*x.shape[:dim], 1, *x.shape[dim + 1 :])
+    index = lax.broadcast_in_dim(rows, (*rows.shape, 1), (0,))
+    return lax.gather(x, index, numbers, sizes, mode=lax.GatherScatterMode.CLIP)
 
 
 def shard_entry(table: Sequence[int], axes: Axes, mesh: Mesh) -> Any:
@@ -249,12 +263,4 @@ def _taken_by_number(x: Any, dim: int, axes: Axes, mesh: Mesh, fetch: Fetch) -> 
         shift = lax.add(lax.sub(shard_entry(begins, axes, mesh), first), np.int32(before))
         places = lax.select(mine, lax.add(rows, lax.broadcast(shift, rows.shape)), places)
         before += part.shape[dim]
-    return _take_rows(lax.concatenate(parts, dim), places, dim)
-
-
-def _take_rows(x: Any, rows: Any, dim: int) -> Any:
-    others = tuple(d for d in range(x.ndim) if d != dim)
-    numbers = lax.GatherDimensionNumbers(others, (dim,), (dim,))
-    sizes = (*x.shape[:dim], 1, *x.shape[dim + 1 :])
-    index = lax.broadcast_in_dim(rows, (*rows.shape, 1), (0,))
-    return lax.gather(x, index, numbers, sizes, mode=lax.GatherScatterMode.CLIP)
+    return take_rows(lax.concatenate(parts, dim), places, dim)
