@@ -23,6 +23,8 @@ from meshwise.rules.registry import OpRule
 
 Word = tuple[int, ...]  # factors of one dim, major to minor
 
+MOST_IN_PAIRS = 8  # operands: with more, sums are not followed through each two of them
+
 
 @dataclass
 class Words:
@@ -156,8 +158,8 @@ def compose(closed: ClosedJaxpr, rules: Sequence[OpRule]) -> Composition:
 def _some_operands(count: int) -> list[tuple[int, ...]]:
     """Sets of operands that a sum may well pass through: each, each two, and all."""
     each = range(count)
-    found = [(i,) for i in each] + list(combinations(each, 2)) + [tuple(each)]
-    return list(dict.fromkeys(found)) if count else []
+    pairs = combinations(each, 2) if count <= MOST_IN_PAIRS else ()
+    return list(dict.fromkeys([*((i,) for i in each), *pairs, tuple(each)])) if count else []
 
 
 def _shape(atom: Any) -> tuple[int, ...]:

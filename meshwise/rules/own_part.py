@@ -98,17 +98,29 @@ def _is_part_split(function: Function, found: Composition, factors: Iterable[int
 
 def _is_part(function: Function, found: Composition, local: LocalSizes) -> bool:
     sizes = {f: size for f, size, _ in local}
-    types = [
-        _type(v.aval, [_size(word, found, sizes) for word in words])
-        for v, words in zip(found.closed.jaxpr.invars, found.operands, strict=True)
-    ]
+
+    def sized(words: Iterable[Word]) -> tuple[int, ...]:
+        return tuple([_size(word, found, sizes) for word in words])
+
+    inputs = zip(found.closed.jaxpr.invars, found.operands, strict=True)
+    types = [_type(v.aval, sized(words)) for v, words in inputs]
     try:
         own = _traced(function, types)
         split = _evaluated(found.closed, found.rules, _split_contexts(found, local), types)
     except Exception:  # the function, or a size written down in it, says no in whatever way
         return False
+    if [type_of(a).shape for a in own.jaxpr.outvars] != _sized_results(found, sized):
+        return False
     rules = describe_all(own.jaxpr.eqns)
     return is_same_program(_evaluated(own, rules, _whole_contexts(own, rules), types), split)
+
+
+def _sized_results(
+    found: Composition, sized: Callable[[Iterable[Word]], tuple[int, ...]]
+) -> list[tuple[int, ...]]:
+    """Local shapes of the results; a literal keeps its own."""
+    outs = zip(found.closed.jaxpr.outvars, found.results, strict=True)
+    return [type_of(a).shape if isinstance(a, Literal) else sized(words) for a, words in outs]
 
 
 def _traced(function: Function, types: Sequence[Any]) -> ClosedJaxpr:

@@ -16,7 +16,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
@@ -198,6 +198,12 @@ def test_kernels_get_their_part_of_the_rows(a_mesh, kernel, rows):
     size = -(-rows // a_mesh.shape["x"])
     assert (size, 6, 10) in called_with
     np.testing.assert_allclose(mw.like(spied, norm)(x, gain), norm(x, gain), rtol=1e-5, atol=1e-5)
+
+
+def test_kernels_on_a_mesh_of_explicit_axes():
+    mesh = jax.make_mesh((2, 4), ("x", "y"), (AxisType.Explicit,) * 2)
+    x, gain = normal(5, 6, 8), normal(8, seed=1)
+    check(mw.like(norm_kernel, norm), norm, (x, gain), mesh, (P("x"), None), [])
 
 
 def test_rows_that_a_kernel_needs_whole_are_gathered(mesh2x4):
