@@ -150,6 +150,12 @@ def new_eqn(
     )
 
 
+def operator_name(eqn: JaxprEqn) -> str:
+    """What a report calls an operator: its primitive, and of a kernel its name."""
+    twin = eqn.params.get("twin")
+    return f"{eqn.primitive.name} of {twin.name}" if twin else eqn.primitive.name
+
+
 def names_of(eqn: JaxprEqn) -> str:
     """The name scopes an equation was traced in, as text."""
     return str(eqn.source_info.name_stack)

@@ -235,7 +235,7 @@ def _explicit_type(struct: jax.ShapeDtypeStruct, spec: Any, mesh: Any) -> jax.Sh
 
 def _refuse_opaque(name: str, program: Program, rules: Sequence[OpRule]) -> None:
     whole = [
-        f"{eqn.primitive.name} at {_jax.source_summary(eqn)}"
+        f"{_jax.operator_name(eqn)} at {_jax.source_summary(eqn)}"
         for eqn, rule in zip(program.equations, rules, strict=True)
         if rule.opaque
     ]

@@ -26,7 +26,7 @@ def partition(plan: Plan, hardware: Hardware) -> PerDeviceProgram:
         out_types=tuple(v.aval for v in program.outputs),
         collectives=_collectives(jaxpr, plan, reasons),
         whole=tuple(
-            f"{eqn.primitive.name} at {_jax.source_summary(eqn)}"
+            f"{_jax.operator_name(eqn)} at {_jax.source_summary(eqn)}"
             for eqn, rule in zip(program.equations, plan.rules, strict=True)
             if rule.opaque
         ),
