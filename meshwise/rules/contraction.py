@@ -9,11 +9,14 @@ import math
 from typing import Any
 
 import numpy as np
+from jax import lax
 
 from meshwise.ir.sharding import Reduction
 from meshwise.rules.elementwise import keeps_sums
 from meshwise.rules.factoring import Dim, Factoring, shapes
-from meshwise.rules.registry import Application, OpRule, register
+from meshwise.rules.identity import nothing_like
+from meshwise.rules.positions import start_dtype
+from meshwise.rules.registry import Application, LocalContext, OpRule, register
 
 
 def sum_of(dtype: Any) -> Reduction:
@@ -72,36 +75,138 @@ def _scaled_dot_rule(application: Application) -> OpRule:
 
 @register("ragged_dot_general")
 def _ragged_dot_general_rule(application: Application) -> OpRule:
-    """The ragged dim and the groups are whole; the rest is as in `dot_general`."""
+    """As `dot_general`, with groups of rows: rows and groups may be sharded too.
+
+    A device finds in the sizes of all groups which of its rows are in which of its groups. Where
+    sizes differ along a batch, groups begin at different rows there, and stay whole.
+    """
     numbers = application.params["ragged_dot_dimension_numbers"]
     (contract_l, contract_r), (batch_l, batch_r) = numbers.dot_dimension_numbers
     ragged, group_dims = numbers.lhs_ragged_dimensions, numbers.rhs_group_dimensions
     left, right, sizes = shapes(application.operands)
+    groups = sizes[len(sizes) - 1]
     factoring = Factoring()
-    lhs: list[Dim] = []
-    for d, n in enumerate(left):
-        summed = Reduction.SUM if d in contract_l else None
-        lhs.append(factoring.new(n, "whole" if d in ragged else summed))
+    lhs = [factoring.new(n, Reduction.SUM if d in contract_l else None) for d, n in enumerate(left)]
     paired = dict(zip((*contract_r, *batch_r), (*contract_l, *batch_l), strict=True))
+    split = len(sizes) == 1
     rhs = []
     for d, n in enumerate(right):
-        whole = "whole" if d in group_dims else None
-        rhs.append(lhs[paired[d]] if d in paired else factoring.new(n, whole))
+        kind = None if d not in group_dims else Reduction.SUM if split else "whole"
+        rhs.append(lhs[paired[d]] if d in paired else factoring.new(n, kind))
     result = [lhs[d] for d in batch_l]
     result += [dim for d, dim in enumerate(lhs) if d not in batch_l and d not in contract_l]
     result += [dim for d, dim in enumerate(rhs) if d not in paired and d not in group_dims]
     if set(ragged) & set(contract_l):  # a group of the contracted dim each: groups lead the result
-        result.insert(0, factoring.new(application.results[0].shape[0], "whole"))
-    group_sizes = factoring.dims(sizes, "whole")
+        result.insert(0, factoring.new(groups, None if split else "whole"))
+    before = [lhs[d] for d in _dims_before(numbers, len(left))] if len(sizes) > 1 else []
     contracted = math.prod(left[d] for d in contract_l)
     return OpRule(
-        factoring.rule([lhs, rhs, group_sizes], [result]),
+        factoring.rule([lhs, rhs, [*before, factoring.new(groups, "whole")]], [result]),
         linear=((0,), (1,)) if keeps_sums_of_two(application) else (),
+        local=_ragged_dot_local,
         masked=(0, 1),
         flops=2.0 * contracted * math.prod(application.results[0].shape),
     )
 
 
+def _dims_before(numbers: Any, rank: int) -> list[int]:
+    """The dims of the left operand for each of whose elements groups may have sizes of their own.
+
+    They are those of the batch, and those of the ragged dim's kind that stand before it.
+    """
+    (contract, _), (batch, _) = numbers.dot_dimension_numbers
+    (ragged,) = numbers.lhs_ragged_dimensions
+    if ragged in batch:
+        return list(batch[: batch.index(ragged)])
+    free = [d for d in range(rank) if d not in batch and d not in contract]
+    alike = list(contract) if ragged in contract else free
+    return [*batch, *alike[: alike.index(ragged)]]
+
+
 def keeps_sums_of_two(application: Application) -> bool:
     """Whether both factors of a ragged product are floats, so that sums may be taken later."""
     return all(np.dtype(o.dtype).kind in "fcV" for o in application.operands[:2])
+
+
+def _ragged_dot_local(context: LocalContext, lhs: Any, rhs: Any, sizes: Any) -> list[Any]:
+    numbers = context.params["ragged_dot_dimension_numbers"]
+    (ragged,) = numbers.lhs_ragged_dimensions
+    rows, groups = context.rule.operands[0][ragged], _groups(context, numbers)
+    sizes = lax.convert_element_type(sizes, start_dtype(sizes.dtype))  # differences have signs
+    if rows and context.axes(rows[0]):
+        sizes = _sizes_here(context, sizes, rows[0], lhs.shape[ragged])
+    if not groups or not context.axes(groups[0]):
+        return context.bind(lhs, rhs, sizes)
+    sizes, first = _own_sizes(context, sizes, groups[0])
+    lhs = _rows_from(lhs, first, ragged)
+    (contract_l, contract_r), _ = numbers.dot_dimension_numbers
+    if ragged in contract_l:
+        rhs = _rows_from(rhs, first, contract_r[contract_l.index(ragged)])
+        return context.bind(lhs, rhs, sizes)
+    (found,) = context.bind(lhs, rhs, sizes)
+    count = lax.reduce_sum(sizes, (0,))
+    return [_rows_back(found, first, count, _place_of_rows(numbers, lhs.ndim))]
+
+
+def _groups(context: LocalContext, numbers: Any) -> Dim:
+    """The factor of the groups that an operand or the result has, if any."""
+    if numbers.rhs_group_dimensions:
+        return context.rule.operands[1][numbers.rhs_group_dimensions[0]]
+    (ragged,) = numbers.lhs_ragged_dimensions
+    (contract, _), _ = numbers.dot_dimension_numbers
+    return context.rule.results[0][0] if ragged in contract else ()
+
+
+def _place_of_rows(numbers: Any, rank: int) -> int:
+    """Which dim of the result the rows are."""
+    (contract, _), (batch, _) = numbers.dot_dimension_numbers
+    (ragged,) = numbers.lhs_ragged_dimensions
+    free = [d for d in range(rank) if d not in batch and d not in contract]
+    return len(batch) + free.index(ragged)
+
+
+def _sizes_here(context: LocalContext, sizes: Any, factor: int, local: int) -> Any:
+    """How many of a device's rows are in each group."""
+    ends = lax.cumsum(sizes, sizes.ndim - 1)
+    offset = lax.convert_element_type(context.offset(factor), sizes.dtype)
+    zero, rows = sizes.dtype.type(0), sizes.dtype.type(local)
+
+    def here(position: Any) -> Any:
+        return lax.clamp(zero, lax.sub(position, lax.broadcast(offset, position.shape)), rows)
+
+    return lax.sub(here(ends), here(lax.sub(ends, sizes)))
+
+
+def _own_sizes(context: LocalContext, sizes: Any, factor: int) -> tuple[Any, Any]:
+    """The sizes of the groups that a device has, and at which row the first of them begins."""
+    local = context.local_size(factor)
+    missing = local * context.shards(factor) - sizes.shape[0]
+    starts = lax.sub(lax.cumsum(sizes, 0), sizes)
+    offset = context.offset(factor)
+    padded = lax.pad(sizes, sizes.dtype.type(0), [(0, missing, 0)])
+    own = lax.dynamic_slice(padded, (offset,), (local,), allow_negative_indices=False)
+    first = lax.dynamic_slice(starts, (offset,), (1,), allow_negative_indices=False)
+    return own, lax.convert_element_type(lax.reshape(first, ()), np.int32)
+
+
+def _rows_from(x: Any, first: Any, dim: int) -> Any:
+    """An array whose rows begin at another one, with zeros after the last."""
+    return _slid(x, first, dim, (0, x.shape[dim], 0))
+
+
+def _rows_back(x: Any, first: Any, count: Any, dim: int) -> Any:
+    """Some rows moved to where the first of them belongs, and nothing in the other places."""
+    moved = _slid(x, lax.sub(np.int32(x.shape[dim]), first), dim, (x.shape[dim], 0, 0))
+    row = lax.sub(lax.broadcasted_iota(np.int32, x.shape, dim), lax.broadcast(first, x.shape))
+    last = lax.sub(lax.convert_element_type(count, np.int32), np.int32(1))
+    inside = lax.bitwise_and(
+        lax.ge(row, lax.full_like(row, 0)), lax.le(row, lax.broadcast(last, x.shape))
+    )
+    return lax.select(inside, moved, nothing_like(moved))
+
+
+def _slid(x: Any, start: Any, dim: int, around: tuple[int, int, int]) -> Any:
+    pads = [around if d == dim else (0, 0, 0) for d in range(x.ndim)]
+    padded = lax.pad(x, lax.full((), 0, x.dtype), pads)
+    starts = [start if d == dim else np.int32(0) for d in range(x.ndim)]
+    return lax.dynamic_slice(padded, starts, x.shape, allow_negative_indices=False)

@@ -236,7 +236,8 @@ def _batch(eqn: _jax.JaxprEqn, values: list[Stacked], mesh: Mesh) -> list[Stacke
     def one_device(*args: Any) -> list[Any]:
         return _jax.bind(eqn, args)
 
-    if _draws_bits_by_batch(eqn):
+    # JAX's rule for ragged products takes a batch of all operands only, and not in every mode.
+    if _draws_bits_by_batch(eqn) or eqn.primitive.name == "ragged_dot_general":
         outs = _device_by_device(one_device, arrays, stacked)
     else:
         in_axes = [0 if s else None for s in stacked]
