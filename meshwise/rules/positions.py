@@ -135,7 +135,7 @@ class IndexVectors:
         kept: Mapping[int, int],
         rank: int,
     ) -> None:
-        self.context, self.indices = context, indices
+        self.context, self.indices, self.dims, self.kept = context, indices, tuple(dims), kept
         shape = context.global_shape(0)
         self.upper = [shape[d] - windows[d] for d in dims]
         found = [context.rule.operands[0][d] for d in dims]
@@ -168,7 +168,7 @@ class IndexVectors:
 
     def shifted(self, c: int) -> Any:
         """A component, clamped, counted from this device's first position."""
-        position = self._widened(clamp_position(self.given(c), self.upper[c]))
+        position = self.widened(clamp_position(self.given(c), self.upper[c]))
         if c in self.spread:
             count = lax.broadcasted_iota(position.dtype, position.shape, self._at[c])
             position = lax.add(position, count)
@@ -187,7 +187,7 @@ class IndexVectors:
 
     def in_range(self) -> Any:
         """Which index vectors are in range in every component, with all of their window."""
-        return self._widened(self.given_in_range())
+        return self.widened(self.given_in_range())
 
     def given_in_range(self) -> Any:
         """The same of the index vectors as given, of which windows are not spread."""
@@ -208,6 +208,6 @@ class IndexVectors:
             columns.append(lax.expand_dims(position, (last,)))
         return lax.concatenate(columns, last) if len(columns) > 1 else columns[0]
 
-    def _widened(self, column: Any) -> Any:
+    def widened(self, column: Any) -> Any:
         """One entry for each index vector, from one for each that was given."""
         return lax.broadcast_in_dim(column, self.sizes, self.batch) if self.spread else column

@@ -1,8 +1,8 @@
 """Scatters and dynamic updates: writing at positions that are data.
 
 A dim of which positions or windows are written may be sharded: each device writes what it owns
-and drops the rest. The updates may be sharded where joining them is a reduction; then every device
-has a term of the result, and what was there before counts on one of them.
+and drops the rest. The updates may be sharded; then every device has a term of the result, and
+what was there before counts on one of them.
 """
 
 import math
@@ -11,12 +11,15 @@ from typing import Any
 
 import numpy as np
 from jax import lax
+from jax.dtypes import extended
 from jax.numpy import issubdtype
 
 from meshwise._jax import JaxprEqn
 from meshwise.ir.sharding import Reduction
+from meshwise.rules.contraction import sum_of
 from meshwise.rules.factoring import Dim, Factoring, Kind, shapes
 from meshwise.rules.identity import nothing_like
+from meshwise.rules.overwriting import joined_factors, overwriting_exchanges, overwritten_terms
 from meshwise.rules.positions import (
     IndexVectors,
     all_of,
@@ -30,7 +33,7 @@ from meshwise.rules.positions import (
     signed_positions,
     start_dtype,
 )
-from meshwise.rules.registry import Application, LocalContext, OpRule, register
+from meshwise.rules.registry import Application, Exchange, LocalContext, OpRule, register
 
 FILL = lax.GatherScatterMode.FILL_OR_DROP
 CLIP = lax.GatherScatterMode.CLIP
@@ -90,14 +93,28 @@ def _scatter_rule(application: Application) -> OpRule:
         factoring.rule([dims, at, written], [dims]),
         linear=_linear(application, indices),
         local=_scatter_local,
+        exchanges=_overwriting_exchanges if _overwrites(application.eqn) else None,
         masked=(2,),
     )
+
+
+def _overwrites(eqn: JaxprEqn) -> bool:
+    """Whether updates take the place of what was there."""
+    return eqn.primitive.name == "scatter" and not _has_function(eqn)
+
+
+def _overwriting_exchanges(context: LocalContext) -> list[Exchange]:
+    shapes_of = [context.global_shape(i) for i in (0, 2)]
+    return overwriting_exchanges(context, written_windows(context.params, *shapes_of))
 
 
 def _kind(application: Application) -> Kind:
     """The kind of the dims of the updates that are not part of a window."""
     reduction = _JOINED_BY.get(application.eqn.primitive.name)
     dtype = application.operands[0].dtype
+    if _overwrites(application.eqn) and not issubdtype(dtype, extended):
+        vectors = math.prod(application.operands[1].shape[:-1])
+        return sum_of(dtype) if vectors < np.iinfo(np.int32).max else "whole"
     ordered = reduction in (Reduction.MIN, Reduction.MAX)
     if reduction is None or dtype == np.bool_:
         return "whole"
@@ -146,20 +163,18 @@ def written_windows(
 def _scatter_local(context: LocalContext, operand: Any, indices: Any, updates: Any) -> list[Any]:
     params = context.params
     shape, _, written = shapes([v.aval for v in context.eqn.invars])
-    joined = [
-        f
-        for dim in context.rule.operands[1][:-1]
-        for f in dim
-        if context.axes(f) and f in context.rule.reduction_of
-    ]
+    joined = joined_factors(context)
     changed: dict[str, Any] = {}
-    if joined:
+    if joined and context.eqn.primitive.name != "scatter":
         operand = _term_of_operand(context, operand, joined)
         indices = signed_positions(indices)
         # Positions in the padding are arbitrary; the updates there are masked.
         changed = {"unique_indices": False, "indices_are_sorted": False}
     windows = written_windows(params, shape, written)
     vectors = _vectors(context, indices, windows)
+    numbers = _spread_numbers(params["dimension_numbers"], vectors)
+    if joined and context.eqn.primitive.name == "scatter":
+        return [overwritten_terms(context, operand, vectors, updates, windows, numbers)]
     cut = _cut_dims(context, windows)
     if cut and math.prod(indices.shape[:-1]) == 1 and not _has_function(context.eqn):
         return _scatter_window(context, operand, vectors, updates, windows, cut)
@@ -173,7 +188,7 @@ def _scatter_local(context: LocalContext, operand: Any, indices: Any, updates: A
 
         indices = vectors.local(drop)
         changed = {"unique_indices": False, "indices_are_sorted": False, "mode": FILL}
-        changed["dimension_numbers"] = _spread_numbers(params["dimension_numbers"], vectors)
+        changed["dimension_numbers"] = numbers
     return context.bind(operand, indices, updates, **changed)
 
 
