@@ -5,7 +5,8 @@ be recomputed in the backward pass (`jax.checkpoint`, once differentiated) is in
 `optimization_barrier` on its inputs, which is what JAX itself lowers it to: the recomputation
 stays a computation of its own. Every hint, whichever way it was written
 (`mw.shard`, `lax.with_sharding_constraint`, `jax.sharding.reshard`, shardings of a nested call),
-becomes one `hint` equation. Positions that count along a batch are said to be one (`pairing.py`).
+becomes one `hint` equation. Positions that count along a batch are said to be one (`pairing.py`),
+and moves of rows in several steps are written as one (`borders.py`).
 Dead equations are dropped.
 """
 
@@ -18,6 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from meshwise import _jax
 from meshwise._jax import ClosedJaxpr, JaxprEqn, Literal, Var
+from meshwise.borders import merge_moves
 from meshwise.errors import HintError, message
 from meshwise.ir.mesh import Axes, Mesh
 from meshwise.ir.program import Hint, OpenDims, Program, application_key
@@ -45,7 +47,8 @@ def flatten(closed: ClosedJaxpr) -> ClosedJaxpr:
     inputs = [_jax.new_var(v.aval) for v in closed.jaxpr.invars]
     outputs = _inline(closed.jaxpr, closed.consts, inputs, flat, None)
     eqns, outputs = _share_equal(flat.eqns, outputs)
-    eqns = pair_batches(eqns, dict(zip(flat.constvars, flat.consts, strict=True)))
+    constants = dict(zip(flat.constvars, flat.consts, strict=True))
+    eqns = merge_moves(pair_batches(eqns, constants), constants)
     eqns = _live(eqns, outputs)
     return _jax.close_jaxpr(flat.constvars, inputs, outputs, eqns, flat.consts)
 

@@ -9,7 +9,8 @@ One file a subject: `jaxprs` (classes, making and applying equations), `hints` (
 `bodies` (equations with bodies), `structure` (when two jaxprs are equal), `explicit` (types with
 axes), `tracing` (functions and contexts), `calls` (the call primitive), `derivatives` (its rules),
 `twins` (the primitive of `mw.like`), `custom_partitioning` (functions with a sharding rule),
-`dispatch` (calling compiled programs), `sampling` (drawing from distributions).
+`dispatch` (calling compiled programs), `sampling` (drawing from distributions), `roll` (rows moved
+round).
 """
 
 from meshwise._jax import derivatives as derivatives
@@ -62,6 +63,8 @@ from meshwise._jax.jaxprs import operator_name as operator_name
 from meshwise._jax.jaxprs import rename as rename
 from meshwise._jax.jaxprs import source_summary as source_summary
 from meshwise._jax.jaxprs import threefry2x32_p as threefry2x32_p
+from meshwise._jax.roll import roll as roll
+from meshwise._jax.roll import roll_p as roll_p
 from meshwise._jax.sampling import gamma_of_keys as gamma_of_keys
 from meshwise._jax.structure import structure_key as structure_key
 from meshwise._jax.tracing import broadcast_prefix as broadcast_prefix

@@ -18,6 +18,7 @@ from meshwise.rules import prefix as prefix
 from meshwise.rules import random as random
 from meshwise.rules import reduction as reduction
 from meshwise.rules import reshaping as reshaping
+from meshwise.rules import rolling as rolling
 from meshwise.rules import shape as shape
 from meshwise.rules import slicing as slicing
 from meshwise.rules import sorting as sorting

@@ -66,12 +66,16 @@ class Piece:
 
 @dataclass(frozen=True)
 class Fetch:
-    """Rows of a dim that shards hold, and those they need."""
+    """Rows of a dim that shards hold, and those they need.
+
+    Where it `wraps`, rows before the first are the last ones, and shards need `block` each.
+    """
 
     size: int
     block: int
     starts: tuple[int, ...]
     length: int
+    wraps: bool = False
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
@@ -102,8 +106,10 @@ def realignment(size: int, shards: int, before: int, after: int) -> Fetch:
 @lru_cache(maxsize=1 << 12)
 def _pieces(fetch: Fetch) -> tuple[Piece, ...]:
     overlaps = _overlaps(fetch)
+    shards = len(fetch.starts)
+    circle = shards if fetch.wraps else 2 * shards
     ways = (
-        _grouped(overlaps, [o.receiver - o.sender for o in overlaps]),
+        _grouped(overlaps, [(o.receiver - o.sender) % circle for o in overlaps]),
         _grouped(overlaps, _matchings(overlaps)),
     )
     # A piece more is worth a row less.
@@ -115,10 +121,13 @@ def _overlaps(fetch: Fetch) -> list[Overlap]:
     found: list[Overlap] = []
     for receiver, first in enumerate(fetch.starts):
         row, end = max(first, 0), min(first + fetch.length, fetch.size)
+        if fetch.wraps:
+            row, end = first, first + min(fetch.length, fetch.size - receiver * fetch.block)
         while row < end:
-            sender = row // fetch.block
-            rows = min(end, (sender + 1) * fetch.block) - row
-            found.append(Overlap(sender, receiver, row - sender * fetch.block, row - first, rows))
+            at = row % fetch.size
+            sender = at // fetch.block
+            rows = min(end - row, min((sender + 1) * fetch.block, fetch.size) - at)
+            found.append(Overlap(sender, receiver, at - sender * fetch.block, row - first, rows))
             row += rows
     return found
 

@@ -11,6 +11,7 @@ LAYERS = (
     "_jax",
     "ir",
     "pairing",
+    "borders",
     "trace",
     "rules",
     "cost",
