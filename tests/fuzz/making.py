@@ -172,6 +172,7 @@ class Maker:
 
 
 Operator = Callable[[Maker], object]
+LENGTHS = (3, 5, 8, 12, 20, 30)  # about how many operators a program has
 
 
 @dataclass(frozen=True)
@@ -182,12 +183,14 @@ class Profile:
     gradients: float
 
 
-def make(seed: int, profiles: Sequence[Profile]) -> tuple[Case, list[str]]:
+def make(
+    seed: int, profiles: Sequence[Profile], lengths: Sequence[int] = LENGTHS
+) -> tuple[Case, list[str]]:
     """A random program, and what went wrong while it was made."""
     draw = random.Random(seed * 7919 + 1)
     profile = profiles[seed % len(profiles)]
     maker = Maker(seed, draw.choice(MESHES))
-    wanted = draw.choice((3, 5, 8, 12, 20, 30))
+    wanted = draw.choice(lengths)
     weights = [w for w, _ in profile.operators]
     functions = [f for _, f in profile.operators]
     turns = 0
@@ -200,6 +203,8 @@ def make(seed: int, profiles: Sequence[Profile]) -> tuple[Case, list[str]]:
         except ValueError:  # there is no position in an empty dim
             if not maker.may_be_empty:
                 raise
+    if not maker.steps:
+        maker.add("jnp.tanh({0})", maker.fresh(maker.shape()))
     last = maker.steps[-1].name
     read = {name for step in maker.steps for name in step.operands}
     unread = [s.name for s in maker.steps if s.name not in read]

@@ -63,3 +63,5 @@ NETWORK = Profile(
 )
 
 PROFILES = (EVERYTHING, EXCHANGES, NETWORK, EXCHANGES, OPERATORS)
+
+OPERATORS_BY_NAME = {f.__name__: f for profile in PROFILES for _, f in profile.operators}

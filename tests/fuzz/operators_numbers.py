@@ -191,6 +191,13 @@ def matrix_product(maker: Maker) -> None:
         maker.add("jax.nn.relu({0} @ {1}) @ {2}", left, first, second, bound=bound * 2 * m**0.5)
 
 
+def boolean_product(maker: Maker) -> None:
+    """A product of booleans: whether any pair of them is true."""
+    left = maker.pick(("bool",), least=1)
+    n = left.shape[-1]
+    maker.add("{0} @ {1}", left, maker.like((n, maker.size()), "bool"))
+
+
 def axes_text(maker: Maker, value: Value, least: int = 1) -> tuple[str, int]:
     """An `axis=` argument, and how many elements are reduced."""
     chosen = maker.subset(value.rank, least)
@@ -352,6 +359,7 @@ NUMBERS = (
     (5, cast),
     (12, product),
     (8, matrix_product),
+    (1, boolean_product),
     (9, reduction),
     (6, normalisation),
     (2, product_reduction),

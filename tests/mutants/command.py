@@ -98,7 +98,12 @@ def judge(mutant: Mutant, copies: "queue.Queue[pathlib.Path]") -> Verdict:
 
 def _run(mutant: Mutant, copy: pathlib.Path) -> tuple[str, str]:
     options = ("-x", "-q", "--no-header", "--tb=line", "-p", "no:cacheprovider", "-p", "no:xdist")
-    environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(copy),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "FUZZ_SEEDS": "24",
+    }
     try:
         done = subprocess.run(
             [sys.executable, "-m", "pytest", *options, *mutant.tests],

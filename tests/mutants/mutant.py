@@ -30,6 +30,11 @@ class Mutant:
 
 
 def truth(words: str) -> tuple[str, ...]:
-    """Rows of the table of operators whose name has some words, split and summed."""
-    chosen = f"({words}) and not refused"
-    return ("tests/rules/test_truth.py", "-k", chosen)
+    """Rows of the table of operators whose name, and whose test's, has some words."""
+    return ("tests/rules/test_truth.py", "-k", f"({words}) and not refused")
+
+
+def alone(*operators: str) -> tuple[str, ...]:
+    """Random programs of one of these operators each, split by dice."""
+    test = "tests/fuzz/test_operators.py::test_an_operator_split_by_dice"
+    return tuple(f"{test}[{name}]" for name in operators)

@@ -1,6 +1,6 @@
 """Mutants of rules by which elements are found, written, ordered or drawn."""
 
-from tests.mutants.mutant import Mutant, truth
+from tests.mutants.mutant import Mutant, alone, truth
 
 INDEXING = (
     Mutant(
@@ -9,7 +9,7 @@ INDEXING = (
         "meshwise/rules/indexing.py",
         "    return [where(vectors.in_range(), taken, filled)]",
         "    return [taken]",
-        truth("gather"),
+        alone("gather"),
     ),
     Mutant(
         "indexing",
@@ -17,7 +17,7 @@ INDEXING = (
         "meshwise/rules/indexing.py",
         'lax.broadcast(first, taken.shape), lax.full_like(taken, params["fill_value"]), nothing',
         'lax.full(taken.shape, True), lax.full_like(taken, params["fill_value"]), nothing',
-        truth("gather"),
+        truth("claimed and fill"),
     ),
     Mutant(
         "indexing",
@@ -25,7 +25,7 @@ INDEXING = (
         "meshwise/rules/positions.py",
         "    end = context.local_size(factor) - 1\n",
         "    end = context.local_size(factor)\n",
-        truth("dynamic"),
+        alone("window_at"),
     ),
     Mutant(
         "indexing",
@@ -33,7 +33,7 @@ INDEXING = (
         "meshwise/rules/positions.py",
         "found.append(zero if n == window else clamp_position(start, n - window))",
         "found.append(zero if n == window else clamp_position(start, n))",
-        truth("dynamic"),
+        alone("window_at"),
     ),
 )
 UPDATING = (
@@ -43,7 +43,7 @@ UPDATING = (
         "meshwise/rules/updating.py",
         "    return lax.select(first, operand, nothing)\n",
         "    return operand\n",
-        truth("scatter"),
+        alone("scatter"),
     ),
     Mutant(
         "updating",
@@ -51,7 +51,7 @@ UPDATING = (
         "meshwise/rules/updating.py",
         "            here = here if kept is None else lax.bitwise_and(here, kept)\n",
         "",
-        truth("scatter"),
+        alone("scatter", "by_row"),
     ),
     Mutant(
         "updating",
@@ -59,7 +59,7 @@ UPDATING = (
         "meshwise/rules/updating.py",
         "begin = lax.sub(start.dtype.type(local), start)",
         "begin = lax.sub(start.dtype.type(local - 1), start)",
-        truth("dynamic_update or scatter"),
+        alone("window_at"),
     ),
     Mutant(
         "updating",
@@ -67,7 +67,7 @@ UPDATING = (
         "meshwise/rules/updating.py",
         'return ((0, 2),) if params["unique_indices"] or vectors <= 1 else ()',
         "return ((0, 2),)",
-        truth("scatter"),
+        truth("sums_pass_only and scatter"),
     ),
 )
 ORDERING = (
@@ -77,7 +77,7 @@ ORDERING = (
         "meshwise/rules/prefix.py",
         "return lax.gt(index, np.int32(0))",
         "return lax.gt(index, np.int32(1))",
-        truth("cumsum"),
+        alone("running"),
     ),
     Mutant(
         "ordering",
@@ -85,7 +85,7 @@ ORDERING = (
         "meshwise/rules/prefix.py",
         "mask_padding(context, operand, axis, factor, _identity(context, operand.dtype))",
         "lax.add(operand, _identity(context, operand.dtype))",
-        truth("cumsum or cummax"),
+        alone("running"),
     ),
     Mutant(
         "ordering",
@@ -93,7 +93,7 @@ ORDERING = (
         "meshwise/rules/largest.py",
         "return np.full(np.dtype(dtype).itemsize, 0xFF, np.uint8).view(dtype)[0]",
         "return np.array(np.inf, dtype)",
-        truth("top_k"),
+        truth("claimed and top_k"),
     ),
     Mutant(
         "ordering",
@@ -101,7 +101,7 @@ ORDERING = (
         "meshwise/rules/largest.py",
         "    indices = lax.add(indices, lax.full_like(indices, context.offset(factor)))\n",
         "",
-        truth("top_k"),
+        alone("ordered"),
     ),
     Mutant(
         "ordering",
@@ -109,7 +109,7 @@ ORDERING = (
         "meshwise/rules/network.py",
         "table[first], table[second] = 1, 2",
         "table[first], table[second] = 1, 1",
-        ("tests/rules", "-k", "sort"),
+        ("tests/rules/test_sorting.py",),
     ),
 )
 RANDOM = (
@@ -119,7 +119,7 @@ RANDOM = (
         "meshwise/rules/random.py",
         "offsets.append(lax.mul(index, np.uint32(sizes[-1])) if axes else None)",
         "offsets.append(None)",
-        truth("random_bits"),
+        alone("random_numbers"),
     ),
     Mutant(
         "random",
@@ -127,7 +127,7 @@ RANDOM = (
         "meshwise/rules/random.py",
         "stride = math.prod(shape[d + 1 :])",
         "stride = math.prod(sizes[d + 1 :])",
-        truth("random_bits"),
+        alone("random_numbers"),
     ),
 )
 LINALG = (
@@ -137,7 +137,7 @@ LINALG = (
         "meshwise/rules/linalg.py",
         'return [shared + factoring.dims(shape[batch:], "whole") for shape in tensors]',
         "return [shared + factoring.dims(shape[batch:]) for shape in tensors]",
-        truth("cholesky or lu or qr"),
+        alone("linear_algebra"),
     ),
     Mutant(
         "linalg",
@@ -145,7 +145,7 @@ LINALG = (
         "meshwise/rules/linalg.py",
         'free = -1 if application.params["left_side"] else -2',
         'free = -2 if application.params["left_side"] else -1',
-        truth("triangular"),
+        alone("linear_algebra"),
     ),
 )
 PLACES = (*INDEXING, *UPDATING, *ORDERING, *RANDOM, *LINALG)

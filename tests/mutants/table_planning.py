@@ -2,6 +2,12 @@
 
 from tests.mutants.mutant import Mutant
 
+PROGRAMS = (
+    "tests/fuzz/test_found.py",
+    "tests/fuzz/test_fuzz.py",
+    "tests/choose",
+    "tests/partition",
+)
 RESHARD = (
     Mutant(
         "reshard",
@@ -93,7 +99,7 @@ CHOOSE = (
         "meshwise/choose/carries.py",
         "a in may_be_unreduced and uses[a] == atoms.count(a)",
         "a in may_be_unreduced",
-        ("tests/choose", "tests/partition", "tests/fuzz"),
+        PROGRAMS,
     ),
     Mutant(
         "choose",
@@ -101,7 +107,7 @@ CHOOSE = (
         "meshwise/choose/search.py",
         "common = own if common is None else common & own",
         "common = own if common is None else common | own",
-        ("tests/choose", "tests/partition", "tests/fuzz"),
+        PROGRAMS,
     ),
     Mutant(
         "choose",
@@ -109,7 +115,7 @@ CHOOSE = (
         "meshwise/choose/starts.py",
         "        followed = [a for a in natural if node_seconds(graph, node, a) < IMPOSSIBLE]\n",
         "        followed = natural\n",
-        ("tests/choose", "tests/fuzz"),
+        PROGRAMS,
     ),
     Mutant(
         "choose",
@@ -117,7 +123,7 @@ CHOOSE = (
         "meshwise/choose/tree.py",
         "return source.reduction is target.reduction and set(target.unreduced)",
         "return source.reduction is not None and set(source.unreduced)",
-        ("tests/choose", "tests/partition", "tests/fuzz"),
+        PROGRAMS,
     ),
 )
 PARTITION = (
@@ -127,7 +133,7 @@ PARTITION = (
         "meshwise/partition/emit.py",
         "        start += array.size\n",
         "        start += 1\n",
-        ("tests/partition", "tests/choose", "tests/fuzz"),
+        PROGRAMS,
     ),
     Mutant(
         "partition",
@@ -135,14 +141,14 @@ PARTITION = (
         "meshwise/partition/coarsen.py",
         "            if place < 0 or axes[place + 1 : place + 2] != (second,):\n",
         "            if place < 0:\n",
-        ("tests/partition", "tests/choose", "tests/fuzz"),
+        PROGRAMS,
     ),
     Mutant(
         "partition",
         "an operator's operands are taken as they lie",
         "meshwise/partition/emit.py",
-        "steps = plan_reshard(shape_of(var), itemsize_of(var), mesh, source, target, walk.hardware)",
-        "steps = plan_reshard(shape_of(var), itemsize_of(var), mesh, source, source, walk.hardware)",
+        "itemsize_of(var), mesh, source, target, walk.hardware)\n    if not any",
+        "itemsize_of(var), mesh, source, source, walk.hardware)\n    if not any",
         ("tests/partition",),
     ),
     Mutant(
@@ -151,7 +157,12 @@ PARTITION = (
         "meshwise/ir/mesh.py",
         "return tuple(numbers.transpose([ordered.index(a) for a in axes]).ravel().tolist())",
         "return tuple(numbers.ravel().tolist())",
-        ("tests/reshard/test_values.py", "tests/rules/test_exchanges.py", "tests/fuzz"),
+        (
+            "tests/reshard/test_values.py",
+            "tests/rules/test_exchanges.py",
+            "tests/fuzz/test_fuzz.py",
+            "tests/fuzz/test_found.py",
+        ),
     ),
 )
 RUN = (
