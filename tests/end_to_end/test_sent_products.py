@@ -1,0 +1,176 @@
+"""Ragged products, mixtures of experts, and losses over a sharded vocabulary."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+import meshwise as mw
+from tests.end_to_end.sent import Row, below, check_numbers, names, reals, reduced, sent_by
+
+X, Y, XY, NONE = P("x"), P(None, "x"), P("x", "y"), P()
+
+TOKENS, EXPERTS, K, N = 64, 8, 128, 96
+LEFT, RIGHT = reals(TOKENS, K), reals(EXPERTS, K, N)
+SIZES = np.array([8, 0, 16, 4, 12, 8, 10, 6], np.int32)
+OF_FEW = np.array([20, 0, 30, 3], np.int32)  # eight rows are in no group
+
+
+def ragged(contract: Any, batch: Any, rows: Any, groups: Any) -> Any:
+    numbers = lax.RaggedDotDimensionNumbers((contract, batch), rows, groups)
+    return lambda x, y, sizes: lax.ragged_dot_general(x, y, sizes, numbers)
+
+
+def half_square(function: Any, which: Any = 0) -> Any:
+    return jax.grad(lambda *args: 0.5 * (function(*args) ** 2).sum(), which)
+
+
+RAGGED = [
+    Row("rows", lax.ragged_dot, (LEFT, RIGHT, SIZES), (8,), (X, NONE, NONE), X, {}, 1e-5),
+    Row("uneven rows", lax.ragged_dot, (LEFT[:61], RIGHT[:4], OF_FEW), (8,), (X, NONE, NONE), X,
+        {}, 1e-5),
+    Row("experts", lax.ragged_dot, (LEFT, RIGHT, SIZES), (8,), (NONE, X, NONE), NONE,
+        reduced(TOKENS * N), 1e-5),
+    Row("experts, to rows", lax.ragged_dot, (LEFT, RIGHT, SIZES), (8,), (NONE, X, NONE), X,
+        {"reduce_scatter": (1, TOKENS * N * 4 * 7 // 8)}, 1e-5),
+    Row("uneven experts", lax.ragged_dot, (reals(61, 90), reals(13, 90, 50), below(5, 13)),
+        (8,), (NONE, X, NONE), NONE, reduced(61 * 50), 1e-5),
+    Row("rows and experts", lax.ragged_dot, (LEFT, RIGHT, SIZES), (8,), (X, X, NONE), X,
+        {"all_gather": (1, TOKENS * K * 4 * 7 // 8),
+         "reduce_scatter": (1, TOKENS * N * 4 * 7 // 8)}, 1e-5),
+    Row("rows by x, experts by y", lax.ragged_dot, (LEFT, RIGHT, SIZES), (2, 4),
+        (X, P("y"), NONE), X, reduced(TOKENS // 2 * N, 4), 1e-5),
+    Row("all three", lax.ragged_dot, (LEFT, RIGHT, SIZES), (2, 2, 2),
+        (X, P("y", None, "z"), NONE), P("x", "z"), reduced(TOKENS // 2 * N // 2, 2), 1e-5),
+    Row("columns", lax.ragged_dot, (LEFT, RIGHT, SIZES), (8,), (NONE, P(None, None, "x"), NONE), Y,
+        {}, 1e-5),
+    Row("contracted", lax.ragged_dot, (LEFT, RIGHT, SIZES), (8,), (Y, Y, NONE), NONE,
+        reduced(TOKENS * N), 1e-5),
+    Row("groups of the contracted dim", ragged(((0,), (0,)), ((), ()), [0], []),
+        (reals(4096, 16), reals(4096, 8), np.array([1000, 96, 2000, 900], np.int32)), (8,),
+        (X, X, NONE), NONE, reduced(4 * 16 * 8), 1e-4),
+    Row("groups of a batch", ragged(((2,), (1,)), ((0,), (0,)), [0], []),
+        (reals(16, 4, 8), reals(16, 8, 4), np.array([3, 10, 3], np.int32)), (8,), (X, X, NONE), X,
+        {}, 1e-5),
+    Row("sizes of each batch", jax.vmap(lax.ragged_dot),
+        (reals(16, 12, 8), reals(16, 3, 8, 4), below(5, 16, 3)), (8,), (X, X, X), X, {}, 1e-5),
+    Row("gradients by experts", half_square(lax.ragged_dot, (0, 1)), (LEFT, RIGHT, SIZES), (8,),
+        (NONE, X, NONE), (NONE, X),
+        {"all_reduce": (2, (TOKENS * N + TOKENS * K) * 4 * 14 // 8)}, 1e-4),
+    Row("gradients by many rows", half_square(lax.ragged_dot, (0, 1)),
+        (reals(4096, 16), reals(4, 16, 8), np.array([1000, 96, 2000, 1000], np.int32)), (8,),
+        (X, NONE, NONE), (X, NONE), reduced(4 * 16 * 8), 1e-4),
+]  # fmt: skip
+
+GROUPS, WORDS, SLOTS, WIDTH = 16, 32, 4, 64
+ROUTES, INPUTS = reals(GROUPS, WORDS, EXPERTS, SLOTS), reals(GROUPS, WORDS, WIDTH)
+WEIGHTS = reals(EXPERTS, WIDTH, WIDTH) / 8
+MOVED = GROUPS * EXPERTS * SLOTS * WIDTH * 4 // 8 * 7 // 8  # one device's part, but its own
+
+
+def dispatched(routes: Any, inputs: Any) -> Any:
+    return mw.shard(jnp.einsum("gsec,gsm->egcm", routes, inputs), X)
+
+
+def mixture(routes: Any, inputs: Any, weights: Any) -> Any:
+    hidden = jax.nn.relu(jnp.einsum("egcm,emh->egch", dispatched(routes, inputs), weights))
+    return jnp.einsum("gsec,egcm->gsm", routes, mw.shard(hidden, X))
+
+
+MIXTURES = [
+    Row("dispatch", dispatched, (ROUTES, INPUTS), (8,), (X, X), X, {"all_to_all": (1, MOVED)},
+        1e-5),
+    Row("dispatch on two axes", lambda r, i: jnp.einsum("gsec,gsm->egcm", r, i), (ROUTES, INPUTS),
+        (2, 4), (P(("x", "y")),) * 2, P("y", "x"), {"all_to_all": (1, MOVED // 7 * 8 * 3 // 4)},
+        1e-5),
+    Row("mixture", mixture, (ROUTES, INPUTS, WEIGHTS), (8,), (X, X, X), X,
+        {"all_to_all": (2, 2 * MOVED)}, 1e-4),
+    Row("gradients of a mixture", half_square(mixture, (1, 2)), (ROUTES, INPUTS, WEIGHTS), (8,),
+        (X, X, X), (X, X), {"all_to_all": (4, 4 * MOVED)}, 1e-4),
+]  # fmt: skip
+
+B, V = 64, 512
+LOGITS, LABELS = reals(B, V), below(V, B)
+
+
+def normalised(x: Any, scale: Any, shift: Any) -> Any:
+    mean = x.mean(1, keepdims=True)
+    variance = ((x - mean) ** 2).mean(1, keepdims=True)
+    return (x - mean) * lax.rsqrt(variance + 1e-5) * scale + shift
+
+
+def with_one_hot(x: Any, labels: Any) -> Any:
+    return -(jax.nn.one_hot(labels, V) * jax.nn.log_softmax(x, 1)).sum(1).mean()
+
+
+def with_positions(x: Any, labels: Any) -> Any:
+    return -jnp.take_along_axis(jax.nn.log_softmax(x, 1), labels[:, None], 1).mean()
+
+
+def with_rows(x: Any, labels: Any) -> Any:
+    return (jax.nn.logsumexp(x, 1) - x[jnp.arange(B), labels]).mean()
+
+
+LOSSES = {"one-hot": with_one_hot, "positions": with_positions, "rows and positions": with_rows}
+# What the loss itself adds: a number, together with the last sum over the vocabulary or not.
+FORWARD = {"one-hot": (3, 903), "positions": (3, 903), "rows and positions": (3, 1344)}
+TRAINED = {"one-hot": (3, 1351), "positions": (3, 1351), "rows and positions": (3, 1344)}
+
+VOCABULARY = [
+    Row("logsumexp", lambda x: jax.nn.logsumexp(x, 1), (LOGITS,), (8,), (Y,), NONE,
+        reduced(B, times=2), 1e-5),
+    Row("softmax", lambda x: jax.nn.softmax(x, 1), (LOGITS,), (8,), (Y,), Y, reduced(B, times=2),
+        1e-5),
+    Row("softmax of an uneven dim", lambda x: jax.nn.softmax(x, 1), (LOGITS[:, :501],), (8,), (Y,),
+        Y, reduced(B, times=2), 1e-5),
+    Row("gradient of softmax", jax.grad(lambda x, u: (jax.nn.softmax(x, 1) * u).sum()),
+        (LOGITS, LOGITS[::-1]), (8,), (Y, Y), Y, reduced(B, times=3), 1e-5),
+    Row("layer norm", normalised, (LOGITS, LOGITS[0], LOGITS[1]), (8,), (Y, X, X), Y,
+        reduced(B, times=2), 1e-5),
+    Row("gradients of layer norm", half_square(normalised, (0, 1, 2)),
+        (LOGITS, LOGITS[0], LOGITS[1]), (8,), (Y, X, X), (Y, X, X), reduced(B, times=4), 1e-4),
+    *(
+        Row(f"loss by {name}", loss, (LOGITS, LABELS), (8,), (Y, NONE), NONE,
+            {"all_reduce": FORWARD[name]}, 1e-5)
+        for name, loss in LOSSES.items()
+    ),
+    *(
+        Row(f"loss and gradient by {name}", jax.value_and_grad(loss), (LOGITS, LABELS), (8,),
+            (Y, NONE), (NONE, Y), {"all_reduce": TRAINED[name]}, 1e-5)
+        for name, loss in LOSSES.items()
+    ),
+    *(
+        Row(f"loss and gradient of a batch by {name}", jax.value_and_grad(loss), (LOGITS, LABELS),
+            (8,), (X, X), (NONE, X), reduced(1), 1e-5)
+        for name, loss in LOSSES.items()
+    ),
+    *(
+        Row(f"loss and gradient of both by {name}", jax.value_and_grad(loss), (LOGITS, LABELS),
+            (2, 4), (XY, X), (NONE, XY), {"all_reduce": sent}, 1e-5)
+        for (name, loss), sent in zip(
+            LOSSES.items(), [(4, 583), (4, 583), (4, 580)], strict=True
+        )
+    ),
+]  # fmt: skip
+
+ROWS = [*RAGGED, *MIXTURES, *VOCABULARY]
+TABLE_OF_ROWS = pytest.mark.parametrize("row", ROWS, ids=names(ROWS))
+
+
+@TABLE_OF_ROWS
+def test_sends(row: Row):
+    assert sent_by(row) == row.sent
+
+
+@pytest.mark.parametrize("row", ROWS[::3], ids=names(ROWS[::3]))
+def test_numbers_simulated(row: Row):
+    check_numbers(row, real=False)
+
+
+@TABLE_OF_ROWS
+def test_numbers_on_eight_devices(row: Row):
+    check_numbers(row, real=True)
