@@ -107,7 +107,13 @@ def _steps(starts: Any, values: Any, length: int) -> Any:
     lanes = int(np.prod(rest, dtype=np.int64))
     starts, values = (lax.reshape(x, (count, lanes)) for x in (starts, values))
     rises = lax.concatenate([_from(values, 0, 0, 1), values[1:] - values[:-1]], 0)
-    numbers = lax.ScatterDimensionNumbers((), (0,), (0,), (1,), (1,))
+    numbers = lax.ScatterDimensionNumbers(
+        update_window_dims=(),
+        inserted_window_dims=(0,),
+        scatter_dims_to_operand_dims=(0,),
+        operand_batching_dims=(1,),
+        scatter_indices_batching_dims=(1,),
+    )
     zeros = lax.full((length, lanes), 0, np.int32)
     mode = lax.GatherScatterMode.FILL_OR_DROP
     marks = lax.scatter_add(zeros, lax.expand_dims(starts, (2,)), rises, numbers, mode=mode)

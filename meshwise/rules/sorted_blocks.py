@@ -23,6 +23,7 @@ class SortedBlocks:
     size: int
     rows: int
     keys: int
+    is_stable: bool
     dtypes: tuple[Any, ...]
     axes: Axes
     mesh: Mesh
@@ -60,6 +61,6 @@ class SortedBlocks:
         padding = lax.convert_element_type(self.places >= self.size, np.uint8)
         return self.sort([padding, *operands], self.keys + 1)[1:]
 
-    def sort(self, operands: Sequence[Any], keys: int) -> list[Any]:
+    def sort(self, operands: Sequence[Any], keys: int, is_stable: bool = True) -> list[Any]:
         """Arrays sorted along the first dim."""
-        return list(lax.sort(tuple(operands), dimension=0, is_stable=True, num_keys=keys))
+        return list(lax.sort(tuple(operands), dimension=0, is_stable=is_stable, num_keys=keys))

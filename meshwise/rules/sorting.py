@@ -8,9 +8,10 @@ The dim may be sharded, and is sorted in whichever of three ways sends least:
   they are sent there, and sorted again: two all_to_alls of a shard each, and some counts;
 - *network*: few elements on many devices pass through a sorting network.
 
-All of them are exact, whatever the numbers, and keep the order of equal elements, and their shapes
-do not depend on the data. Where gathering the whole dim costs clearly less than any, because it is
-short, the rule says that it cannot be sharded.
+All of them are exact, whatever the numbers, and their shapes do not depend on the data. Equal
+elements keep their order; where that is not asked for, rows are sorted as on one device. Where
+gathering the whole dim costs clearly less than any way, because it is short, the rule says that it
+cannot be sharded.
 """
 
 import math
@@ -68,6 +69,7 @@ def _job(context: LocalContext) -> SortedBlocks | None:
         context.rule.sizes[dim[0]],
         row_count(shape, axis),
         context.params["num_keys"],
+        context.params["is_stable"],
         tuple(type_of(atom).dtype for atom in context.eqn.invars),
         context.axes(dim[0]),
         context.mesh,
@@ -125,7 +127,7 @@ def _share(job: SortedBlocks) -> int:
 def _by_rows(job: SortedBlocks, operands: Sequence[Any]) -> list[Any]:
     padded = [pad_rows(x, _share(job) * job.shards) for x in operands]
     whole = exchange_together(padded, job.axes, cut=1, join=0)
-    found = job.sort([lax.slice_in_dim(x, 0, job.size) for x in whole], job.keys)
+    found = job.sort([lax.slice_in_dim(x, 0, job.size) for x in whole], job.keys, job.is_stable)
     padding = job.block * job.shards - job.size
     found = [lax.pad(x, _zero(x), [(0, padding, 0), (0, 0, 0)]) for x in found]
     back = exchange_together(found, job.axes, cut=0, join=1)

@@ -134,7 +134,13 @@ def rows_back(x: Any, axis: int, shape: Sequence[int]) -> Any:
 
 def take_rows(x: Any, places: Any) -> Any:
     """Of `[length, rows]`, in each row the elements at some places, `[after, rows]`."""
-    numbers = lax.GatherDimensionNumbers((), (0,), (0,), (1,), (1,))
+    numbers = lax.GatherDimensionNumbers(
+        offset_dims=(),
+        collapsed_slice_dims=(0,),
+        start_index_map=(0,),
+        operand_batching_dims=(1,),
+        start_indices_batching_dims=(1,),
+    )
     index = lax.expand_dims(places, (2,))
     return lax.gather(x, index, numbers, (1, 1), mode=lax.GatherScatterMode.CLIP)
 
