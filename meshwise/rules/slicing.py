@@ -287,7 +287,7 @@ def _concatenate_local(context: LocalContext, *operands: Any) -> list[Any]:
         from_here = lax.ge(row, lax.full_like(row, -window.first))
         mask = lax.broadcast_in_dim(from_here, part.shape, (dim,))
         joined = part if joined is None else lax.select(mask, part, joined)
-    return [joined]
+    return context.bind(*operands) if joined is None else [joined]  # of nothing, nothing
 
 
 @register("split")

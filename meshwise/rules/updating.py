@@ -161,6 +161,8 @@ def written_windows(
 
 
 def _scatter_local(context: LocalContext, operand: Any, indices: Any, updates: Any) -> list[Any]:
+    if 0 in operand.shape:  # every position is outside
+        return [operand]
     params = context.params
     shape, _, written = shapes([v.aval for v in context.eqn.invars])
     joined = joined_factors(context)

@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.fuzz.programs import Case
 from tests.fuzz.shrinking import reproducer
-from tests.fuzz.work import BLOCK, Found, Outcome, do_block, shrunk
+from tests.fuzz.work import BLOCK, Found, Outcome, Task, do_block, shrunk
 
 MOST_SHRUNK = 60  # of one run; more failures than that are one bug, or a bad day
 
@@ -24,6 +24,8 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=1, help="processes (1)")
     parser.add_argument("--engine", default="numpy", help="numpy, compiled or real (numpy)")
     parser.add_argument("--way", help="plan in this way only: gspmd, improved, spread, 'dice 3'")
+    parser.add_argument("--alone", action="store_true", help="programs of one operator each")
+    parser.add_argument("--only", help="of this one: a function's name in operators_*.py")
     parser.add_argument("--state", help="a file that remembers what is done: run again to go on")
     parser.add_argument("--keep", action="store_true", help="print failures as they are")
     options = parser.parse_args()
@@ -74,7 +76,8 @@ class _Run:
         options, state = self.options, self.state
         last = options.seed + options.cases
         starts = [s for s in range(options.seed, last, BLOCK) if s not in set(state.done)]
-        tasks = [(s, min(s + BLOCK, last), options.engine, options.way) for s in starts]
+        rest = options.engine, options.way, options.alone, options.only
+        tasks = [Task(s, min(s + BLOCK, last), *rest) for s in starts]
         if options.workers <= 1:
             for task in tasks:
                 self.note(do_block(task), shrunk)

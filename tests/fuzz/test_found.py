@@ -141,6 +141,29 @@ def test_one_axis_for_two_factors_of_a_dim(completion: str):
     )
 
 
+@COMPLETIONS
+def test_a_join_of_nothing(completion: str):
+    """Rows that are sharded, and none of them."""
+    nothing = numbers(0)
+    ins = (P("x"), P("x"))
+    check(
+        lambda a, b: jnp.concatenate([a, b]), X2, ins, None, (nothing,) * 2, completion=completion
+    )
+
+
+@COMPLETIONS
+def test_a_write_into_nothing(completion: str):
+    """An update at one position of a dim that has none."""
+    check(
+        lambda x, i, u: jnp.asarray(x).at[:, :, i].add(u),
+        X2,
+        (P(None, None, "x"), None, None),
+        None,
+        (numbers(1, 1, 0), np.zeros((1, 1), np.uint32), numbers(1, 1, 1, 1)),
+        completion=completion,
+    )
+
+
 def check_on_devices(
     fn: Callable[..., Any], mesh: jax.sharding.Mesh, ins: Any, outs: Any, args: Sequence[Any]
 ) -> None:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 import jax
 
 from tests.fuzz.checking import Failure, check, ways_of
-from tests.fuzz.making import make
-from tests.fuzz.operators import PROFILES
+from tests.fuzz.making import Profile, make
+from tests.fuzz.operators import OPERATORS_BY_NAME, PROFILES
 from tests.fuzz.pipeline import COMPLETIONS
 from tests.fuzz.programs import Case
 from tests.fuzz.shrinking import shrink
@@ -37,13 +37,36 @@ class Outcome:
     notes: list[str] = field(default_factory=list)
 
 
-def do_block(task: tuple[int, int, str, str | None]) -> Outcome:
+@dataclass(frozen=True)
+class Task:
+    """Programs of the seeds from `start` to `end`; alone: each of one operator, one to three times.
+
+    only: the name of that operator; else the seed says which.
+    """
+
+    start: int
+    end: int
+    engine: str = "numpy"
+    way: str | None = None
+    alone: bool = False
+    only: str | None = None
+
+    def program(self, seed: int) -> tuple[Case, list[str]]:
+        """The program of a seed, and what went wrong while it was made."""
+        if not self.alone and self.only is None:
+            return make(seed, PROFILES)
+        names = [self.only] if self.only else list(OPERATORS_BY_NAME)
+        operator = OPERATORS_BY_NAME[names[seed % len(names)]]
+        return make(seed, (Profile(((1, operator),), gradients=0.25),), (1, 2, 3))
+
+
+def do_block(task: Task) -> Outcome:
     """Make and check the programs of some seeds."""
-    start, end, engine, way = task
+    start, end, engine, way = task.start, task.end, task.engine, task.way
     outcome = Outcome(start)
     gc.disable()  # jaxprs are many small objects: looking through them takes a tenth of the time
     for seed in range(start, end):
-        case, problems = make(seed, PROFILES)
+        case, problems = task.program(seed)
         outcome.notes += [f"seed {seed}: an operator that cannot be: {p}" for p in problems]
         if engine == "numpy":
             ways = (way,) if way else ways_of(seed)

@@ -84,7 +84,7 @@ CONVOLUTION = (
         "meshwise/rules/convolution.py",
         "changed[name] = context.local_size(group)",
         "changed[name] = params[name]",
-        alone("convolution"),
+        truth("claimed and groups"),
     ),
     Mutant(
         "convolution",
@@ -92,7 +92,7 @@ CONVOLUTION = (
         "meshwise/rules/convolution.py",
         "            rhs = mask_padding(context, rhs, place, factor, np.zeros((), rhs.dtype))\n",
         "            pass\n",
-        alone("convolution"),
+        truth("claimed and conv and kernel"),
     ),
 )
 REDUCTION = (
