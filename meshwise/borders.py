@@ -4,6 +4,8 @@ Each of these would be right as it stands, and send more than it must: of a slic
 is shared out anew over the devices, and then the slice again. So, in a traced program,
 
 - a slice of a slice, a slice of a pad and a pad of a slice become one slice or pad;
+- a pad with what a window over it would pad with (the gradient of average pooling, `jnp.pad` before
+  a convolution) becomes the window's own padding and dilation;
 - two slices laid side by side the other way round (`jnp.roll`) become one roll;
 - a slice, or an update of most of a dim, at positions that are known while tracing becomes a
   plain slice, or a pad and a choice between old and new (`u.at[1:-1].set(...)` of a stencil).
@@ -116,6 +118,56 @@ def _merge_pad(
         config.append((low - before, high - after, interior))
     operands = [inner.invars[0], eqn.invars[1]]
     return _one(eqn, lax.pad_p, operands, padding_config=tuple(config))
+
+
+def _merge_reduce_window_sum(
+    eqn: JaxprEqn, makers: Mapping[Var, JaxprEqn], counts: Counts
+) -> list[JaxprEqn] | None:
+    inner = _zero_pad(eqn.invars[0], makers)
+    if inner is None:
+        return None
+    config, dilations = inner.params["padding_config"], eqn.params["base_dilation"]
+    padding = []
+    for (low, high, interior), own, dilation in zip(
+        config, eqn.params["padding"], dilations, strict=True
+    ):
+        if low < 0 or high < 0 or ((low or high or interior) and dilation != 1):
+            return None
+        padding.append((own[0] + low, own[1] + high))
+    dilations = tuple(d * (t + 1) for d, (_, _, t) in zip(dilations, config, strict=True))
+    params = {**eqn.params, "padding": tuple(padding), "base_dilation": dilations}
+    return [eqn.replace(invars=[inner.invars[0]], params=params)]
+
+
+def _merge_convolution(
+    eqn: JaxprEqn, makers: Mapping[Var, JaxprEqn], counts: Counts
+) -> list[JaxprEqn] | None:
+    inner = _zero_pad(eqn.invars[0], makers)
+    if inner is None:
+        return None
+    batch, feature, *spatial = eqn.params["dimension_numbers"][0]
+    config = inner.params["padding_config"]
+    if any(tuple(config[d]) != (0, 0, 0) for d in (batch, feature)):
+        return None
+    padding, dilations = [], []
+    for d, own, dilation in zip(
+        spatial, eqn.params["padding"], eqn.params["lhs_dilation"], strict=True
+    ):
+        low, high, interior = config[d]
+        if (low or high or interior) and dilation != 1:
+            return None
+        padding.append((own[0] + low, own[1] + high))
+        dilations.append(dilation * (interior + 1))
+    params = {**eqn.params, "padding": tuple(padding), "lhs_dilation": tuple(dilations)}
+    return [eqn.replace(invars=[inner.invars[0], eqn.invars[1]], params=params)]
+
+
+def _zero_pad(atom: Any, makers: Mapping[Var, JaxprEqn]) -> JaxprEqn | None:
+    """The pad with zero that makes a value."""
+    inner = _maker(atom, makers, "pad")
+    if inner is None or not isinstance(inner.invars[1], Literal) or inner.invars[1].val:
+        return None
+    return inner
 
 
 def _merge_concatenate(
@@ -282,6 +334,8 @@ def _replaced(
 _MERGES: Mapping[str, Callable[..., list[JaxprEqn] | None]] = {
     "slice": _merge_slice,
     "pad": _merge_pad,
+    "reduce_window_sum": _merge_reduce_window_sum,
+    "conv_general_dilated": _merge_convolution,
     "concatenate": _merge_concatenate,
     "dynamic_slice": _merge_dynamic_slice,
     "dynamic_update_slice": _merge_dynamic_update_slice,

@@ -133,10 +133,9 @@ def _convolution_local(context: LocalContext, lhs: Any, rhs: Any) -> list[Any]:
             place = params["dimension_numbers"][1][d + 2]
             rhs = mask_padding(context, rhs, place, factor, np.zeros((), rhs.dtype))
     for d, reading in readings:
-        if len(set(reading.phases)) == 1:  # the convolution itself dilates
-            low = -reading.phases[0]
-            dilated = (reading.fetch.length - 1) * dilations[d] + 1
-            padding[d] = (low, reading.span - dilated - low)
+        if len(set(reading.leads)) == 1:  # the convolution itself dilates
+            low = reading.leads[0]
+            padding[d] = (low, reading.span - reading.dilated - low)
         else:
             lhs = dilate(lhs, reading, context.mesh, zero)
             padding[d], dilations[d] = (0, 0), 1

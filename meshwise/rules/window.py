@@ -56,6 +56,12 @@ class Reading:
         """How many dilated rows a shard reads."""
         return (self.local_rows - 1) * self.window.stride + self.window.extent
 
+    @property
+    def firsts(self) -> tuple[int, ...]:
+        """The first dilated row that each shard reads."""
+        step = self.local_rows * self.window.stride
+        return tuple(self.window.first + shard * step for shard in range(self.shards))
+
     @cached_property
     def fetch(self) -> Fetch:
         """The rows of the operand that shards need.
@@ -63,24 +69,27 @@ class Reading:
         Rows after the last one that any row of the result reads are needed by none, although the
         padding of the last shard would read them.
         """
-        w = self.window
-        firsts = [w.first + shard * self.local_rows * w.stride for shard in range(self.shards)]
-        starts = tuple(first // w.dilation for first in firsts)
-        ends = [(first + self.span - 1) // w.dilation + 1 for first in firsts]
-        length = max(end - start for start, end in zip(starts, ends, strict=True))
+        dilation = self.window.dilation
+        starts = tuple(-(-first // dilation) for first in self.firsts)
+        ends = [(first + self.span - 1) // dilation + 1 for first in self.firsts]
+        length = max(0, *(end - start for start, end in zip(starts, ends, strict=True)))
         return Fetch(min(self.size, self._end), -(-self.size // self.shards), starts, length)
 
     @property
-    def phases(self) -> tuple[int, ...]:
-        """For each shard, the dilated rows between its first row fetched and the first it reads."""
-        w = self.window
-        firsts = [w.first + shard * self.local_rows * w.stride for shard in range(self.shards)]
-        return tuple(f - s * w.dilation for f, s in zip(firsts, self.fetch.starts, strict=True))
+    def leads(self) -> tuple[int, ...]:
+        """For each shard, how many fillers it reads before its first row."""
+        pairs = zip(self.firsts, self.fetch.starts, strict=True)
+        return tuple(start * self.window.dilation - first for first, start in pairs)
+
+    @property
+    def dilated(self) -> int:
+        """How many dilated rows the fetched ones are."""
+        return max(0, (self.fetch.length - 1) * self.window.dilation + 1)
 
     @property
     def reads_outside(self) -> bool:
         """Whether any row of the result reads before or after the operand."""
-        return self.window.first < 0 or self._end > self.size
+        return self.fetch.starts[0] < 0 or self._end > self.size
 
     @property
     def _end(self) -> int:
@@ -134,14 +143,14 @@ def read_rows(x: Any, reading: Reading, mesh: Mesh, fill: Any, everywhere: bool 
 
 def dilate(x: Any, reading: Reading, mesh: Mesh, fill: Any) -> Any:
     """The dilated rows that this device's shard reads, `reading.span` of them, from the fetched."""
-    dim, dilation, phases = reading.dim, reading.window.dilation, reading.phases
+    dim, dilation, leads = reading.dim, reading.window.dilation, reading.leads
     if dilation == 1:
         return x
     config = [(0, 0, 0)] * x.ndim
-    missing = max(phases) + reading.span - ((x.shape[dim] - 1) * dilation + 1)
-    config[dim] = (0, max(missing, 0), dilation - 1)
+    missing = reading.span - min(leads) - reading.dilated
+    config[dim] = (max(leads), max(missing, 0), dilation - 1)
     x = lax.pad(x, lax.convert_element_type(fill, x.dtype), config)
-    start = shard_entry(phases, reading.axes, mesh)
+    start = shard_entry([max(leads) - lead for lead in leads], reading.axes, mesh)
     if isinstance(start, np.integer):
         return lax.slice_in_dim(x, int(start), int(start) + reading.span, axis=dim)
     return lax.dynamic_slice_in_dim(x, start, reading.span, dim)
