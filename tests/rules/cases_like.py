@@ -87,7 +87,7 @@ LIKE = [
     case("reversal", lambda x: x[::-1], "f32[6,5]", "i j -> i j | whole=i"),
     case("halves", lambda x: x[: x.shape[0] // 2], "f32[8,5]", "i j -> k j | whole=i k"),
     case("its two halves exchanged", lambda x: jnp.roll(x, 3, 0), "f32[6,5]",
-         "i j -> k j | whole=i k"),
+         "i j -> i j | whole=i"),
     case("a broadcast to a size of another", lambda x, y: jnp.broadcast_to(x, (*y.shape, *x.shape)),
          "f32[6] f32[5]", "i, j -> k i | whole=j k"),
     case("attention", attention, "f32[2,6,4,5] f32[2,6,4,5] f32[2,6,4,5]",
