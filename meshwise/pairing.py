@@ -181,6 +181,22 @@ def _select(eqn: JaxprEqn, counts: Sequence[Count | None]) -> Count | None:
     return cases[which.offset]
 
 
+def _extreme(eqn: JaxprEqn, counts: Sequence[Count | None]) -> Count | None:
+    """The larger or the smaller of two, where it is the same one everywhere."""
+    x, y = counts
+    if x is None or y is None:
+        return None
+    rank = len(shape_of(eqn.outvars[0]))
+    (low, high), (lower, upper) = (
+        c.bounds(shape_of(a)) for c, a in zip((x, y), eqn.invars, strict=True)
+    )
+    if high > lower and upper > low:
+        return None
+    first_is_larger = low >= upper
+    found = x if first_is_larger == (eqn.primitive.name == "max") else y
+    return Count(found.offset, found.strides or (0,) * rank)
+
+
 def _clamp(eqn: JaxprEqn, counts: Sequence[Count | None]) -> Count | None:
     least, x, most = counts
     if least is None or x is None or most is None:
@@ -207,6 +223,8 @@ _RULES: Mapping[str, Rule] = {
     "ge": _comparison,
     "gt": _comparison,
     "le": _comparison,
+    "max": _extreme,
+    "min": _extreme,
     "select_n": _select,
     "clamp": _clamp,
 }
