@@ -30,7 +30,7 @@ class Hardware:
 
 
 # To compare designs by wire bytes where nothing is known of the machine. A launch costs as much as
-# 128 bytes. That is far less than on any real machine (tens of kilobytes), and it is meant: plans
+# 32 bytes. That is far less than on any real machine (tens of kilobytes), and it is meant: plans
 # are compared on small examples too, where a real launch time would make every byte look free,
 # and the choice must be the one that is right at full size. It is still more than nothing, so that
 # of two plans with the same bytes the one with fewer collectives wins. A reduce_scatter and an
@@ -39,10 +39,10 @@ class Hardware:
 GENERIC = Hardware(
     name="generic",
     link_bytes_per_s=100e9,
-    launch_s=128 / 100e9,
+    launch_s=32 / 100e9,
     flops_per_s=100e12,
     memory_bytes_per_s=1e12,
-    source="round figures; the launch time is the time of 128 bytes, see the comment",
+    source="round figures; the launch time is the time of 32 bytes, see the comment",
     byte_factors=(("all_gather", 1.02), ("reduce_scatter", 1.02)),
 )
 
