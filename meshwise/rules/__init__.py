@@ -4,6 +4,7 @@ Importing this package fills the registry.
 """
 
 from meshwise.rules import contraction as contraction
+from meshwise.rules import control_flow as control_flow
 from meshwise.rules import convolution as convolution
 from meshwise.rules import custom_partitioning as custom_partitioning
 from meshwise.rules import elementwise as elementwise

@@ -237,7 +237,8 @@ def _batch(eqn: _jax.JaxprEqn, values: list[Stacked], mesh: Mesh) -> list[Stacke
         return _jax.bind(eqn, args)
 
     # JAX's rule for ragged products takes a batch of all operands only, and not in every mode.
-    if _draws_bits_by_batch(eqn) or eqn.primitive.name == "ragged_dot_general":
+    takes_no_batch = eqn.primitive.name == "ragged_dot_general"
+    if takes_no_batch or _draws_bits_by_batch(eqn) or _skips_a_loop(eqn):
         outs = _device_by_device(one_device, arrays, stacked)
     else:
         in_axes = [0 if s else None for s in stacked]
@@ -267,6 +268,19 @@ def _draws_bits_by_batch(eqn: _jax.JaxprEqn) -> bool:
     if kinds & {"rbg", "unsafe_rbg"}:
         return True
     return any(_draws_bits_by_batch(e) for b in _bodies(eqn) for e in _opened(b)[0].eqns)
+
+
+def _skips_a_loop(eqn: _jax.JaxprEqn) -> bool:
+    """Whether a branch holds a loop that ends when its data says so: `vmap` takes every branch."""
+    inner = [e for body in _bodies(eqn) for e in _opened(body)[0].eqns]
+    if eqn.primitive.name == "cond":
+        return any(_may_not_end(e) for e in inner)
+    return any(_skips_a_loop(e) for e in inner)
+
+
+def _may_not_end(eqn: _jax.JaxprEqn) -> bool:
+    inner = (e for body in _bodies(eqn) for e in _opened(body)[0].eqns)
+    return eqn.primitive.name == "while" or any(_may_not_end(e) for e in inner)
 
 
 def _needs_entering(jaxpr: Any, mesh: Mesh) -> bool:

@@ -5,6 +5,7 @@ from tests.rules.cases_elementwise import CASES as ELEMENTWISE
 from tests.rules.cases_fourier import CASES as FOURIER
 from tests.rules.cases_indexing import CASES as INDEXING
 from tests.rules.cases_like import CASES as LIKE
+from tests.rules.cases_loops import CASES as LOOPS
 from tests.rules.cases_matrices import CASES as MATRICES
 from tests.rules.cases_ordering import CASES as ORDERING
 from tests.rules.cases_shape import CASES as SHAPE
@@ -18,6 +19,7 @@ CASES = [
     *INDEXING,
     *MATRICES,
     *FOURIER,
+    *LOOPS,
     *ORDERING,
     *LIKE,
 ]

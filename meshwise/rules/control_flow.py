@@ -1,0 +1,194 @@
+"""Loops whose steps do not depend on each other: what `lax.map` makes, and its gradient.
+
+Each device takes the steps of its own part of the leading dim. No step may read what another one
+made: a value that is carried along is either handed on as it is, or it is a sum that steps only
+add to, which is summed over devices in the end. All other loops are computed whole, and so are
+all dims of a step.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from meshwise._jax import ClosedJaxpr, Jaxpr, JaxprEqn, Var, bind, jaxpr_as_fun, without_hints
+from meshwise.ir.collectives import CollectiveKind, wire_bytes
+from meshwise.rules.factoring import Factoring, shapes
+from meshwise.rules.registry import (
+    Application,
+    Exchange,
+    LocalContext,
+    OpRule,
+    describe_all,
+    opaque_rule,
+    register,
+)
+from meshwise.trace import flatten
+
+_SUMS = ("add", "add_any", "sub")
+
+
+@dataclass(frozen=True)
+class _Loop:
+    """A scan: its body, where its constants and carried values end, and what becomes of these."""
+
+    body: ClosedJaxpr
+    consts: int
+    carried: int
+    is_summed: tuple[bool, ...]
+
+    @property
+    def summed(self) -> list[int]:
+        """The results that are sums."""
+        return [k for k, is_sum in enumerate(self.is_summed) if is_sum]
+
+
+def _independent(eqn: JaxprEqn) -> _Loop | None:
+    """A scan whose steps do not depend on each other; None for any other."""
+    if eqn.effects:
+        return None
+    body = flatten(eqn.params["jaxpr"])
+    consts, carried = eqn.params["num_consts"], eqn.params["num_carry"]
+    becomes = [_becomes(body, consts + k, k) for k in range(carried)]
+    if None in becomes:
+        return None
+    return _Loop(body, consts, carried, tuple(b == "sum" for b in becomes))
+
+
+def _becomes(body: ClosedJaxpr, operand: int, result: int) -> str | None:
+    """Whether a carried value is handed on ("same"), only added to ("sum"), or neither."""
+    value = body.jaxpr.invars[operand]
+    if body.jaxpr.outvars[result] is value:
+        return "same"
+    while True:
+        reads = [e for e in body.jaxpr.eqns for a in e.invars if a is value]
+        returns = [k for k, a in enumerate(body.jaxpr.outvars) if a is value]
+        if not reads and returns == [result]:
+            return "sum"
+        if len(reads) != 1 or returns or not _adds(reads[0], value):
+            return None
+        value = reads[0].outvars[0]
+
+
+def _adds(eqn: JaxprEqn, value: Var) -> bool:
+    """Whether all that an equation does is to add something to a value."""
+    return eqn.primitive.name in _SUMS and (eqn.primitive.name != "sub" or eqn.invars[0] is value)
+
+
+@register("scan")
+def _scan_rule(application: Application) -> OpRule:
+    eqn = application.eqn
+    loop = _independent(eqn)
+    if loop is None:
+        return opaque_rule(application)
+    factoring = Factoring()
+    steps = factoring.new(eqn.params["length"], "permute" if loop.summed else None)
+
+    def stepped(shape: Sequence[int]) -> list[Any]:
+        return [steps, *factoring.dims(shape[1:], "whole")]
+
+    first = loop.consts + loop.carried
+    operands = shapes(application.operands)
+    known = [factoring.dims(shape, "whole") for shape in operands[:first]]
+    each = [stepped(shape) for shape in operands[first:]]
+    made = [stepped(shape) for shape in shapes(application.results)[loop.carried :]]
+    rules = describe_all(loop.body.jaxpr.eqns)
+    return OpRule(
+        factoring.rule([*known, *each], [*known[loop.consts :], *made]),
+        local=_scan_local,
+        exchanges=_scan_exchanges if loop.summed else None,
+        flops=eqn.params["length"] * sum(rule.flops for rule in rules),
+    )
+
+
+def _steps_factor(context: LocalContext, loop: _Loop) -> int | None:
+    """The factor of the steps, if it is sharded."""
+    tensors = context.rule.operands[loop.consts + loop.carried :]
+    tensors += context.rule.results[loop.carried :]
+    dim = next((dims[0] for dims in tensors), ())
+    return dim[0] if dim and context.axes(dim[0]) else None
+
+
+def _loop_of(context: LocalContext) -> _Loop:
+    loop = _independent(context.eqn)
+    assert loop is not None, context.eqn
+    return loop
+
+
+def _scan_exchanges(context: LocalContext) -> list[Exchange]:
+    """One all_reduce of each sum."""
+    loop = _loop_of(context)
+    factor = _steps_factor(context, loop)
+    if factor is None:
+        return []
+    sums: list[Any] = [context.eqn.outvars[k].aval for k in loop.summed]
+    kind, shards = CollectiveKind.ALL_REDUCE, context.shards(factor)
+    sizes = [aval.size * aval.dtype.itemsize for aval in sums]
+    return [Exchange(kind, round(wire_bytes(kind, n, n, shards))) for n in sizes]
+
+
+def _scan_local(context: LocalContext, *operands: Any) -> Sequence[Any]:
+    loop = _loop_of(context)
+    factor = _steps_factor(context, loop)
+    if factor is None:
+        return bind(without_hints(context.eqn), operands)
+    first = loop.consts + loop.carried
+    starts = operands[loop.consts : first]
+    carried = [
+        lax.full_like(x, 0) if is_sum else x
+        for x, is_sum in zip(starts, loop.is_summed, strict=True)
+    ]
+    results = _own_steps(context, loop, factor, operands[: loop.consts], carried, operands[first:])
+    for k in loop.summed:
+        results[k] = lax.add(starts[k], lax.psum(results[k], context.axes(factor)))
+    return results
+
+
+def _own_steps(
+    context: LocalContext,
+    loop: _Loop,
+    factor: int,
+    consts: Sequence[Any],
+    carried: Sequence[Any],
+    each: Sequence[Any],
+) -> list[Any]:
+    """The loop over a device's own steps.
+
+    Steps that are padding are left out where they would add to a sum, or might never end.
+    """
+    eqn, length = without_hints(context.eqn), context.local_size(factor)
+    is_even = length * context.shards(factor) == context.rule.sizes[factor]
+    if is_even or not (loop.summed or _may_not_end(eqn.params["jaxpr"])):
+        return bind(eqn, [*consts, *carried, *each], {**eqn.params, "length": length})
+    left = lax.sub(np.int32(context.rule.sizes[factor]), context.offset(factor))
+    real = lax.lt(lax.iota(np.int32, length), lax.broadcast(left, (length,)))
+    body = jaxpr_as_fun(eqn.params["jaxpr"])
+    made = [v.aval for v in loop.body.jaxpr.outvars[loop.carried :]]
+
+    def step(carry: Sequence[Any], row: tuple[Any, Sequence[Any]]) -> tuple[Any, Any]:
+        def take() -> list[Any]:
+            return list(body(*consts, *carry, *row[1]))
+
+        def leave() -> list[Any]:
+            return [*carry, *(lax.full(aval.shape, 0, aval.dtype) for aval in made)]
+
+        found = lax.cond(row[0], take, leave)
+        return found[: loop.carried], found[loop.carried :]
+
+    params = {k: eqn.params[k] for k in ("reverse", "unroll")}
+    carry, rows = lax.scan(step, list(carried), (real, list(each)), length=length, **params)
+    return [*carry, *rows]
+
+
+def _may_not_end(body: Any) -> bool:
+    """Whether a jaxpr has a loop in it that ends when its data says so."""
+    jaxpr = body.jaxpr if isinstance(body, ClosedJaxpr) else body
+    for eqn in jaxpr.eqns:
+        inner = jax.tree.leaves(list(eqn.params.values()))
+        bodies = [j for j in inner if isinstance(j, ClosedJaxpr | Jaxpr)]
+        if eqn.primitive.name == "while" or any(_may_not_end(j) for j in bodies):
+            return True
+    return False

@@ -1,0 +1,167 @@
+"""Loops whose steps do not depend on each other: what they send, and the numbers of one device."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import PartitionSpec as P
+
+import meshwise as mw
+
+WEIGHT = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
+SUM = 4 * 3 * 4  # bytes of a gradient of it
+
+
+def abstract(**axes: int) -> AbstractMesh:
+    auto = (AxisType.Auto,) * len(axes)
+    return AbstractMesh(tuple(axes.values()), tuple(axes), axis_types=auto)
+
+
+EIGHT = abstract(x=8)
+GRID = abstract(x=2, y=4)
+CUBE = abstract(x=2, y=2, z=2)
+
+
+def layer(row: Any, weight: Any = WEIGHT) -> Any:
+    return jax.nn.softmax(jnp.tanh(row) @ weight)
+
+
+def mapped(x: Any) -> Any:
+    return lax.map(layer, x)
+
+
+def scanned_backwards(x: Any) -> Any:
+    return lax.scan(lambda c, row: (c, layer(row, c)), WEIGHT, x, reverse=True)[1]
+
+
+def roots(x: Any) -> Any:
+    """Each step ends when its own data says so, which NaN never does."""
+
+    def root(row: Any) -> Any:
+        x = 1 + row * row
+        start = 1 + x
+        return lax.while_loop(
+            lambda r: ~(jnp.abs(r * r - x) <= 1e-3 * x).all(), lambda r: (r + x / r) / 2, start
+        )
+
+    return lax.map(root, x)
+
+
+def solved(x: Any) -> Any:
+    return lax.map(lambda row: jnp.linalg.solve(jnp.outer(row, row) + jnp.eye(4), row), x)
+
+
+def noisy(x: Any) -> Any:
+    keys = jax.random.split(jax.random.key(3), x.shape[0])
+    return lax.map(lambda pair: pair[0] + jax.random.normal(pair[1], (4,)), (x, keys))
+
+
+def checkpointed(x: Any) -> Any:
+    return jax.grad(lambda x: lax.map(jax.checkpoint(layer), x)[:, 0].sum())(x)
+
+
+def weights_gradient(x: Any) -> Any:
+    return jax.grad(lambda w: (lax.map(lambda row: layer(row, w), x) ** 2).sum())(WEIGHT)
+
+
+def total(x: Any) -> Any:
+    return lax.scan(lambda c, row: (c + layer(row)[:, None] * row, None), WEIGHT.T * 0 + 1, x)[0]
+
+
+class Row(NamedTuple):
+    function: Callable[..., Any]
+    mesh: AbstractMesh
+    spec: P
+    sends: tuple[tuple[str, int], ...] = ()
+    rows: int = 16
+
+
+def all_reduce(devices: int) -> tuple[tuple[str, int], ...]:
+    return (("all_reduce", 2 * (devices - 1) * SUM // devices),)
+
+
+ROWS = {
+    "map": Row(mapped, EIGHT, P("x")),
+    "map over two axes": Row(mapped, GRID, P(("y", "x"))),
+    "map over three axes": Row(mapped, CUBE, P(("y", "x", "z"))),
+    "map, uneven": Row(mapped, EIGHT, P("x"), rows=13),
+    "map of fewer than devices": Row(mapped, EIGHT, P("x"), rows=5),
+    "in reverse, with a constant carried along": Row(scanned_backwards, EIGHT, P("x"), rows=13),
+    "steps that end when their data says so": Row(roots, EIGHT, P("x")),
+    "such steps, uneven": Row(roots, EIGHT, P("x"), rows=5),
+    "solves": Row(solved, EIGHT, P("x"), rows=13),
+    "keys": Row(noisy, EIGHT, P("x"), rows=13),
+    "batches": Row(lambda x: lax.map(layer, x, batch_size=2), EIGHT, P("x")),
+    "gradient": Row(jax.grad(lambda x: (mapped(x) ** 2).sum()), EIGHT, P("x"), rows=13),
+    "gradient, recomputed": Row(checkpointed, EIGHT, P("x")),
+    "gradient of a constant": Row(weights_gradient, EIGHT, P("x"), all_reduce(8)),
+    "gradient of a constant, uneven": Row(weights_gradient, EIGHT, P("x"), all_reduce(8), 13),
+    "gradient of a constant, two axes": Row(weights_gradient, GRID, P("y"), all_reduce(4)),
+    "a sum": Row(total, EIGHT, P("x"), all_reduce(8), 5),
+}
+
+
+def partitioned(row: Row) -> Any:
+    function = mw.jit(row.function, mesh=row.mesh, in_shardings=row.spec)
+    return function.partition(jax.ShapeDtypeStruct((row.rows, 4), np.float32))
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_sends_no_more_than_sums(name: str):
+    row = ROWS[name]
+    program = partitioned(row)
+    assert not program.per_device.whole
+    assert tuple((c.kind.value, c.wire_bytes) for c in program.collectives) == row.sends
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_numbers_of_one_device(name: str):
+    row = ROWS[name]
+    x = np.random.default_rng(0).normal(size=(row.rows, 4)).astype(np.float32)
+    found = np.asarray(partitioned(row).simulate(x))
+    np.testing.assert_allclose(found, row.function(x), rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", ["map, uneven", "such steps, uneven", "a sum"])
+def test_on_devices(name: str):
+    row = ROWS[name]
+    x = np.random.default_rng(0).normal(size=(row.rows, 4)).astype(np.float32)
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,))
+    found = mw.jit(row.function, mesh=mesh, in_shardings=row.spec)(x)
+    np.testing.assert_allclose(np.asarray(found), row.function(x), rtol=2e-5, atol=2e-6)
+
+
+DEPENDENT = {
+    "the result before": lambda c, row: (c * 0.5 + row, c),
+    "a running sum": lambda c, row: (c + row, c),
+    "a sum that steps read": lambda c, row: (c + row * c, None),
+    "a sum returned twice": lambda c, row: ((d := c + row), d),
+}
+
+
+@pytest.mark.parametrize("name", DEPENDENT)
+def test_dependent_steps_are_whole(name: str):
+    step = DEPENDENT[name]
+    function = mw.jit(lambda x: lax.scan(step, x[0], x), mesh=EIGHT, in_shardings=P("x"))
+    x = np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32)
+    program = function.partition(x)
+    assert [w.split(" at ")[0] for w in program.per_device.whole] == ["scan"]
+    wanted = lax.scan(step, x[0], x)
+    jax.tree.map(
+        lambda f, w: np.testing.assert_allclose(f, w, rtol=1e-5), program.simulate(x), wanted
+    )
+
+
+def test_size_does_not_depend_on_devices():
+    few, many = (
+        mw.jit(weights_gradient, mesh=abstract(x=n), in_shardings=P("x")).partition(
+            jax.ShapeDtypeStruct((8192, 4), np.float32)
+        )
+        for n in (8, 4096)
+    )
+    assert len(few.jaxpr.eqns) == len(many.jaxpr.eqns)
