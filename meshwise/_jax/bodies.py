@@ -59,6 +59,16 @@ def _custom_partitioning_body(params: dict[str, Any]) -> CallBody | None:
     return CallBody(params["call"]) if params["sharding_rule"] is None else None
 
 
+def _linear_solve_body(params: dict[str, Any]) -> CallBody:
+    """What solves, of the four functions of a `custom_linear_solve`, reading its own constants."""
+    counts, solve = params["const_lengths"], params["jaxprs"].solve
+    own = opened(solve).invars
+    before, after = counts.matvec + counts.vecmat, counts.transpose_solve
+    unread = [Var(own[0].aval) for _ in range(before + after)]
+    invars = [*unread[:before], *own[: counts.solve], *unread[before:], *own[counts.solve :]]
+    return CallBody(rewritten(solve, invars=invars))
+
+
 _CALLS: dict[str, Callable[[dict[str, Any]], CallBody | None]] = {
     "jit": _jit_body,
     "pjit": _jit_body,
@@ -69,6 +79,7 @@ _CALLS: dict[str, Callable[[dict[str, Any]], CallBody | None]] = {
     "custom_jvp_call": lambda params: CallBody(params["call_jaxpr"]),
     "custom_vjp_call": lambda params: CallBody(params["call_jaxpr"]),
     "custom_partitioning": _custom_partitioning_body,
+    "custom_linear_solve": _linear_solve_body,
     "custom_vmap_call": lambda params: CallBody(params["call"]),
     "eval_jaxpr": lambda params: CallBody(params.get("call_jaxpr") or params["jaxpr"]),
     "mw_call": lambda params: CallBody(params["jaxpr"], params["in_specs"], params["out_specs"]),

@@ -173,7 +173,9 @@ def without_context_mesh(jaxpr: Any) -> Any:
 def _without_context_mesh(eqn: JaxprEqn) -> JaxprEqn:
     def clean(value: Any) -> Any:
         if isinstance(value, tuple | list):
-            return type(value)(map(clean, value)) if any(map(is_jaxpr, value)) else value
+            if not any(map(is_jaxpr, value)):
+                return value
+            return getattr(type(value), "_make", type(value))(map(clean, value))
         return without_context_mesh(value) if is_jaxpr(value) else value
 
     with eqn.ctx.manager, without_mesh():

@@ -35,7 +35,9 @@ def candidates(
     assignments = dict.fromkeys([current] if current is not None else [])
     assignments.update(dict.fromkeys(_merges(node, found)))
     count = len(node.rule.sizes)
-    for assignment in _whole_axis_assignments(node, mesh, found):
+    held = [(*s.dims, s.unreduced) for s in operands]
+    held += [s.dims for wishes in results for s in wishes] + list(nominal)
+    for assignment in _whole_axis_assignments(node, mesh, held):
         assignments[_as_axes(assignment, count)] = None
     assignments[((),) * count] = None
     return [axes for axes in assignments if axes is current or _is_allowed(node, axes, mesh)]
@@ -117,15 +119,16 @@ def _merged(base: Assignment, other: Assignment) -> Assignment:
 
 
 def _whole_axis_assignments(
-    node: Node, mesh: Mesh, found: Sequence[Assignment]
+    node: Node, mesh: Mesh, held: Sequence[DimAxes]
 ) -> Iterable[Assignment]:
-    """Every way to put each suggested axis group on one factor, where that is a small number.
+    """Every way to put each axis group of the tensors on one factor, where that is a small number.
 
-    Regions follow their neighbours, so only single equations are enumerated.
+    An axis of a dim that must be whole may go to another one. Regions follow their neighbours, so
+    only single equations are enumerated.
     """
     if node.is_region:
         return
-    in_play = {a for assignment in found for axes in assignment.values() for a in axes}
+    in_play = {a for dims in held for axes in dims for a in axes}
     groups = [g for _, subs in mesh.user_axes if (g := tuple(a for a in subs if a in in_play))]
     factors = [f for f, size in enumerate(node.rule.sizes) if size > 1 and f not in node.rule.whole]
     if not groups or (len(factors) + 1) ** len(groups) > MOST_COMBINATIONS:
