@@ -100,7 +100,8 @@ class _Groups:
     def __init__(self, parts: Sequence[_Part], rules: Sequence[OpRule], carried: Sequence[Carry]):
         self.rules = rules
         self.part_parent = list(range(len(parts)))
-        self.only_carries = [bool(carried[p.equation]) for p in parts]
+        # Not what sums as well: another term of an addition after it is no sum over that factor.
+        self.only_carries = [bool(carried[p.equation]) and not p.reduces for p in parts]
         self.factor_parent: dict[_Factor, _Factor] = {}
         self.beside: dict[_Factor, set[_Factor]] = {}
         for equation in dict.fromkeys(p.equation for p in parts):

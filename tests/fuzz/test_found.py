@@ -103,11 +103,6 @@ def test_a_sum_of_terms_passed_on(completion: str):
     )
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="choose/regions.py: an addition joins the node of a term that is summed over a factor "
-    "of that node, and takes its other term to be such a sum as well",
-)
 @COMPLETIONS
 def test_a_sum_of_sums_and_another(completion: str):
     """Only one of two terms is unreduced over the axis."""

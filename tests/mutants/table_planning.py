@@ -1,6 +1,6 @@
 """Mutants of the steps beside the rules: reshards, completion, choice, partition, running."""
 
-from tests.mutants.mutant import Mutant
+from tests.mutants.mutant import Mutant, alone
 
 PROGRAMS = (
     "tests/fuzz/test_found.py",
@@ -47,7 +47,7 @@ RESHARD = (
         "meshwise/reshard/emit.py",
         "is_least = reduction in (Reduction.MIN, Reduction.AND)",
         "is_least = reduction is Reduction.MIN",
-        ("tests/reshard/test_unreduced.py",),
+        alone("exact_reduction"),
     ),
     Mutant(
         "reshard",
@@ -81,7 +81,7 @@ PROPAGATE = (
         "meshwise/propagate/conflicts.py",
         "ordered = sorted(claims, key=lambda c: c.strength, reverse=True)",
         "ordered = sorted(claims, key=lambda c: c.strength)",
-        ("tests/propagate",),
+        ("tests/fuzz/test_ladder.py",),
     ),
     Mutant(
         "propagate",
