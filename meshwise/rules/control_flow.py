@@ -8,6 +8,7 @@ all dims of a step.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -98,8 +99,8 @@ def _scan_rule(application: Application) -> OpRule:
     rules = describe_all(loop.body.jaxpr.eqns)
     return OpRule(
         factoring.rule([*known, *each], [*known[loop.consts :], *made]),
-        local=_scan_local,
-        exchanges=_scan_exchanges if loop.summed else None,
+        local=partial(_scan_local, loop),
+        exchanges=partial(_scan_exchanges, loop) if loop.summed else None,
         flops=eqn.params["length"] * sum(rule.flops for rule in rules),
     )
 
@@ -112,15 +113,8 @@ def _steps_factor(context: LocalContext, loop: _Loop) -> int | None:
     return dim[0] if dim and context.axes(dim[0]) else None
 
 
-def _loop_of(context: LocalContext) -> _Loop:
-    loop = _independent(context.eqn)
-    assert loop is not None, context.eqn
-    return loop
-
-
-def _scan_exchanges(context: LocalContext) -> list[Exchange]:
+def _scan_exchanges(loop: _Loop, context: LocalContext) -> list[Exchange]:
     """One all_reduce of each sum."""
-    loop = _loop_of(context)
     factor = _steps_factor(context, loop)
     if factor is None:
         return []
@@ -130,8 +124,7 @@ def _scan_exchanges(context: LocalContext) -> list[Exchange]:
     return [Exchange(kind, round(wire_bytes(kind, n, n, shards))) for n in sizes]
 
 
-def _scan_local(context: LocalContext, *operands: Any) -> Sequence[Any]:
-    loop = _loop_of(context)
+def _scan_local(loop: _Loop, context: LocalContext, *operands: Any) -> Sequence[Any]:
     factor = _steps_factor(context, loop)
     if factor is None:
         return bind(without_hints(context.eqn), operands)

@@ -52,6 +52,10 @@ def roots(x: Any) -> Any:
     return lax.map(root, x)
 
 
+def hinted(x: Any) -> Any:
+    return lax.map(lambda row: mw.shard(layer(row), P("x")), x)
+
+
 def solved(x: Any) -> Any:
     return lax.map(lambda row: jnp.linalg.solve(jnp.outer(row, row) + jnp.eye(4), row), x)
 
@@ -95,6 +99,7 @@ ROWS = {
     "steps that end when their data says so": Row(roots, EIGHT, P("x")),
     "such steps, uneven": Row(roots, EIGHT, P("x"), rows=5),
     "solves": Row(solved, EIGHT, P("x"), rows=13),
+    "hints inside, which are left out": Row(hinted, EIGHT, P("x")),
     "keys": Row(noisy, EIGHT, P("x"), rows=13),
     "batches": Row(lambda x: lax.map(layer, x, batch_size=2), EIGHT, P("x")),
     "gradient": Row(jax.grad(lambda x: (mapped(x) ** 2).sum()), EIGHT, P("x"), rows=13),
