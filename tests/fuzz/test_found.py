@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 import meshwise as mw
 
 X2 = AbstractMesh((2,), ("x",), axis_types=(AxisType.Auto,))
+X4 = AbstractMesh((4,), ("x",), axis_types=(AxisType.Auto,))
 X2Y2 = AbstractMesh((2, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
 COMPLETIONS = pytest.mark.parametrize("completion", ["gspmd", "improved"])
 
@@ -132,6 +133,27 @@ def test_one_axis_for_two_factors_of_a_dim(completion: str):
         (None, None),
         (P(None, None, "x", None), P("x")),
         (numbers(2), numbers(2, 16)),
+        completion=completion,
+    )
+
+
+@pytest.mark.parametrize("reduce", [jnp.all, jnp.any])
+@COMPLETIONS
+def test_whether_all_or_any_are_true(reduce: Any, completion: str):
+    """Booleans have no collective of their own: one of bytes stands for it."""
+    some = np.arange(24).reshape(8, 3) % np.array([24, 25, 1]) > np.array([0, -1, 0])
+    check(lambda x: reduce(x, 0), X4, (P("x"),), None, (some,), completion=completion)
+
+
+@COMPLETIONS
+def test_a_part_of_an_axis_that_is_used_alone(completion: str):
+    """Two rows over four devices: half of the axis splits them, the other half nothing."""
+    check(
+        lambda x, y: jnp.reshape(x, (2, 5)) + y,
+        X4,
+        (P("x"), P(None, None)),
+        None,
+        (numbers(10), numbers(2, 5)),
         completion=completion,
     )
 

@@ -47,7 +47,7 @@ RESHARD = (
         "meshwise/reshard/emit.py",
         "is_least = reduction in (Reduction.MIN, Reduction.AND)",
         "is_least = reduction is Reduction.MIN",
-        alone("exact_reduction"),
+        ("tests/fuzz/test_found.py",),
     ),
     Mutant(
         "reshard",
@@ -117,14 +117,6 @@ CHOOSE = (
         "        followed = natural\n",
         PROGRAMS,
     ),
-    Mutant(
-        "choose",
-        "an unreduced value is taken from one that is not",
-        "meshwise/choose/tree.py",
-        "return source.reduction is target.reduction and set(target.unreduced)",
-        "return source.reduction is not None and set(source.unreduced)",
-        PROGRAMS,
-    ),
 )
 PARTITION = (
     Mutant(
@@ -137,11 +129,11 @@ PARTITION = (
     ),
     Mutant(
         "partition",
-        "axes are joined that a plan takes apart",
+        "parts of an axis take each other's sizes",
         "meshwise/partition/coarsen.py",
-        "            if place < 0 or axes[place + 1 : place + 2] != (second,):\n",
-        "            if place < 0:\n",
-        PROGRAMS,
+        "sizes += [mesh.size(run) for run in own]",
+        "sizes += [mesh.size(run) for run in own[::-1]]",
+        alone("reshape", "heads", "product"),
     ),
     Mutant(
         "partition",
