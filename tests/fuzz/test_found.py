@@ -159,6 +159,19 @@ def test_a_part_of_an_axis_that_is_used_alone(completion: str):
 
 
 @COMPLETIONS
+def test_parts_of_an_axis_in_two_dims(completion: str):
+    """Six devices are two by three, and the two dims have two rows and three."""
+    check(
+        lambda x: jnp.tanh(jnp.reshape(x, (2, 6))),
+        AbstractMesh((6,), ("x",), axis_types=(AxisType.Auto,)),
+        (P("x"),),
+        None,
+        (numbers(12),),
+        completion=completion,
+    )
+
+
+@COMPLETIONS
 def test_a_join_of_nothing(completion: str):
     """Rows that are sharded, and none of them."""
     nothing = numbers(0)
