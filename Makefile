@@ -40,6 +40,7 @@ format: $(VENV)/.dev ## rewrite files in the project's format
 	$(RUN) -m ruff format .
 
 bench: $(VENV)/.examples ## measure beside XLA's own partitioners (15 minutes on two cores)
+	$(RUN) -m benchmarks.operators
 	$(RUN) -m benchmarks.gpt
 
 clean: ## remove the environment and the caches

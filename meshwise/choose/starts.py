@@ -1,7 +1,9 @@
 """Where a descent begins: from completion, and from the program's own order."""
 
+import math
 from collections.abc import Sequence
 
+from meshwise._jax import Var
 from meshwise.choose.candidates import candidates, natural_candidates
 from meshwise.choose.graph import Graph
 from meshwise.choose.regions import Node
@@ -18,18 +20,40 @@ def work_limits(graph: Graph) -> list[float]:
     It is the least that the shardings of its own values suggest: a product of two matrices that
     are both sharded over the contracted dim is never computed whole on every device to save an
     all_reduce. What a local rule cannot follow suggests nothing. Regions are element-wise work,
-    and free.
+    and free; so is other work that takes no longer than reading its operands, where every device
+    has them: a permutation of random numbers is sorted on each, and nothing is sent.
     """
+    everywhere = _held_everywhere(graph)
     limits = []
     for node in graph.nodes:
-        natural = (
-            () if node.is_region else natural_candidates(node, graph.mesh, nominal(graph, node))
-        )
+        held = everywhere.issuperset(node.operands)
+        free = node.is_region or (held and _is_light(graph, node))
+        natural = () if free else natural_candidates(node, graph.mesh, nominal(graph, node))
         followed = [a for a in natural if node_seconds(graph, node, a) < IMPOSSIBLE]
         work = (work_seconds(graph, node, axes, padded=False) for axes in followed)
         least = min(work, default=float("inf"))
         limits.append(least * (1 + 1e-9))
     return limits
+
+
+def _held_everywhere(graph: Graph) -> set[Var]:
+    """Values that every device has without anything being sent: made of replicated ones."""
+    hinted = fixed_axes(graph)
+    held = {
+        var for var, v in graph.values.items() if v.fixed is not None and not v.fixed.used_axes
+    }
+    for node in graph.nodes:
+        if held.issuperset(node.operands) and not any(hinted.get(node.index, ())):
+            held.update(node.results)
+    return held
+
+
+def _is_light(graph: Graph, node: Node) -> bool:
+    """Whether a node's flops take no longer than its values take to be read and written."""
+    values = [graph.values[v] for v in dict.fromkeys((*node.operands, *node.results))]
+    moved = sum(math.prod(v.shape) * v.itemsize for v in values)
+    hardware = graph.hardware
+    return node.flops / hardware.flops_per_s <= moved / hardware.memory_bytes_per_s
 
 
 def completion_start(graph: Graph, limits: Sequence[float]) -> list[DimAxes]:
