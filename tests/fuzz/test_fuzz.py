@@ -13,7 +13,7 @@ from tests.fuzz.pipeline import COMPLETIONS
 from tests.fuzz.programs import MESHES, Case, Input, Step, arguments_of, function_of
 from tests.fuzz.shrinking import reproducer, shrink
 
-FEW = 12  # blocks of the default suite, each of so many programs
+FEW = 8  # blocks of the default suite, each of so many programs
 OF_EACH = 10
 BLOCKS, BLOCK = 20, 25  # of the slow suite
 

@@ -16,10 +16,11 @@ from tests.fuzz.evaluate.collectives import COLLECTIVES, Arrays, Grid, apply_col
 from tests.fuzz.evaluate.elementwise import ELEMENTWISE, cast
 from tests.fuzz.evaluate.indexing import INDEXING
 from tests.fuzz.evaluate.keys import KEYS, keys_of, words_of
+from tests.fuzz.evaluate.matrices import MATRICES
 from tests.fuzz.evaluate.shape import SHAPE
 from tests.fuzz.evaluate.windows import WINDOWS
 
-FUNCTIONS = {**ELEMENTWISE, **SHAPE, **INDEXING, **KEYS, **WINDOWS}
+FUNCTIONS = {**ELEMENTWISE, **SHAPE, **INDEXING, **KEYS, **WINDOWS, **MATRICES}
 BODIES = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 CALLS = ("jit", "pjit", "custom_jvp_call", "custom_vjp_call", "remat2", "checkpoint", "closed_call")
 ONE = Grid((), ())
