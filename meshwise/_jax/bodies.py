@@ -82,6 +82,7 @@ _CALLS: dict[str, Callable[[dict[str, Any]], CallBody | None]] = {
     "custom_linear_solve": _linear_solve_body,
     "custom_vmap_call": lambda params: CallBody(params["call"]),
     "eval_jaxpr": lambda params: CallBody(params.get("call_jaxpr") or params["jaxpr"]),
+    "program_order": lambda params: CallBody(params["call_jaxpr"]),  # of jax 0.11
     "mw_call": lambda params: CallBody(params["jaxpr"], params["in_specs"], params["out_specs"]),
 }
 
@@ -90,6 +91,18 @@ def call_body(eqn: JaxprEqn) -> CallBody | None:
     """The body of a call-like equation, None for any other."""
     read = _CALLS.get(eqn.primitive.name)
     return read(eqn.params) if read else None
+
+
+def scan_counts(eqn: JaxprEqn) -> tuple[int, int]:
+    """How many leading operands of a scan are constants, and how many after them are carried.
+
+    Since jax 0.11 a tree of the operands says so, `ft_in`; before, two numbers.
+    """
+    params = eqn.params
+    if "ft_in" not in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carried, _ = params["ft_in"].unpack()
+    return len(consts), len(carried)
 
 
 def constraint_of(eqn: JaxprEqn) -> Any:

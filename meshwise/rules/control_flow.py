@@ -15,7 +15,16 @@ import jax
 import numpy as np
 from jax import lax
 
-from meshwise._jax import ClosedJaxpr, Jaxpr, JaxprEqn, Var, bind, jaxpr_as_fun, without_hints
+from meshwise._jax import (
+    ClosedJaxpr,
+    Jaxpr,
+    JaxprEqn,
+    Var,
+    bind,
+    jaxpr_as_fun,
+    scan_counts,
+    without_hints,
+)
 from meshwise.ir.collectives import CollectiveKind, wire_bytes
 from meshwise.rules.factoring import Factoring, shapes
 from meshwise.rules.registry import (
@@ -52,7 +61,7 @@ def _independent(eqn: JaxprEqn) -> _Loop | None:
     if eqn.effects:
         return None
     body = flatten(eqn.params["jaxpr"])
-    consts, carried = eqn.params["num_consts"], eqn.params["num_carry"]
+    consts, carried = scan_counts(eqn)
     becomes = [_becomes(body, consts + k, k) for k in range(carried)]
     if None in becomes:
         return None

@@ -76,7 +76,8 @@ class Interpreter:
     def _scan(self, eqn: _jax.JaxprEqn, values: list[Stacked]) -> list[Stacked]:
         """Carries keep their shapes; xs and ys have the trips as first local dim."""
         params = eqn.params
-        first, last = params["num_consts"], params["num_consts"] + params["num_carry"]
+        first, carried = _jax.scan_counts(eqn)
+        last = first + carried
         consts, carry, xs = values[:first], values[first:last], values[last:]
 
         def body(carry: list[Stacked], x: list[Stacked]) -> tuple[list[Stacked], list[Stacked]]:

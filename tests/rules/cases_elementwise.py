@@ -22,6 +22,8 @@ UNARY = {
     "round": "", "rsqrt": "+", "sign": "", "sin": "", "sinh": "", "sqrt": "+", "square": "",
     "tan": "", "tanh": "",
 }  # fmt: skip
+if jax.__version_info__ >= (0, 11):  # log2 was a quotient of two logs before
+    UNARY |= {"log2": "+", "one_minus_square": ""}
 BINARY = {
     "atan2": "", "eq": "", "ge": "", "gt": "", "igamma": "+", "igammac": "+", "le": "", "lt": "",
     "max": "", "min": "", "ne": "", "pow": "+", "rem": "", "zeta": "+",
