@@ -211,6 +211,10 @@ def _join_producers(
         ]
         if not pairs and (any(dims) or not carried[part.equation]):
             continue
+        # A sum that enters its own node again, by other dims, would not be known for one.
+        alike = all(len(d) == len(s) <= 1 for d, s in zip(dims, source_dims, strict=True))
+        if carried[part.equation] and not alike:
+            continue
         if groups.may_be_one(pairs):
             groups.join(k, other, pairs)
 

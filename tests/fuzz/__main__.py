@@ -10,7 +10,7 @@ QUICK = "--xla_backend_optimization_level=0"
 def main() -> int:
     """Set what JAX reads when it is imported, then run the command."""
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    os.environ.setdefault("XLA_FLAGS", f"--xla_force_host_platform_device_count=8 {QUICK}")
+    os.environ.setdefault("XLA_FLAGS", f"--xla_force_host_platform_device_count=12 {QUICK}")
     from tests.fuzz import command
 
     return command.main()

@@ -1,6 +1,7 @@
 """What random programs found: each bug's smallest case, by name."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -11,6 +12,8 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
+from tests.fuzz import checking as fuzz
+from tests.fuzz.programs import Case, Input, Step
 
 X2 = AbstractMesh((2,), ("x",), axis_types=(AxisType.Auto,))
 X4 = AbstractMesh((4,), ("x",), axis_types=(AxisType.Auto,))
@@ -115,6 +118,19 @@ def test_a_sum_of_sums_and_another(completion: str):
         (numbers(4, 3), numbers(3, 4), numbers(5, 4)),
         completion=completion,
     )
+
+
+@pytest.mark.parametrize("way", ["dice 0", "dice 1", "dice 2", "gspmd", "improved"])
+def test_a_sum_whose_dims_are_of_two_factors(way: str):
+    """A convolution in groups: what its sum passes through has one factor for `(group feature)`."""
+    kernel = Input("a0", (1, 4, 4), spec=((), ("z",), ("x",)))
+    text = "lax.conv_general_dilated({0}, {1}, (3,), ((1, 1),), rhs_dilation=(2,), "
+    text += "dimension_numbers=('NHC', 'HIO', 'NHC'), feature_group_count=2) * 0.5"
+    step = Step("v0", text, ("a1", "a0"), (8, 1, 4), "float32")
+    inputs = (kernel, Input("a1", (8, 1, 8)))
+    case = Case((("x", 2), ("z", 2)), inputs, (step,), (("v0", None),))
+    for seed in range(6):
+        assert not fuzz.check(replace(case, seed=seed), (way,), "numpy")
 
 
 def test_replicated_arguments_that_are_on_the_mesh_already(mesh8: jax.sharding.Mesh):
