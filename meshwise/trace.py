@@ -6,7 +6,7 @@ be recomputed in the backward pass (`jax.checkpoint`, once differentiated) is in
 stays a computation of its own. Every hint, whichever way it was written
 (`mw.shard`, `lax.with_sharding_constraint`, `jax.sharding.reshard`, shardings of a nested call),
 becomes one `hint` equation. Positions that count along a batch are said to be one (`pairing.py`),
-and moves of rows in several steps are written as one (`borders.py`).
+and moves of rows in several steps are written as one (`borders/`).
 Dead equations are dropped.
 """
 
@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from meshwise import _jax
 from meshwise._jax import ClosedJaxpr, JaxprEqn, Literal, Var
-from meshwise.borders import merge_moves
+from meshwise.borders.merge import merge_moves
 from meshwise.errors import HintError, message
 from meshwise.ir.mesh import Axes, Mesh
 from meshwise.ir.program import Hint, OpenDims, Program, application_key

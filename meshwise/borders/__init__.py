@@ -1,0 +1,1 @@
+"""Moves of rows that are several equations, written as one."""

@@ -1,0 +1,58 @@
+"""Equations found and replaced, for all that merges moves."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from meshwise import _jax
+from meshwise._jax import JaxprEqn, Literal, Var
+from meshwise.ir.program import shape_of, type_of
+from meshwise.pairing import Counts
+
+Makers = Mapping[Var, JaxprEqn]
+
+
+def maker_of(atom: Any, makers: Makers, name: str) -> JaxprEqn | None:
+    """The equation that makes a value, where it is one of a primitive."""
+    eqn = None if isinstance(atom, Literal) else makers.get(atom)
+    return eqn if eqn is not None and eqn.primitive.name == name else None
+
+
+def known_numbers(atoms: Sequence[Any], counts: Counts) -> list[int] | None:
+    """Integers that are known while tracing."""
+    found = [counts.of(atom) for atom in atoms]
+    known = [c.offset for c in found if c is not None]
+    return known if len(known) == len(atoms) else None
+
+
+def one_equation(
+    eqn: JaxprEqn, primitive: Any, operands: Sequence[Any], **params: Any
+) -> list[JaxprEqn]:
+    """One equation of a primitive in place of another."""
+    return [_jax.new_eqn(primitive, operands, eqn.outvars, params, eqn)]
+
+
+def equations_of(
+    eqn: JaxprEqn, operands: Sequence[Any], function: Callable[..., Any] | None
+) -> list[JaxprEqn] | None:
+    """The equations of a function of some operands, in place of one equation."""
+    if function is None or jnp.issubdtype(type_of(operands[0]).dtype, jax.dtypes.extended):
+        return None
+    types = [jax.ShapeDtypeStruct(shape_of(a), type_of(a).dtype) for a in operands]
+    closed = _jax.make_jaxpr_over_axes(function, (), types)
+    names: dict[Var, Any] = dict(zip(closed.jaxpr.invars, operands, strict=True))
+    for inner in closed.jaxpr.eqns:
+        names.update((v, _jax.new_var(v.aval)) for v in inner.outvars)
+    names[closed.jaxpr.outvars[0]] = eqn.outvars[0]
+    return [
+        _jax.new_eqn(
+            inner.primitive,
+            [a if isinstance(a, Literal) else names[a] for a in inner.invars],
+            [names[v] for v in inner.outvars],
+            inner.params,
+            eqn,
+        )
+        for inner in closed.jaxpr.eqns
+    ]

@@ -1,0 +1,49 @@
+"""Moves of rows that are several equations, written as the one that says what moves.
+
+Each of these would be right as it stands, and send more than it must: of a slice of a pad the pad
+is shared out anew over the devices, and then the slice again. So, in a traced program,
+
+- a slice of a slice, a slice of a pad and a pad of a slice become one slice or pad;
+- a pad with what a window over it would pad with (the gradient of average pooling, `jnp.pad` before
+  a convolution) becomes the window's own padding and dilation;
+- two slices laid side by side the other way round (`jnp.roll`) become one roll;
+- a reshape that transposes first becomes a transpose and a reshape;
+- a slice, or an update of most of a dim, at positions that are known while tracing becomes a
+  plain slice, or a pad and a choice between old and new (`u.at[1:-1].set(...)` of a stencil).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from meshwise._jax import JaxprEqn, Var
+from meshwise.borders import rows, updates
+from meshwise.pairing import Counts
+
+_MERGES: Mapping[str, Callable[..., list[JaxprEqn] | None]] = {
+    "reshape": rows.split_transpose,
+    "slice": rows.merge_slice,
+    "pad": rows.merge_pad,
+    "reduce_window_sum": rows.merge_reduce_window_sum,
+    "conv_general_dilated": rows.merge_convolution,
+    "concatenate": rows.merge_concatenate,
+    "dynamic_slice": rows.merge_dynamic_slice,
+    "dynamic_update_slice": updates.merge_dynamic_update_slice,
+    "scatter": updates.merge_scatter,
+    "scatter-add": updates.merge_scatter,
+    "scatter-sub": updates.merge_scatter,
+    "scatter-mul": updates.merge_scatter,
+}
+
+
+def merge_moves(eqns: Sequence[JaxprEqn], constants: Mapping[Var, Any]) -> list[JaxprEqn]:
+    """The equations, each move of rows as one; what is no longer used is still there."""
+    counts = Counts(eqns, constants)
+    makers: dict[Var, JaxprEqn] = {}
+    found: list[JaxprEqn] = []
+    for eqn in eqns:
+        merge = _MERGES.get(eqn.primitive.name)
+        merged = merge(eqn, makers, counts) if merge else None
+        made = [eqn] if merged is None else merged
+        makers.update((v, e) for e in made for v in e.outvars)
+        found += made
+    return found

@@ -1,0 +1,175 @@
+"""Slices, pads and joins of rows that follow each other."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax import lax
+
+from meshwise import _jax
+from meshwise._jax import JaxprEqn, Literal
+from meshwise.borders.equations import (
+    Makers,
+    equations_of,
+    known_numbers,
+    maker_of,
+    one_equation,
+)
+from meshwise.ir.program import shape_of
+from meshwise.pairing import Counts
+
+
+def _strides(eqn: JaxprEqn) -> tuple[int, ...]:
+    return eqn.params["strides"] or (1,) * len(eqn.params["start_indices"])
+
+
+def merge_slice(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn] | None:
+    """A slice of a slice; a slice of a pad."""
+    starts, limits = eqn.params["start_indices"], eqn.params["limit_indices"]
+    inner = maker_of(eqn.invars[0], makers, "slice")
+    if inner is not None:
+        first, step = inner.params["start_indices"], _strides(inner)
+        begin = [f + k * s for f, k, s in zip(first, starts, step, strict=True)]
+        end = [f + (m - 1) * s + 1 for f, m, s in zip(first, limits, step, strict=True)]
+        end = [max(b, e) for b, e in zip(begin, end, strict=True)]
+        strides = tuple(a * b for a, b in zip(step, _strides(eqn), strict=True))
+        return _slice(eqn, inner.invars[0], begin, end, strides)
+    inner = maker_of(eqn.invars[0], makers, "pad")
+    if inner is None or any(s != 1 for s in _strides(eqn)):
+        return None
+    config = []
+    shape = shape_of(eqn.invars[0])
+    for amounts, n, first, limit in zip(
+        inner.params["padding_config"], shape, starts, limits, strict=True
+    ):
+        low, high, interior = amounts
+        if interior and (first, limit) != (0, n):
+            return None
+        config.append((low - first, high - (n - limit), interior))
+    return one_equation(eqn, lax.pad_p, inner.invars, padding_config=tuple(config))
+
+
+def _slice(
+    eqn: JaxprEqn, x: Any, starts: Sequence[int], limits: Sequence[int], strides: Sequence[int]
+) -> list[JaxprEqn]:
+    return one_equation(
+        eqn,
+        lax.slice_p,
+        [x],
+        start_indices=tuple(starts),
+        limit_indices=tuple(limits),
+        strides=None if all(s == 1 for s in strides) else tuple(strides),
+    )
+
+
+def merge_pad(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn] | None:
+    """A pad of a slice, unless it puts fill where the slice left rows out."""
+    inner = maker_of(eqn.invars[0], makers, "slice")
+    if inner is None or any(s != 1 for s in _strides(inner)):
+        return None
+    config = []
+    shape, params = shape_of(inner.invars[0]), inner.params
+    for (low, high, interior), n, first, limit in zip(
+        eqn.params["padding_config"],
+        shape,
+        params["start_indices"],
+        params["limit_indices"],
+        strict=True,
+    ):
+        before, after = first, n - limit
+        if (before and low > 0) or (after and high > 0) or (interior and (before or after)):
+            return None
+        config.append((low - before, high - after, interior))
+    operands = [inner.invars[0], eqn.invars[1]]
+    return one_equation(eqn, lax.pad_p, operands, padding_config=tuple(config))
+
+
+def merge_reduce_window_sum(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn] | None:
+    """Sums over windows of a pad with zero."""
+    inner = _zero_pad(eqn.invars[0], makers)
+    if inner is None:
+        return None
+    config, dilations = inner.params["padding_config"], eqn.params["base_dilation"]
+    padding = []
+    for (low, high, interior), own, dilation in zip(
+        config, eqn.params["padding"], dilations, strict=True
+    ):
+        if low < 0 or high < 0 or ((low or high or interior) and dilation != 1):
+            return None
+        padding.append((own[0] + low, own[1] + high))
+    dilations = tuple(d * (t + 1) for d, (_, _, t) in zip(dilations, config, strict=True))
+    params = {**eqn.params, "padding": tuple(padding), "base_dilation": dilations}
+    return [eqn.replace(invars=[inner.invars[0]], params=params)]
+
+
+def merge_convolution(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn] | None:
+    """A convolution of spatial dims that were padded with zero."""
+    inner = _zero_pad(eqn.invars[0], makers)
+    if inner is None:
+        return None
+    batch, feature, *spatial = eqn.params["dimension_numbers"][0]
+    config = inner.params["padding_config"]
+    if any(tuple(config[d]) != (0, 0, 0) for d in (batch, feature)):
+        return None
+    padding, dilations = [], []
+    for d, own, dilation in zip(
+        spatial, eqn.params["padding"], eqn.params["lhs_dilation"], strict=True
+    ):
+        low, high, interior = config[d]
+        if (low or high or interior) and dilation != 1:
+            return None
+        padding.append((own[0] + low, own[1] + high))
+        dilations.append(dilation * (interior + 1))
+    params = {**eqn.params, "padding": tuple(padding), "lhs_dilation": tuple(dilations)}
+    return [eqn.replace(invars=[inner.invars[0], eqn.invars[1]], params=params)]
+
+
+def _zero_pad(atom: Any, makers: Makers) -> JaxprEqn | None:
+    """The pad with zero that makes a value."""
+    inner = maker_of(atom, makers, "pad")
+    if inner is None or not isinstance(inner.invars[1], Literal) or inner.invars[1].val:
+        return None
+    return inner
+
+
+def split_transpose(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn] | None:
+    """A reshape that transposes first, as two."""
+    order, sizes = eqn.params["dimensions"], eqn.params["new_sizes"]
+    if order is None:
+        return None
+    return equations_of(eqn, eqn.invars, lambda x: lax.reshape(lax.transpose(x, order), sizes))
+
+
+def merge_concatenate(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn] | None:
+    """The end of a dim and then its beginning."""
+    dim = eqn.params["dimension"]
+    if len(eqn.invars) != 2:
+        return None
+    end, begin = (maker_of(x, makers, "slice") for x in eqn.invars)
+    if end is None or begin is None:
+        return None
+    x = end.invars[0]
+    shape = shape_of(x)
+    at = end.params["start_indices"][dim]
+    wanted = ((at, shape[dim]), (0, at))
+    for part, (first, limit) in zip((end, begin), wanted, strict=True):
+        starts, limits = ([0] * len(shape), list(shape))
+        starts[dim], limits[dim] = first, limit
+        taken = part.params["start_indices"], part.params["limit_indices"]
+        if part.invars[0] is not x or taken != (tuple(starts), tuple(limits)):
+            return None
+        if any(s != 1 for s in _strides(part)):
+            return None
+    if not 0 < at < shape[dim]:
+        return None
+    return one_equation(eqn, _jax.roll_p, [x], dimension=dim, shift=shape[dim] - at)
+
+
+def merge_dynamic_slice(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn] | None:
+    """A slice from positions that are known."""
+    starts = known_numbers(eqn.invars[1:], counts)
+    if starts is None:
+        return None
+    sizes, shape = eqn.params["slice_sizes"], shape_of(eqn.invars[0])
+    begin = [min(max(s, 0), n - w) for s, n, w in zip(starts, shape, sizes, strict=True)]
+    end = [s + w for s, w in zip(begin, sizes, strict=True)]
+    return _slice(eqn, eqn.invars[0], begin, end, (1,) * len(sizes))

@@ -1,0 +1,158 @@
+"""Updates of most of a dim at places that are known: a pad, and a choice between old and new."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from meshwise._jax import JaxprEqn
+from meshwise.borders.equations import Makers, equations_of, known_numbers, maker_of
+from meshwise.ir.program import shape_of
+from meshwise.pairing import Counts
+
+# An update of less than a quarter of a dim stays an update: a pad would be mostly fill.
+MOST_RATIO = 4
+
+
+def merge_dynamic_update_slice(
+    eqn: JaxprEqn, makers: Makers, counts: Counts
+) -> list[JaxprEqn] | None:
+    """An update from positions that are known."""
+    starts = known_numbers(eqn.invars[2:], counts)
+    if starts is None:
+        return None
+    shape, window = shape_of(eqn.invars[0]), shape_of(eqn.invars[1])
+    begin = [min(max(s, 0), n - w) for s, n, w in zip(starts, shape, window, strict=True)]
+    place = _Place(begin, window, [1] * len(shape))
+    return equations_of(eqn, eqn.invars[:2], _update(None, place)) if place.is_wide(shape) else None
+
+
+def merge_scatter(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn] | None:
+    """An update of one window at a known place, or of rows that are counted."""
+    numbers, (operand, indices, updates) = eqn.params["dimension_numbers"], eqn.invars
+    if numbers.operand_batching_dims:
+        return None
+    one = len(shape_of(indices)) == 1
+    place = _window_of(eqn, makers, counts) if one else _rows_of(eqn, counts)
+    shape = shape_of(operand)
+    if place is None or not place.is_inside(shape) or not place.is_wide(shape):
+        return None
+    update = _update(eqn.primitive.name, place)
+    return None if update is None else equations_of(eqn, [operand, updates], update)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Rows of each dim that are written: from `begin` on, `window` of them, `steps` apart.
+
+    `order` is how the dims of what is written there are to be transposed.
+    """
+
+    begin: Sequence[int]
+    window: Sequence[int]
+    steps: Sequence[int]
+    order: Sequence[int] | None = None
+
+    def is_inside(self, shape: Sequence[int]) -> bool:
+        """Whether all of them are rows of the operand."""
+        dims = zip(self.begin, self.window, self.steps, shape, strict=True)
+        return all(0 <= s and s + (w - 1) * step < n for s, w, step, n in dims)
+
+    def is_wide(self, shape: Sequence[int]) -> bool:
+        """Whether they are most of each dim that they are not all of, and there is one."""
+        dims = zip(self.window, self.steps, shape, strict=True)
+        part = [(w, step, n) for w, step, n in dims if n != w]
+        return bool(part) and all(w > 1 and w * step * MOST_RATIO >= n for w, step, n in part)
+
+
+def _window_of(eqn: JaxprEqn, makers: Makers, counts: Counts) -> _Place | None:
+    numbers, (operand, indices, updates) = eqn.params["dimension_numbers"], eqn.invars
+    starts = _components(indices, makers, counts)
+    if starts is None:
+        return None
+    rank, sizes = len(shape_of(operand)), iter(shape_of(updates))
+    window = [1 if d in numbers.inserted_window_dims else next(sizes) for d in range(rank)]
+    begin = [0] * rank
+    for d, start in zip(numbers.scatter_dims_to_operand_dims, starts, strict=True):
+        begin[d] = start
+    return _Place(begin, window, [1] * rank)
+
+
+def _rows_of(eqn: JaxprEqn, counts: Counts) -> _Place | None:
+    """Single rows of one dim, a fixed step apart: `x.at[1::2]`."""
+    numbers, (operand, indices, updates) = eqn.params["dimension_numbers"], eqn.invars
+    rank, dims = len(shape_of(operand)), numbers.scatter_dims_to_operand_dims
+    count = counts.of(indices) if len(shape_of(indices)) == 2 else None
+    if count is None or len(dims) != 1 or tuple(numbers.inserted_window_dims) != tuple(dims):
+        return None
+    if len(shape_of(updates)) != rank or count.strides[0] < 1:
+        return None
+    (at,) = (d for d in range(rank) if d not in numbers.update_window_dims)
+    order = list(numbers.update_window_dims)
+    order.insert(dims[0], at)
+    begin, steps = [0] * rank, [1] * rank
+    begin[dims[0]], steps[dims[0]] = count.offset, count.strides[0]
+    return _Place(begin, [shape_of(updates)[d] for d in order], steps, order)
+
+
+def _components(indices: Any, makers: Makers, counts: Counts) -> list[int] | None:
+    """The numbers of one index vector."""
+    count = counts.of(indices)
+    if count is not None:
+        return [count.offset + count.strides[0] * c for c in range(shape_of(indices)[0])]
+    joined = maker_of(indices, makers, "concatenate")
+    return None if joined is None else known_numbers(joined.invars, counts)
+
+
+def _minus_zero(dtype: Any) -> Any:
+    """What changes no number when it is added, the sign of a zero included."""
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        return np.asarray(complex(-0.0, -0.0), dtype)
+    return np.asarray(-0.0 if jnp.issubdtype(dtype, jnp.floating) else 0, dtype)
+
+
+_JOINS: Mapping[str | None, tuple[Callable[[Any, Any], Any], Callable[[Any], Any]]] = {
+    "scatter-add": (lax.add, _minus_zero),
+    "scatter-sub": (lax.sub, lambda dtype: np.zeros((), dtype)),
+    "scatter-mul": (lax.mul, lambda dtype: np.ones((), dtype)),
+}
+
+
+def _update(name: str | None, place: _Place) -> Callable[[Any, Any], Any] | None:
+    """What an update of known rows computes, by its primitive; None sets."""
+    if name not in (None, "scatter", *_JOINS):
+        return None
+
+    def update(x: Any, new: Any) -> Any:
+        dims = zip(place.begin, place.window, place.steps, x.shape, strict=True)
+        config = [(s, n - s - (w - 1) * step - 1, step - 1) for s, w, step, n in dims]
+        if place.order is not None:
+            new = lax.transpose(new, place.order)
+        new = lax.reshape(new, place.window)
+        if name in _JOINS:
+            join, nothing = _JOINS[name]
+            return join(x, lax.pad(new, nothing(x.dtype), config))
+        masks = [m for d, amounts in enumerate(config) for m in _written(x.shape, d, amounts)]
+        inside = masks[0]
+        for mask in masks[1:]:
+            inside = lax.bitwise_and(inside, mask)
+        return lax.select(inside, lax.pad(new, np.zeros((), x.dtype), config), x)
+
+    return update
+
+
+def _written(shape: Sequence[int], dim: int, amounts: tuple[int, int, int]) -> list[Any]:
+    """Masks that together are true where a pad of a dim has no fill."""
+    low, high, between = amounts
+    row = lax.broadcasted_iota(np.int32, shape, dim)
+    masks = []
+    if low or high:
+        masks.append(lax.ge(row, lax.full_like(row, low)))
+        masks.append(lax.lt(row, lax.full_like(row, shape[dim] - high)))
+    if between:
+        past = lax.rem(lax.sub(row, lax.full_like(row, low)), lax.full_like(row, between + 1))
+        masks.append(lax.eq(past, lax.full_like(row, 0)))
+    return masks

@@ -1,0 +1,87 @@
+"""Programs whose moves of rows are merged: what is left, and that it computes the same."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from meshwise import _jax
+from meshwise.trace import flatten
+
+
+def table() -> dict[str, tuple[Callable[..., Any], str]]:
+    """Functions of `x[12, 9]` and `u[6, 9]`, and the equations that are left of them."""
+    return {
+        "slice of a slice": (lambda x, u: x[2:11][1:7:2], "slice"),
+        "slice of one with strides": (lambda x, u: x[1::3][1:3], "slice"),
+        "slice of a pad": (lambda x, u: jnp.pad(x, ((2, 1), (0, 0)))[1:9], "pad"),
+        "slice of only the fill": (lambda x, u: jnp.pad(x, ((5, 1), (0, 0)))[:3], "pad"),
+        "columns of a pad between rows": (lambda x, u: between(x)[:, 2:5], "pad"),
+        "rows of a pad between rows": (lambda x, u: between(x)[2:5], "pad slice"),
+        "pad of a slice": (lambda x, u: jnp.pad(x[:-2], ((3, 0), (0, 1))), "pad"),
+        "pad where a slice left rows out": (lambda x, u: jnp.pad(x[1:], ((2, 0), (0, 0))),
+                                            "slice pad"),
+        "roll": (lambda x, u: jnp.roll(x, -5, 1), "roll"),
+        "roll of two dims": (lambda x, u: jnp.roll(x, (3, 2), (0, 1)), "roll roll"),
+        "two slices of two values": (lambda x, u: jnp.concatenate([x[6:], u[:6]]),
+                                     "slice concatenate"),
+        "two slices that are no roll": (lambda x, u: jnp.concatenate([x[5:], x[:6]]),
+                                        "slice slice concatenate"),
+        "dynamic_slice": (lambda x, u: lax.dynamic_slice(x, (9, -3), (6, 4)), "slice"),
+        "dynamic_update_slice": (lambda x, u: lax.dynamic_update_slice(x, u, (99, 0)),
+                                 "pad iota ge lt and select_n"),
+        "update of a few rows": (lambda x, u: lax.dynamic_update_slice(x, u[:2], (3, 0)),
+                                 "slice dynamic_update_slice"),
+        "at, set": (lambda x, u: x.at[3:9].set(u), "pad iota ge lt and select_n"),
+        "at, add": (lambda x, u: x.at[3:9].add(u), "pad add"),
+        "at, multiply": (lambda x, u: x.at[3:9].multiply(u), "pad mul"),
+        "at, min": (lambda x, u: x.at[3:9].min(u), "broadcast_in_dim scatter-min"),
+        "every other row, set": (lambda x, u: x.at[1::2].set(u),
+                                 "pad iota ge lt sub rem eq and and select_n"),
+        "every other row, add": (lambda x, u: x.at[::2].add(u), "pad add"),
+        "every other column, add": (lambda x, u: x.T.at[:, 1::2].add(u.T),
+                                    "transpose transpose pad add"),
+        "a row": (lambda x, u: x.at[3].set(u[0]), "slice broadcast_in_dim scatter"),
+        "outside": (lambda x, u: x.at[jnp.arange(6) * 3].add(u), None),
+        "reshape of a transpose": (lambda x, u: lax.reshape(x, (27, 4), (1, 0)),
+                                   "transpose reshape"),
+        "window over a pad": (lambda x, u: lax.reduce_window(
+            between(x), 0.0, lax.add, (3, 2), (2, 1), "VALID"), "reduce_window_sum"),
+        "window over other fill": (lambda x, u: lax.reduce_window(
+            jnp.pad(x, 1, constant_values=2.0), 0.0, lax.add, (3, 2), (2, 1), "VALID"), None),
+        "convolution of a pad": (lambda x, u: jnp.convolve(jnp.pad(x[0], 4), u[0], "valid"), None),
+    }  # fmt: skip
+
+
+def between(x: jax.Array) -> jax.Array:
+    return lax.pad(x, np.float32(0), [(1, 2, 1), (0, 0, 0)])
+
+
+def values() -> tuple[np.ndarray, np.ndarray]:
+    draw = np.random.default_rng(0)
+    x, u = draw.normal(size=(12, 9)), draw.normal(size=(6, 9))
+    x[0, 0] = x[4, 4] = -0.0
+    return x.astype(np.float32), u.astype(np.float32)
+
+
+@pytest.mark.parametrize("name", table())
+def test_merged(name: str):
+    function, left = table()[name]
+    x, u = values()
+    closed = flatten(jax.make_jaxpr(function)(x, u))
+    names = [eqn.primitive.name for eqn in closed.jaxpr.eqns]
+    if left is not None:
+        kept = sorted(set(left.split())), sorted(left.split())
+        assert sorted(n for n in names if n in kept[0]) == kept[1], names
+        assert set(names) <= {*kept[0], "squeeze", "broadcast_in_dim", "convert_element_type"}, (
+            names
+        )
+    (found,) = _jax.jaxpr_as_fun(closed)(x, u)
+    wanted = np.asarray(function(jnp.asarray(x), jnp.asarray(u)))
+    assert found.dtype == wanted.dtype
+    np.testing.assert_array_equal(np.asarray(found), wanted)
+    np.testing.assert_array_equal(np.signbit(found), np.signbit(wanted))
