@@ -12,6 +12,7 @@ ELEMENT = re.compile(r"\b(pred|token|opaque|[a-z]+\d+[a-z0-9]*)\[([\d,<=]*)\]")
 COMPUTATION = re.compile(r"^\s*(ENTRY )?%?([^\s(]+) (?:\(.*\) -> .*)?\{\s*$")
 INSTRUCTION = re.compile(r"^\s*(ROOT )?%?([^\s=(]+) = (.*)$")
 REFERENCE = re.compile(r"%([^\s,(){}]+)")
+ELEMENT_OF = re.compile(r"%([^\s,(){}]+)#(\d+)")  # a tuple's element, unnamed: XLA of jax 0.11
 CALLED = re.compile(
     r"\b(?:condition|body|calls|to_apply|true_computation|false_computation)=%?([^\s,]+)"
 )
@@ -129,6 +130,7 @@ def parse_module(text: str) -> Module:
             name = ""
         elif name and (found := INSTRUCTION.match(line)):
             instruction = parse_instruction(found[2], found[3], is_root=bool(found[1]))
+            lines.update(_elements(instruction.arguments, lines))
             lines[instruction.name] = instruction
         elif not name and (found := COMPUTATION.match(line)):
             name, lines = found[2], {}
@@ -139,6 +141,21 @@ def parse_module(text: str) -> Module:
         _header(text, "num_partitions"),
         _header(text, "replica_count"),
     )
+
+
+def _elements(arguments: str, known: Mapping[str, Instruction]) -> dict[str, Instruction]:
+    """What reads the elements of tuples that arguments name as `%tuple#1`."""
+    return {
+        f"{made}#{place}": Instruction(
+            f"{made}#{place}",
+            "get-tuple-element",
+            known[made].shapes[int(place) : int(place) + 1],
+            f"%{made}",
+            f", index={place}",
+            is_root=False,
+        )
+        for made, place in ELEMENT_OF.findall(arguments)
+    }
 
 
 def parse_instruction(name: str, rest: str, *, is_root: bool = False) -> Instruction:

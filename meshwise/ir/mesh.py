@@ -87,8 +87,8 @@ class Mesh:
     def permute_order(self, axes: Iterable[str]) -> Axes:
         """The same axes in the mesh's order, the only one in which `lax.ppermute` counts devices.
 
-        Its numbers follow the mesh's order whatever the order of the tuple (jax 0.10.2), unlike
-        those of `axis_index` and every other collective.
+        In jax 0.10 its numbers follow the mesh's order whatever the order of the tuple, unlike
+        those of `axis_index` and every other collective; 0.11 refuses any other order.
         """
         wanted = frozenset(axes)
         return tuple(axis for axis in self.names if axis in wanted)

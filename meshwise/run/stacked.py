@@ -171,8 +171,8 @@ def _all_to_all(x: Stacked, group: Axes, params: Mapping[str, Any], mesh: Mesh) 
 def _ppermute(x: Stacked, group: Axes, params: Mapping[str, Any], mesh: Mesh) -> Stacked:
     """`[*local]` to `[*local]`; zeros where nobody sends.
 
-    JAX numbers the devices of this one collective in the mesh's order of the axes, in whatever
-    order they are given (jax 0.10 and 0.11: `_pcollectives_lowering_common` sorts the group).
+    JAX 0.10 numbers the devices of this one collective in the mesh's order of the axes, in whatever
+    order they are given (`_pcollectives_lowering_common` sorts the group); 0.11 takes no other.
     """
     group = tuple(a for a in mesh.names if a in group)
     array, others = _grouped(x, group, mesh)

@@ -143,10 +143,12 @@ def test_all_to_all(group):
 def test_ppermute_and_axis_index(group):
     n = CUBE.size(group)
     ring = [(i, (i + 1) % n) for i in range(n)]
+    # jax 0.11 refuses axes in another order than the mesh's; before, it took that order itself.
+    order = CUBE.permute_order(group) if jax.__version_info__ >= (0, 11) else group
 
     def function(x):
         index = jnp.full((1, 1), lax.axis_index(group))
-        return [lax.ppermute(x, group, ring), lax.ppermute(x, group, ring[:-1]), index]
+        return [lax.ppermute(x, order, ring), lax.ppermute(x, order, ring[:-1]), index]
 
     check(function, CUBE, [EVERYWHERE], [EVERYWHERE] * 3, [numbers(8, 3)])
 
