@@ -17,14 +17,17 @@ def _triangular_solve(params: Any, matrix: np.ndarray, right: np.ndarray) -> np.
         flip = params["transpose_a"]
         if not params["left_side"]:  # x a = b where a' x' = b'
             flip, other = not flip, other.T
-        found = linalg.solve_triangular(
-            one,
-            other,
-            trans=int(flip),
-            lower=params["lower"],
-            unit_diagonal=params["unit_diagonal"],
-            check_finite=False,
-        )
+        try:
+            found = linalg.solve_triangular(
+                one,
+                other,
+                trans=int(flip),
+                lower=params["lower"],
+                unit_diagonal=params["unit_diagonal"],
+                check_finite=False,
+            )
+        except linalg.LinAlgError:  # padding, say
+            found = np.full_like(other, np.nan)
         out[at] = found if params["left_side"] else found.T
     return out
 
