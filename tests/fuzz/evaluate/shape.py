@@ -16,6 +16,11 @@ def _broadcast(params: Any, x: np.ndarray, *_: Any) -> np.ndarray:
     return np.broadcast_to(x.reshape(sizes), shape)
 
 
+def _reshape(params: Any, x: np.ndarray, *_: Any) -> np.ndarray:
+    order = params["dimensions"]
+    return np.reshape(x if order is None else np.transpose(x, order), params["new_sizes"])
+
+
 def _squeeze(params: Any, x: np.ndarray) -> np.ndarray:
     return np.squeeze(x, tuple(params["dimensions"]))
 
@@ -199,7 +204,7 @@ def _ragged(params: Any, left: np.ndarray, right: np.ndarray, sizes: np.ndarray)
 
 SHAPE: dict[str, Function] = {
     "broadcast_in_dim": _broadcast,
-    "reshape": lambda params, x, *_: np.reshape(x, params["new_sizes"]),
+    "reshape": _reshape,
     "squeeze": _squeeze,
     "transpose": lambda params, x: np.transpose(x, params["permutation"]),
     "concatenate": lambda params, *xs: np.concatenate(xs, params["dimension"]),
