@@ -39,7 +39,7 @@ def test_a_kind_may_be_slower_than_the_link():
 
 def test_of_equal_bytes_fewer_launches_win_and_nothing_else_hides_bytes():
     launch_bytes = GENERIC.launch_s * GENERIC.link_bytes_per_s
-    assert 64 <= launch_bytes <= 256
+    assert 16 <= launch_bytes <= 256
 
 
 @pytest.mark.parametrize("hardware", [GENERIC, TPU_V5E, H100], ids=lambda h: h.name)

@@ -22,8 +22,8 @@ UNARY = {
     "round": "", "rsqrt": "+", "sign": "", "sin": "", "sinh": "", "sqrt": "+", "square": "",
     "tan": "", "tanh": "",
 }  # fmt: skip
-if jax.__version_info__ >= (0, 11):  # log2 was a quotient of two logs before
-    UNARY |= {"log2": "+", "one_minus_square": ""}
+# Since some 0.11; before, quotients of two logs and differences from one.
+UNARY |= {n: s for n, s in {"log2": "+", "one_minus_square": ""}.items() if hasattr(lax, n)}
 BINARY = {
     "atan2": "", "eq": "", "ge": "", "gt": "", "igamma": "+", "igammac": "+", "le": "", "lt": "",
     "max": "", "min": "", "ne": "", "pow": "+", "rem": "", "zeta": "+",

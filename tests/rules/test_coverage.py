@@ -4,7 +4,6 @@ import importlib
 import pathlib
 import pkgutil
 
-import jax
 from jax.extend.core import Primitive
 
 import meshwise.rules
@@ -59,20 +58,15 @@ def test_no_primitive_has_both():
 
 OWN = {"hint", "mw_like", "roll"}  # primitives of this package
 
-# Primitives that only some of the supported versions of JAX have.
-UNTIL_0_10 = set(
+# Primitives that only some of the supported versions of JAX have: up to 0.10, and some of 0.11.
+OF_SOME_VERSIONS = set(
     "call closed_call pbroadcast_done pbroadcast_start psum_start unreduced_psum_start"
-    " unreduced_reduce_scatter_start".split()
-)
-SINCE_0_11 = set(
-    "log2 one_minus_square program_order relayout unreduced_pmax unreduced_pmin".split()
+    " unreduced_reduce_scatter_start"
+    " log2 one_minus_square program_order relayout unreduced_pmax unreduced_pmin".split()
 )
 
 
 def test_no_entry_is_stale():
-    others = UNTIL_0_10 if jax.__version_info__ >= (0, 11) else SINCE_0_11
-    existing = set(primitives())
-    assert not others & existing, "this version of JAX has these"
-    existing |= others | OWN
+    existing = set(primitives()) | OF_SOME_VERSIONS | OWN
     assert not set(REGISTRY.rules) - existing, "rules for primitives that JAX does not have"
     assert not set(unsupported()) - existing, "reasons for primitives that JAX does not have"
