@@ -25,6 +25,8 @@ def _strides(eqn: JaxprEqn) -> tuple[int, ...]:
 def merge_slice(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn] | None:
     """A slice of a slice; a slice of a pad."""
     starts, limits = eqn.params["start_indices"], eqn.params["limit_indices"]
+    if 0 in shape_of(eqn.outvars[0]):
+        return None
     inner = maker_of(eqn.invars[0], makers, "slice")
     if inner is not None:
         first, step = inner.params["start_indices"], _strides(inner)
@@ -115,7 +117,8 @@ def merge_convolution(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[Jax
         spatial, eqn.params["padding"], eqn.params["lhs_dilation"], strict=True
     ):
         low, high, interior = config[d]
-        if (low or high or interior) and dilation != 1:
+        # Padding of a window may be negative, but what it adds to a crop brings rows back.
+        if low < 0 or high < 0 or ((low or high or interior) and dilation != 1):
             return None
         padding.append((own[0] + low, own[1] + high))
         dilations.append(dilation * (interior + 1))

@@ -10,7 +10,7 @@ from jax import lax
 
 from meshwise._jax import JaxprEqn
 from meshwise.borders.equations import Makers, equations_of, known_numbers, maker_of
-from meshwise.ir.program import shape_of
+from meshwise.ir.program import shape_of, type_of
 from meshwise.pairing import Counts
 
 # An update of less than a quarter of a dim stays an update: a pad would be mostly fill.
@@ -40,6 +40,9 @@ def merge_scatter(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEq
     shape = shape_of(operand)
     if place is None or not place.is_inside(shape) or not place.is_wide(shape):
         return None
+    is_complex = jnp.issubdtype(type_of(operand).dtype, jnp.complexfloating)
+    if is_complex and eqn.primitive.name == "scatter-mul":
+        return None  # infinity times one is not a number
     update = _update(eqn.primitive.name, place)
     return None if update is None else equations_of(eqn, [operand, updates], update)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from meshwise.ir.mesh import Axes, Mesh
@@ -41,12 +42,12 @@ def apply_steps(x: jax.Array, plan: ReshardPlan, mesh: Mesh) -> jax.Array:
 def _slice(x: jax.Array, step: Step, plan: ReshardPlan, mesh: Mesh) -> jax.Array:
     """Keep this device's part: pad a dim that was whole, then slice at the device's offset."""
     x = _pad_gaining(x, step, mesh)
-    starts: list[Any] = [0] * x.ndim
+    starts: list[Any] = [np.int32(0)] * x.ndim
     sizes = list(x.shape)
     for part in step.parts:
         dim = _gaining(part)
         sizes[dim] = step.target_shape[dim]
-        starts[dim] = lax.axis_index(part.axes) * sizes[dim]
+        starts[dim] = lax.axis_index(part.axes) * np.int32(sizes[dim])
     return lax.dynamic_slice(x, starts, sizes, allow_negative_indices=False)
 
 

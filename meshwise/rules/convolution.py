@@ -65,12 +65,14 @@ def _is_untouched(params: dict[str, Any], d: int, sizes: tuple[int, int, int]) -
 
 def _spatial_dims(
     factoring: Factoring, sizes: tuple[int, int, int], untouched: bool
-) -> tuple[Dim, Dim, Dim]:
+) -> tuple[Dim, ...]:
     """Dims of the input, kernel and output: which two are split together."""
     size, kernel, out = sizes
     if untouched:
         dim = factoring.new(size)
         return dim, (), dim
+    if not out:
+        return tuple(factoring.dims(sizes, "whole"))
     if kernel > out:
         dim = factoring.new(kernel, Reduction.SUM, permuted=True)
         return dim, dim, factoring.new(out, "whole")

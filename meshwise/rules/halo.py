@@ -28,7 +28,7 @@ from meshwise.ir.collectives import CollectiveKind
 from meshwise.ir.mesh import Axes, Mesh
 from meshwise.rules.registry import Exchange, shard_index
 
-# A halo over so many neighbours is worth writing; where a shard needs rows of hundreds, a program
+# So many pieces of one operator are worth writing; where a shard needs rows of hundreds, a program
 # would grow with the mesh.
 MOST_PIECES = 16
 
@@ -86,11 +86,6 @@ class Fetch:
         """The collectives it takes, for rows of so many bytes."""
         sent = [piece.rows for piece in self.pieces if piece.is_sent]
         return Exchange(CollectiveKind.PERMUTE, sum(sent) * row_bytes, len(sent))
-
-    @property
-    def is_compact(self) -> bool:
-        """Whether it takes few enough pieces to be written down one by one."""
-        return sum(piece.is_sent for piece in self.pieces) <= MOST_PIECES
 
 
 @lru_cache(maxsize=1 << 12)

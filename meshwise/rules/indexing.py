@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from jax import lax
 from jax.dtypes import extended
-from jax.numpy import issubdtype
+from jax.numpy import float8_e8m0fnu, issubdtype
 
 from meshwise.rules.contraction import sum_of
 from meshwise.rules.factoring import Dim, Factoring, Kind
@@ -31,9 +31,13 @@ FILL = lax.GatherScatterMode.FILL_OR_DROP
 CLIP = lax.GatherScatterMode.CLIP
 
 
-def _picked(dtype: Any) -> Kind:
-    """The kind of a dim of which single positions are read: a reduction, but keys do not add."""
-    return "whole" if issubdtype(dtype, extended) else sum_of(dtype)
+def picked(dtype: Any) -> Kind:
+    """The kind of a dim of which single positions are read: a reduction of terms.
+
+    Keys do not add, and the exponents of scaled blocks (`float8_e8m0fnu`) have no zero to add.
+    """
+    adds = not issubdtype(dtype, extended) and dtype != float8_e8m0fnu
+    return sum_of(dtype) if adds else "whole"
 
 
 @register("gather")
@@ -57,7 +61,7 @@ def _gather_rule(application: Application) -> OpRule:
             dims.append(at[paired[d]])
             continue
         moves = d in numbers.start_index_map
-        kind = None if size == n else _picked(operand.dtype) if moves else "whole"
+        kind = None if size == n else picked(operand.dtype) if moves else "whole"
         dims.append(factoring.new(n, kind))
         if d not in numbers.collapsed_slice_dims:
             result[next(offsets)] = dims[-1] if size == n else factoring.new(size, "whole")
@@ -142,7 +146,7 @@ def _dynamic_slice_rule(application: Application) -> OpRule:
     before: list[Dim] = []
     after: list[Dim] = []
     for n, size in zip(operand.shape, application.params["slice_sizes"], strict=True):
-        kind = None if size == n else _picked(operand.dtype)
+        kind = None if size == n else picked(operand.dtype)
         before.append(factoring.new(n, kind))
         after.append(before[-1] if size == n else factoring.new(size, "whole"))
     return OpRule(

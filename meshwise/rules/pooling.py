@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 
 from meshwise.ir.sharding import Reduction
-from meshwise.rules.factoring import Dim, Factoring, shapes, total_size
+from meshwise.rules.factoring import Dim, Factoring, Kind, shapes, total_size
 from meshwise.rules.halo import Fetch, fetch_rows, mask_rows, shard_entry
 from meshwise.rules.identity import reduction_identity
 from meshwise.rules.registry import (
@@ -37,16 +37,30 @@ Shape = tuple[int, ...]
 
 
 def _windowed(
-    factoring: Factoring, params: dict[str, Any], large: Shape, small: Shape, kind: Any = "permute"
+    factoring: Factoring,
+    params: dict[str, Any],
+    large: Shape,
+    small: Shape,
+    pads: bool = True,
+    exchanges: bool = True,
 ) -> tuple[list[Dim], list[Dim]]:
-    """Dims of the windowed tensor and of that with an element a window: shared, or of a kind."""
+    """Dims of the windowed tensor, and of that with an element a window.
+
+    Where the operator has nothing to pad with (not `pads`), a padded dim is whole; where its local
+    rule `exchanges` nothing, every windowed one is.
+    """
     before: list[Dim] = []
     after: list[Dim] = []
     for d, (n, m) in enumerate(zip(large, small, strict=True)):
         window = (params["window_dimensions"][d], params["window_strides"][d])
-        trivial = window == (1, 1) and tuple(params["padding"][d]) == (0, 0) and n == m
-        before.append(factoring.new(n, None if trivial else kind))
-        after.append(before[-1] if trivial or kind == "permute" else factoring.new(m, kind))
+        untouched = tuple(params["padding"][d]) == (0, 0)
+        dilated = params.get("base_dilation", (1,) * len(large))[d] != 1
+        trivial = window == (1, 1) and untouched and n == m
+        fetched = exchanges and m > 0 and (pads or (untouched and not dilated))
+        shared = trivial or fetched
+        kind: Kind = None if trivial else "permute" if shared else "whole"
+        before.append(factoring.new(n, kind))
+        after.append(before[-1] if shared else factoring.new(m, kind))
     return before, after
 
 
@@ -134,7 +148,10 @@ def _reduce_window_local(context: LocalContext, operand: Any) -> list[Any]:
 
 @register("reduce_window")
 def _reduce_window_function_rule(application: Application) -> OpRule:
-    """A reduction by a function: operands and then their initial values, which are scalars."""
+    """A reduction by a function: operands and then their initial values, which are scalars.
+
+    An initial value need not be an identity, and how often it counts is the backend's affair.
+    """
     count = len(application.operands) // 2
     factoring = Factoring()
     before, after = _windowed(
@@ -142,6 +159,7 @@ def _reduce_window_function_rule(application: Application) -> OpRule:
         application.params,
         application.operands[0].shape,
         application.results[0].shape,
+        pads=False,
     )
 
     def local(context: LocalContext, *operands: Any) -> list[Any]:
@@ -271,6 +289,6 @@ def _select_and_scatter_rule(application: Application) -> OpRule:
     """As above, with functions: operand, source and initial value. Windowed dims are whole."""
     factoring = Factoring()
     operand, source = shapes(application.operands[:2])
-    large, small = _windowed(factoring, application.params, operand, source, "whole")
+    large, small = _windowed(factoring, application.params, operand, source, exchanges=False)
     flops = total_size(application.operands) * math.prod(application.params["window_dimensions"])
     return OpRule(factoring.rule([large, small, []], [large]), flops=flops)

@@ -15,13 +15,11 @@ from typing import Any
 
 import numpy as np
 from jax import lax
-from jax.dtypes import extended
-from jax.numpy import issubdtype
 
-from meshwise.rules.contraction import sum_of
 from meshwise.rules.factoring import Dim, Factoring, Kind, shapes
 from meshwise.rules.halo import Fetch, fetch_rows, take_rows
 from meshwise.rules.identity import nothing_like
+from meshwise.rules.indexing import picked
 from meshwise.rules.registry import Application, Exchange, LocalContext, OpRule, register
 from meshwise.rules.window import Reading, Window, all_exchanges, dilate, exchanges, read_rows
 
@@ -84,13 +82,13 @@ def _rev_local(context: LocalContext, operand: Any) -> list[Any]:
 def _slice_rule(application: Application) -> OpRule:
     operand, (result,) = application.operands[0], shapes(application.results)
     strides = application.params["strides"] or (1,) * len(result)
-    picked: Kind = "whole" if issubdtype(operand.dtype, extended) else sum_of(operand.dtype)
     factoring = Factoring()
     before: list[Dim] = []
     after: list[Dim] = []
     for n, m, stride in zip(operand.shape, result, strides, strict=True):
         follows = 1 < m and m * stride * MOST_RATIO >= n
-        before.append(factoring.new(n, None if n == m else "permute" if follows else picked))
+        kind: Kind = None if n == m else "permute" if follows else picked(operand.dtype)
+        before.append(factoring.new(n, kind))
         after.append(before[-1] if n == m or follows else factoring.new(m, "whole"))
     return OpRule(
         factoring.rule([before], [after]),

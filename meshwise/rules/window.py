@@ -18,7 +18,7 @@ import numpy as np
 from jax import lax
 
 from meshwise.ir.mesh import Axes, Mesh
-from meshwise.rules.halo import Fetch, fetch_rows, mask_rows, shard_entry
+from meshwise.rules.halo import MOST_PIECES, Fetch, fetch_rows, mask_rows, shard_entry
 from meshwise.rules.registry import Exchange
 
 
@@ -103,27 +103,25 @@ def exchanges(
 ) -> list[Exchange] | None:
     """What fetching rows of dims of a local array sends, one dim after the other.
 
-    None where one of them would take too many collectives.
+    None where that would take too many collectives.
     """
     sizes = list(shape)
     found = []
     for dim, fetch in fetches:
-        if not fetch.is_compact:
-            return None
         row = math.prod(n for d, n in enumerate(sizes) if d != dim) * itemsize
         found.append(fetch.exchange(row))
         sizes[dim] = fetch.length
-    return found
+    return all_exchanges([found])
 
 
 def all_exchanges(each: Iterable[Sequence[Exchange] | None]) -> list[Exchange] | None:
-    """The exchanges of several operands together; None where one of them cannot be."""
+    """The exchanges of several operands together; None where they are too many collectives."""
     found: list[Exchange] = []
     for own in each:
         if own is None:
             return None
         found += own
-    return found
+    return found if sum(exchange.launches for exchange in found) <= MOST_PIECES else None
 
 
 def read_rows(x: Any, reading: Reading, mesh: Mesh, fill: Any, everywhere: bool = False) -> Any:
@@ -134,10 +132,11 @@ def read_rows(x: Any, reading: Reading, mesh: Mesh, fill: Any, everywhere: bool 
     """
     fetch = reading.fetch
     x = fetch_rows(x, reading.dim, reading.axes, mesh, fetch)
-    beyond = max(fetch.starts) + fetch.length > reading.size
+    size = fetch.size if everywhere else reading.size  # rows after the last one read were not sent
+    beyond = max(fetch.starts) + fetch.length > size
     if reading.reads_outside or (everywhere and (beyond or min(fetch.starts) < 0)):
         first = shard_entry(fetch.starts, reading.axes, mesh)
-        x = mask_rows(x, reading.dim, first, reading.size, fill)
+        x = mask_rows(x, reading.dim, first, size, fill)
     return x
 
 

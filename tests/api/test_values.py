@@ -71,6 +71,21 @@ def test_64_bits_where_they_are_enabled(mesh8):
         assert mw.jit(lambda n: n + 2**40, mesh=mesh8)(1) == 2**40 + 1
 
 
+def test_64_bits_and_positions(mesh2x4):
+    """Positions of slices, windows and rows are of one type, whatever integers are by default."""
+
+    def fn(x):
+        return jnp.roll(x, 3, 0)[1:].at[2:9].set(jnp.cumsum(x[:7], 0)) + x[::-1][1:]
+
+    with jax.enable_x64(True):
+        x = np.random.default_rng(0).normal(size=(13, 9))
+        for ins, outs in ((P(), P("x", "y")), (P("y", "x"), P("x")), (P(("y", "x")), P())):
+            step = mw.jit(fn, mesh=mesh2x4, in_shardings=ins, out_shardings=outs)
+            found = np.asarray(step.partition(x).simulate(x))
+            assert found.dtype == np.float64
+            np.testing.assert_allclose(found, fn(jnp.asarray(x)), rtol=1e-14)
+
+
 DTYPES = ["bool", "uint8", "int4", "int32", "bfloat16", "float8_e4m3fn", "float16", "complex64"]
 
 

@@ -46,6 +46,12 @@ def table() -> dict[str, tuple[Callable[..., Any], str]]:
         "every other column, add": (lambda x, u: x.T.at[:, 1::2].add(u.T),
                                     "transpose transpose pad add"),
         "a row": (lambda x, u: x.at[3].set(u[0]), "slice broadcast_in_dim scatter"),
+        "empty slice of a slice": (lambda x, u: x[:, ::2][:, 9:], None),
+        "multiply complex numbers": (lambda x, u: complex_of(x).at[3:9].multiply(2).real,
+                                     None),
+        "convolution of a crop": (lambda x, u: lax.conv_general_dilated(
+            lax.pad(x[None], np.float32(0), [(0, 0, 0), (0, 0, 0), (-2, -1, 0)]),
+            u[None, :, :3].repeat(2, 1), (1,), "SAME"), None),
         "outside": (lambda x, u: x.at[jnp.arange(6) * 3].add(u), None),
         "reshape of a transpose": (lambda x, u: lax.reshape(x, (27, 4), (1, 0)),
                                    "transpose reshape"),
@@ -59,6 +65,10 @@ def table() -> dict[str, tuple[Callable[..., Any], str]]:
 
 def between(x: jax.Array) -> jax.Array:
     return lax.pad(x, np.float32(0), [(1, 2, 1), (0, 0, 0)])
+
+
+def complex_of(x: jax.Array) -> jax.Array:
+    return lax.complex(jnp.where(x > 1, jnp.inf, x), jnp.zeros_like(x))
 
 
 def values() -> tuple[np.ndarray, np.ndarray]:
