@@ -18,9 +18,9 @@ from meshwise._jax.jaxprs import extended
 # The classes of `jax.Array`s that are no tracers.
 ARRAY_CLASSES = (_xla.ArrayImpl, _prng.PRNGKeyArray)
 
-# Before 0.11 a donated argument that is used again ends the process where there are several
+# Before 0.11.1 a donated argument that is used again ends the process where there are several
 # devices; since then it is an error.
-SURVIVES_DONATED_ARGUMENTS = jax.__version_info__ >= (0, 11)
+SURVIVES_DONATED_ARGUMENTS = jax.__version_info__ >= (0, 11, 1)
 
 
 def register_array(
