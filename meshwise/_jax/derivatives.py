@@ -113,8 +113,8 @@ def _linearize(
     return outs[:count], moving_out, residuals, linearized
 
 
-# Since 0.11 what a rule returns has residuals of two kinds, the second a tree.
-_LINEARIZED_TAKES_A_TREE = jax.__version_info__ >= (0, 11)
+# Since 0.11.1 what a rule returns has residuals of two kinds, the second a tree.
+_LINEARIZED_TAKES_A_TREE = jax.__version_info__ >= (0, 11, 1)
 
 _ad.primitive_linearizations[mw_call_p] = _linearize
 
