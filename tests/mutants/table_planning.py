@@ -13,7 +13,7 @@ RESHARD = (
         "reshard",
         "a slice is taken from the other end",
         "meshwise/reshard/emit.py",
-        "starts[dim] = lax.axis_index(part.axes) * sizes[dim]",
+        "starts[dim] = lax.axis_index(part.axes) * np.int32(sizes[dim])",
         "starts[dim] = x.shape[dim] - (lax.axis_index(part.axes) + 1) * sizes[dim]",
         ("tests/reshard/test_values.py",),
     ),

@@ -37,6 +37,7 @@ class Case:
     timid: factor (by letter) -> why it is whole although a naive split is right.
     unclaimed: operands -> why a sum may not pass although it would.
     tolerance: relative, where it is not a few roundings of the result's dtype.
+    slow: its splits are left out of the default suite, as others there are like it.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Case:
     timid: str = ""
     unclaimed: str = ""
     tolerance: float = 0.0
+    slow: bool = False
 
     def values(self) -> list[Any]:
         """Random arguments, the same in every run."""
