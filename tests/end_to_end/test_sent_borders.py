@@ -125,7 +125,8 @@ WINDOWS = [
         gradients(lambda x: nn.avg_pool(x, (3, 3), (2, 2), "SAME"), 0), (PICTURE, (2, 32, 8, 4)),
         (IMAGE, IMAGE), IMAGE, [hop(2, 1, 8, 4)]),
     Row("conv of a pad", lambda x, w: SAME(jnp.pad(x, ((0, 0), (2, 1), (0, 0), (0, 0))), w),
-        (PICTURE, KERNEL), (IMAGE, NONE), IMAGE, [hop(2, 1, 16, 4), hop(2, 1, 16, 4), hop(2, 5, 16, 4)]),
+        (PICTURE, KERNEL), (IMAGE, NONE), IMAGE,
+        [hop(2, 1, 16, 4), hop(2, 1, 16, 4), hop(2, 5, 16, 4)]),
 ]  # fmt: skip
 
 BORDERS = [
