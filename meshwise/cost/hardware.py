@@ -4,16 +4,23 @@ A figure is for one device (a chip), in both directions of use: `link_bytes_per_
 device can send to the rest of its group in a ring collective.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+# What a name costs that is not listed: as another, or nothing.
+_LIKE = {"round": "ppermute", "minor all_gather": "all_gather", "slice": None}
 
 
 @dataclass(frozen=True)
 class Hardware:
     """What one device does in a second, and what it takes to start a collective.
 
-    `launch_s` is the time a collective takes before its first byte. `byte_factors` lists kinds of
-    collectives (by JAX's name) whose bytes take longer than the link says, and how many times:
-    `(("all_to_all", 5.0),)`. Kinds that are not listed count once.
+    `launch_s` is the time a collective takes before its first byte, `round_s` that of one of the
+    rounds in which pieces travel, with the cutting and writing of the piece. `byte_factors` lists
+    kinds of collectives (by JAX's name) whose bytes take longer than the link says, and how many
+    times: `(("all_to_all", 5.0),)`. Kinds that are not listed count once. Three more names are
+    known: "round" is a byte of a piece that is cut, sent and written (as "ppermute" where not
+    listed); "minor all_gather" one of an all_gather of a dim that is not the leading one, which
+    must be put in order afterwards (as "all_gather"); "slice" a byte that is only copied (free).
     """
 
     name: str
@@ -23,10 +30,14 @@ class Hardware:
     memory_bytes_per_s: float
     source: str
     byte_factors: tuple[tuple[str, float], ...] = ()
+    round_s: float | None = None
 
     def byte_factor(self, kind: str) -> float:
         """How many times longer than the link says a byte of this kind of collective takes."""
-        return dict(self.byte_factors).get(kind, 1.0)
+        listed = dict(self.byte_factors)
+        if kind in listed or kind not in _LIKE:
+            return listed.get(kind, 1.0)
+        return 0.0 if _LIKE[kind] is None else listed.get(_LIKE[kind], 1.0)
 
 
 # To compare designs by wire bytes where nothing is known of the machine. A launch costs as much as
@@ -35,7 +46,8 @@ class Hardware:
 # and the choice must be the one that is right at full size. It is still more than nothing, so that
 # of two plans with the same bytes the one with fewer collectives wins. A reduce_scatter and an
 # all_gather after it take a little longer than the all_reduce of the same bytes (measured on CPU:
-# 13 ms against 12 ms), so that one is split only where that saves something.
+# 13 ms against 12 ms), so that one is split only where that saves something. A round of pieces
+# adds half a dozen equations to the program, and must save more than a launch to be worth them.
 GENERIC = Hardware(
     name="generic",
     link_bytes_per_s=100e9,
@@ -43,7 +55,17 @@ GENERIC = Hardware(
     flops_per_s=100e12,
     memory_bytes_per_s=1e12,
     source="round figures; the launch time is the time of 32 bytes, see the comment",
+    round_s=512 / 100e9,
     byte_factors=(("all_gather", 1.02), ("reduce_scatter", 1.02)),
+)
+
+# Fewest bytes, then fewest launches: as `GENERIC` for arrays so large that launches take no time.
+LARGE_ARRAYS = replace(
+    GENERIC,
+    name="generic, for large arrays",
+    launch_s=1 / 100e9,
+    round_s=1 / 100e9,
+    source="GENERIC with the launch time of one byte",
 )
 
 TPU_V5E = Hardware(

@@ -71,13 +71,18 @@ class Naming:
 
 def prices_of(hardware: Hardware) -> Prices:
     """Prices in bytes of the plain link."""
+    launch_s, rate = hardware.launch_s, hardware.link_bytes_per_s
     return Prices(
-        hardware.launch_s * hardware.link_bytes_per_s,
+        launch_s * rate,
+        (launch_s if hardware.round_s is None else hardware.round_s) * rate,
         all_gather=hardware.byte_factor("all_gather"),
         all_to_all=hardware.byte_factor("all_to_all"),
         permute=hardware.byte_factor("ppermute"),
         reduce_scatter=hardware.byte_factor("reduce_scatter"),
         all_reduce=hardware.byte_factor("all_reduce"),
+        round=hardware.byte_factor("round"),
+        minor_all_gather=hardware.byte_factor("minor all_gather"),
+        slice=hardware.byte_factor("slice"),
     )
 
 
@@ -151,12 +156,17 @@ def _number(
     def ids(axes: Axes) -> tuple[int, ...]:
         return tuple(id_of[a] for a in axes if a in id_of)
 
-    kept, folded = [], itemsize
+    kept, folded, before, between = [], itemsize, [], 1
     for d, size in enumerate(ends.shape):
         if ends.source[d] or ends.target[d] or (size > 1 and any(size % g == 0 for g in sizes)):
             kept.append(d)
+            before.append(between)
+            between = 1
         else:
             folded *= size
+            between *= size
+    if prices.minor_all_gather == prices.all_gather:
+        before = [1] * len(kept)  # it makes no difference, so that more problems are alike
     problem = Problem(
         sizes,
         tuple(ends.shape[d] for d in kept),
@@ -167,6 +177,7 @@ def _number(
         gathers_terms,
         idle,
         prices,
+        tuple(before),
     )
     return problem, Naming(groups, tuple(kept), ends)
 

@@ -16,8 +16,10 @@ from jax import lax
 
 from meshwise.ir.mesh import Axes, Mesh
 from meshwise.ir.sharding import Reduction, local_shape
+from meshwise.reshard.exchange import apply_rounds
 from meshwise.reshard.permute import permute_pairs
 from meshwise.reshard.plan import Part, ReshardPlan, Step, StepKind
+from meshwise.reshard.tiles import tiles_over
 from meshwise.rules.halo import fetch_rows, realignment
 
 
@@ -73,6 +75,12 @@ def _all_to_all(x: jax.Array, step: Step, plan: ReshardPlan, mesh: Mesh) -> jax.
 def _permute(x: jax.Array, step: Step, plan: ReshardPlan, mesh: Mesh) -> jax.Array:
     axes = mesh.permute_order(step.axes)
     return lax.ppermute(x, axes, permute_pairs(step.source.dims, step.target.dims, axes, mesh))
+
+
+def _rounds(x: jax.Array, step: Step, plan: ReshardPlan, mesh: Mesh) -> jax.Array:
+    ends = (step.source, step.source_shape), (step.target, step.target_shape)
+    source, target = (tiles_over(step.axes, plan.shape, block, s, mesh) for s, block in ends)
+    return apply_rounds(x, step.rounds, source, target, step.axes, mesh)
 
 
 def _realign(x: jax.Array, step: Step, plan: ReshardPlan, mesh: Mesh) -> jax.Array:
@@ -218,6 +226,7 @@ _EMIT: Mapping[StepKind, Callable[[jax.Array, Step, ReshardPlan, Mesh], jax.Arra
     StepKind.ALL_GATHER: _all_gather,
     StepKind.ALL_TO_ALL: _all_to_all,
     StepKind.PERMUTE: _permute,
+    StepKind.ROUNDS: _rounds,
     StepKind.REALIGN: _realign,
     StepKind.REDUCE_SCATTER: _reduce_scatter,
     StepKind.ALL_REDUCE: _all_reduce,

@@ -81,7 +81,7 @@ class Moves:
             [c if axes else n for c, axes, n in zip(blocks, dims, padded, strict=True)]
             for dims, blocks in ((p.source, self.start[1]), (p.target, self.target_blocks))
         ]
-        return max(map(self._bytes, local))
+        return max(map(self.local_bytes, local))
 
     def is_end(self, state: State) -> bool:
         """Whether a state is the target."""
@@ -106,9 +106,10 @@ class Moves:
         if missing <= 0:
             return 0.0
         # Only an all_gather makes arrays larger, one byte for each that it sends.
-        gathered = 0.0 if terms else max(self._wanted_bytes - self._bytes(blocks), 0)
-        dearer = gathered * (p.prices.all_gather - self._least_price)
-        launch = 0.0 if chain else p.prices.launch
+        gathered = 0.0 if terms else max(self._wanted_bytes - self.local_bytes(blocks), 0)
+        gather_price = min(p.prices.all_gather, p.prices.minor_all_gather, p.prices.round)
+        dearer = gathered * (gather_price - self._least_price)
+        launch = 0.0 if chain else min(p.prices.launch, p.prices.round_launch)
         return missing * self._least_price + dearer + launch
 
     def moves(self, state: State) -> Iterator[Move]:
@@ -127,13 +128,14 @@ class Moves:
     def _slices(self, state: State, free: Ids) -> Iterator[Move]:
         dims, blocks, terms, chain = state
         kind = StepKind.SLICE
-        local = self._bytes(blocks)
+        local = self.local_bytes(blocks)
         for axis in free:
             for dim in self._gaining_dims(dims, axis):
                 for block in self._splits(state, dim, self.problem.sizes[axis]):
                     new = _append(dims, dim, axis), _put(blocks, dim, block), terms, kind
                     part = (axis,), None, dim
-                    yield Move(kind, (part,), new, 0.0, local, chain is kind)
+                    cost = self.local_bytes(new[1]) * self.problem.prices.slice
+                    yield Move(kind, (part,), new, cost, local, chain is kind)
 
     def _gathers(self, state: State) -> Iterator[Move]:
         dims, blocks, terms, chain = state
@@ -144,14 +146,20 @@ class Moves:
             for kept in range(len(axes)):
                 lost = axes[kept:]
                 block = blocks[dim] * self._size(lost)
-                out = self._bytes(_put(blocks, dim, block))
-                sent = out - self._bytes(blocks)
+                out = self.local_bytes(_put(blocks, dim, block))
+                sent = out - self.local_bytes(blocks)
                 whole = block if kept else self.problem.shape[dim]
                 # After a cut of padding a joined gather would send the padding too.
                 next_chain = kind if whole == block else None
                 new = _put(dims, dim, axes[:kept]), _put(blocks, dim, whole), terms, next_chain
-                cost = launch + sent * self.problem.prices.all_gather
+                cost = launch + sent * self._gather_price(blocks, dim)
                 yield Move(kind, ((lost, dim, None),), new, cost, out, joins)
+
+    def _gather_price(self, blocks: Ids, dim: int) -> float:
+        """Of a byte: more where rows of other dims come between what the devices hold."""
+        p = self.problem
+        is_leading = math.prod(blocks[:dim]) * math.prod(p.before[: dim + 1]) == 1
+        return p.prices.all_gather if is_leading else p.prices.minor_all_gather
 
     def _exchanges(self, state: State) -> Iterator[Move]:
         dims, blocks, terms, _ = state
@@ -170,7 +178,7 @@ class Moves:
                     after[dim] *= size
                     if not new_dims[dim]:
                         after[dim] = p.shape[dim]
-                operand = self._bytes(padded)
+                operand = self.local_bytes(padded)
                 cost = p.prices.launch + operand * (1 - 1 / group) * p.prices.all_to_all
                 new = new_dims, tuple(after), terms, None
                 yield Move(StepKind.ALL_TO_ALL, parts, new, cost, operand)
@@ -178,7 +186,7 @@ class Moves:
     def _permutes(self, state: State, free: Ids) -> Iterator[Move]:
         dims, blocks, terms, _ = state
         p = self.problem
-        local = self._bytes(blocks)
+        local = self.local_bytes(blocks)
         cost = p.prices.launch + local * p.prices.permute
         options = arrangements(dims, free, p.sizes, p.target if self._is_narrow else None)
         for new_dims in options:
@@ -192,7 +200,7 @@ class Moves:
         for dim, axes in enumerate(dims):
             if not axes:
                 continue
-            rest = self._bytes(_put(blocks, dim, 1))
+            rest = self.local_bytes(_put(blocks, dim, 1))
             shards = self._size(axes)
             for block in () if self.even_dims[dim] else self._blocks(dim, shards):
                 if block == blocks[dim]:
@@ -212,7 +220,7 @@ class Moves:
             group = p.sizes[axis]
             for dim in self._gaining_dims(dims, axis):
                 for block in self._splits(state, dim, group):
-                    operand = self._bytes(_put(blocks, dim, block * group))
+                    operand = self.local_bytes(_put(blocks, dim, block * group))
                     # To pad in a joined one would pad what the first sends.
                     joins = chain is kind and block * group == blocks[dim]
                     launch = 0.0 if joins else p.prices.launch
@@ -223,7 +231,7 @@ class Moves:
     def _all_reduces(self, state: State) -> Iterator[Move]:
         dims, blocks, terms, _ = state
         p = self.problem
-        local = self._bytes(blocks)
+        local = self.local_bytes(blocks)
         least = max(1, len(terms) - 1) if self._is_narrow else 1
         for count in range(least, len(terms) + 1):
             for axes in combinations(terms, count):
@@ -330,13 +338,13 @@ class Moves:
 
     @cached_property
     def _total_bytes(self) -> int:
-        return self._bytes(self.problem.shape)
+        return self.local_bytes(self.problem.shape)
 
     @cached_property
     def _wanted_bytes(self) -> int:
         """Rows of the first device's target shard; no padding."""
         pairs = zip(self.target_blocks, self.problem.shape, strict=True)
-        return self._bytes([min(block, n) for block, n in pairs])
+        return self.local_bytes([min(block, n) for block, n in pairs])
 
     @cached_property
     def _least_price(self) -> float:
@@ -353,7 +361,8 @@ class Moves:
             total *= sizes[axis]
         return total
 
-    def _bytes(self, blocks: Sequence[int]) -> int:
+    def local_bytes(self, blocks: Sequence[int]) -> int:
+        """Bytes of a local array."""
         return math.prod(blocks) * self.problem.itemsize
 
 

@@ -6,6 +6,7 @@ from enum import StrEnum
 from meshwise.ir.collectives import CollectiveKind
 from meshwise.ir.mesh import Axes
 from meshwise.ir.sharding import Sharding
+from meshwise.reshard.rounds import Round
 
 
 class StepKind(StrEnum):
@@ -15,6 +16,7 @@ class StepKind(StrEnum):
     - ALL_GATHER: the minor axes of a dim are gathered.
     - ALL_TO_ALL: the minor axes of a dim move to be the minor axes of another.
     - PERMUTE: shards of equal size change places.
+    - ROUNDS: each device fetches its new shard, piece by piece, straight from those who hold it.
     - REALIGN: the rows of an uneven dim move to the neighbours, to shards of another size.
     - REDUCE_SCATTER: unreduced axes are reduced, and become the minor axes of a dim.
     - ALL_REDUCE: unreduced axes are reduced.
@@ -24,6 +26,7 @@ class StepKind(StrEnum):
     ALL_GATHER = "all_gather"
     ALL_TO_ALL = "all_to_all"
     PERMUTE = "ppermute"
+    ROUNDS = "rounds"
     REALIGN = "realign"
     REDUCE_SCATTER = "reduce_scatter"
     ALL_REDUCE = "all_reduce"
@@ -33,7 +36,9 @@ class StepKind(StrEnum):
         """The collective it runs, None where nothing is sent."""
         if self is StepKind.SLICE:
             return None
-        return CollectiveKind("ppermute" if self is StepKind.REALIGN else self.value)
+        if self in (StepKind.ROUNDS, StepKind.REALIGN):
+            return CollectiveKind.PERMUTE
+        return CollectiveKind(self.value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +46,7 @@ class Part:
     """Axes that one step takes away from a dim, adds to a dim, or both.
 
     `dim` loses the axes and `to_dim` gains them. SLICE and REDUCE_SCATTER have only `to_dim`,
-    ALL_GATHER and REALIGN only `dim`, ALL_REDUCE and PERMUTE neither.
+    ALL_GATHER and REALIGN only `dim`, ALL_REDUCE, PERMUTE and ROUNDS neither.
     """
 
     axes: Axes
@@ -54,7 +59,8 @@ class Step:
     """One collective (or slice) on the local array, over all its parts at once.
 
     `source_shape` and `target_shape` are local, before and after; the tail of an uneven dim is
-    padding. `wire_bytes` are those of one device.
+    padding. `wire_bytes` are those of one device. `rounds`, of ROUNDS alone, number the devices
+    over `axes` and count indices in the shard that the axes common to both ends cut out.
     """
 
     kind: StepKind
@@ -65,6 +71,7 @@ class Step:
     target_shape: tuple[int, ...]
     wire_bytes: float
     launches: int
+    rounds: tuple[Round, ...] = ()
 
     @property
     def axes(self) -> Axes:

@@ -13,17 +13,22 @@ class Prices:
     """What a launch and a byte of each kind cost, in bytes of the plain link."""
 
     launch: float
+    round_launch: float
     all_gather: float = 1.0
     all_to_all: float = 1.0
     permute: float = 1.0
     reduce_scatter: float = 1.0
     all_reduce: float = 1.0
+    round: float = 1.0
+    minor_all_gather: float = 1.0
+    slice: float = 0.0
 
     @property
     def least(self) -> float:
         """The least that a byte costs in any collective."""
-        kinds = (self.all_gather, self.all_to_all, self.permute)
-        return min(*kinds, self.reduce_scatter, self.all_reduce)
+        gathers = (self.all_gather, self.minor_all_gather)
+        moves = (self.all_to_all, self.permute, self.round)
+        return min(*gathers, *moves, self.reduce_scatter, self.all_reduce)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +37,8 @@ class Problem:
 
     `gathers_terms` says that no collective reduces by the wanted operator (a product): an
     all_reduce then gathers all terms. `idle` is the product of the axes that are left out of the
-    search; the bound holds for it too.
+    search; the bound holds for it too. `before` is, for each dim, the size of the dims left out
+    that stand between it and the dim before.
     """
 
     sizes: Ids
@@ -44,3 +50,4 @@ class Problem:
     gathers_terms: bool
     idle: int
     prices: Prices
+    before: Ids

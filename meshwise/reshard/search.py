@@ -5,14 +5,14 @@
 over `x`: 512 of the 4,096 elements are sent, where gathering first would send 2,048.
 
 Memory law: the peak is at most the larger of the source and target shard whenever a plan within
-it exists. It does where all dims divide evenly; a gathered uneven dim holds its padding for a
-moment.
+it exists; a gathered uneven dim may hold its padding for a moment, unless `max_bytes` forbids it.
 """
 
 import heapq
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 
 from meshwise.cost.hardware import Hardware
 from meshwise.ir.collectives import CollectiveKind, wire_bytes
@@ -22,6 +22,9 @@ from meshwise.reshard.canonical import Naming, levels
 from meshwise.reshard.moves import Move, Moves, State
 from meshwise.reshard.plan import Part, ReshardPlan, Step, StepKind
 from meshwise.reshard.problem import Problem
+from meshwise.reshard.rounds import plan_rounds
+from meshwise.reshard.straight import straight_moves
+from meshwise.reshard.tiles import tiles_over
 from meshwise.rules.halo import realignment
 
 # Costs are sums of bytes; two that differ by less than this part of one another are equal.
@@ -30,6 +33,8 @@ _ROUNDING = 1e-9
 # A plan this close to the lower bound is final: finer groups of axes are not tried. Not closer,
 # as the bound prices every byte as the cheapest kind does.
 _CLOSE = 1.03
+
+_REDUCTIONS = (StepKind.REDUCE_SCATTER, StepKind.ALL_REDUCE)
 
 
 def plan_reshard(
@@ -64,7 +69,9 @@ def reshard_cost(
     if source == target:
         return 0.0
     _check(shape, source, target)
-    if 0 in shape or _is_slice(shape, mesh, source, target):
+    if 0 in shape:
+        return 0.0
+    if not hardware.byte_factor("slice") and _is_slice(shape, mesh, source, target):
         return 0.0
     path, _ = _best(shape, itemsize, mesh, source, target, hardware, None)
     return path.cost / hardware.link_bytes_per_s
@@ -129,8 +136,7 @@ def _best(
 
 def _rank(path: Path, problem: Problem, max_bytes: int | None) -> tuple[float, float, int]:
     """Order of preference: within the memory allowed, then cost, then fewer moves."""
-    allowed = Moves(problem).end_bytes if max_bytes is None else max_bytes
-    excess = max(path.peak_bytes - allowed, 0)
+    excess = max(path.peak_bytes - _allowed(Moves(problem), max_bytes), 0)
     return excess, round(path.cost, 3), len(path.moves)
 
 
@@ -138,26 +144,42 @@ def _rank(path: Path, problem: Problem, max_bytes: int | None) -> tuple[float, f
 def solve(problem: Problem, max_bytes: int | None = None) -> tuple[Path, bool]:
     """The cheapest path of a canonical problem, and whether it meets the lower bound.
 
-    Without `max_bytes` the path keeps the memory law, or else allows for the padding of a gathered
-    dim; with it, it fits in so much. Where there is no such path, it is one of least peak.
+    Without `max_bytes` the path keeps the memory law, with the padding of a gathered dim; with it,
+    it fits in so much. Where there is no such path, it is one of least peak.
     """
     moves = Moves(problem)
-    path = shortest_path(moves, math.inf)
+    path = _cheapest(moves, math.inf)
     assert path is not None, f"no path: {problem}"
-    if max_bytes is None:
-        caps = (moves.end_bytes, moves.padded_end_bytes)
-    else:
-        caps = (max_bytes,)
-    if path.peak_bytes > caps[0]:
-        fitting = (shortest_path(moves, cap) for cap in caps)
-        path = next(filter(None, fitting), None) or shortest_path(moves, least_peak(moves)) or path
-    allowed = moves.end_bytes if max_bytes is None else max_bytes
-    meets_bound = path.cost <= moves.bound(moves.start) * _CLOSE
-    return path, meets_bound and path.peak_bytes <= allowed
+    allowed = _allowed(moves, max_bytes)
+    if path.peak_bytes > allowed:
+        path = _cheapest(moves, allowed) or _cheapest(moves, least_peak(moves)) or path
+    return path, _is_close(path, moves) and path.peak_bytes <= allowed
 
 
-def shortest_path(moves: Moves, cap: float) -> Path | None:
-    """A* from source to target through arrays of at most `cap` bytes; None where there is none."""
+def _allowed(moves: Moves, max_bytes: int | None) -> int:
+    return moves.padded_end_bytes if max_bytes is None else max_bytes
+
+
+def _cheapest(moves: Moves, cap: float) -> Path | None:
+    """The cheapest path within a cap; rounds are looked at where collectives alone leave room."""
+    path = shortest_path(moves, cap)
+    if path is None:
+        return shortest_path(moves, cap, below=math.inf)
+    if _is_close(path, moves):
+        return path
+    return shortest_path(moves, cap, below=path.cost * (1 - _ROUNDING)) or path
+
+
+def _is_close(path: Path, moves: Moves) -> bool:
+    return path.cost <= moves.bound(moves.start) * _CLOSE
+
+
+def shortest_path(moves: Moves, cap: float, below: float | None = None) -> Path | None:
+    """A* from source to target through arrays of at most `cap` bytes; None where there is none.
+
+    With `below` only paths that cost less, and those with rounds too. Rounds cut what they need
+    of what devices hold, so they come first, or straight after the reduction.
+    """
     start = moves.start
     costs: dict[State, float] = {start: 0.0}
     came: dict[State, tuple[State, Move]] = {}
@@ -168,17 +190,23 @@ def shortest_path(moves: Moves, cap: float) -> Path | None:
         cost = costs[state]
         if moves.is_end(state):
             return _trace_back(moves, state, cost, came)
-        for move in moves.moves(state):
+        options = moves.moves(state)
+        reduces = state in came and came[state][1].kind in _REDUCTIONS
+        if below is not None and (state == start or reduces):
+            options = chain(options, straight_moves(moves, state, below - cost))
+        for move in options:
             if move.peak_bytes > cap:
                 continue
             new_cost = cost + move.cost
             known = costs.get(move.state)
             if known is not None and new_cost >= known * (1 - _ROUNDING):
                 continue
+            rank = new_cost + moves.bound(move.state)
+            if below is not None and rank >= below:
+                continue
             costs[move.state] = new_cost
             came[move.state] = state, move
             count += 1
-            rank = new_cost + moves.bound(move.state)
             heapq.heappush(queue, (rank, length + 1, count, move.state))
     return None
 
@@ -268,6 +296,16 @@ def _step(
         fetch = realignment(global_shape[dim], shards, before[dim], after[dim])
         sent = fetch.exchange(operand // before[dim])
         return Step(kind, parts, source, target, before, after, sent.wire_bytes, sent.launches)
+    if kind is StepKind.ROUNDS:
+        axes = parts[0].axes
+        ends = (
+            tiles_over(axes, global_shape, b, s, mesh)
+            for s, b in ((source, before), (target, after))
+        )
+        rounds = plan_rounds(*ends)
+        assert rounds is not None, "the search has found them"
+        sizes = [math.prod(r.shape) * itemsize for r in rounds if r.is_sent]
+        return Step(kind, parts, source, target, before, after, sum(sizes), len(sizes), rounds)
     if kind in (StepKind.ALL_TO_ALL, StepKind.REDUCE_SCATTER):
         padded = list(before)
         for part in parts:

@@ -1,0 +1,61 @@
+"""Moves in rounds: from what a device holds straight to the target, or to just before it.
+
+All shardings that one all_gather makes the target of are tried: an all_gather of whole shards is
+one launch, where rounds would take one for each.
+"""
+
+import math
+from collections.abc import Iterator
+
+from meshwise.reshard.moves import Move, Moves, State
+from meshwise.reshard.places import DimIds, Ids
+from meshwise.reshard.plan import StepKind
+from meshwise.reshard.problem import Problem
+from meshwise.reshard.rounds import MOST_DEVICES, plan_rounds
+from meshwise.reshard.tiles import Tiles, received_bytes, tiles_of
+
+
+def straight_moves(moves: Moves, state: State, below: float) -> Iterator[Move]:
+    """Moves in rounds; those are left out that with what must follow would cost `below` or more."""
+    dims, blocks, terms, _ = state
+    p = moves.problem
+    if terms or math.prod(p.sizes) > MOST_DEVICES:
+        return
+    source = _tiles(p, dims, blocks)
+    for new_dims, new_blocks in _before_gathers(moves):
+        target = _tiles(p, new_dims, new_blocks)
+        new = new_dims, new_blocks, (), None
+        least = received_bytes(source, target, p.itemsize) * p.prices.round
+        if least + moves.bound(new) + p.prices.round_launch >= below:
+            continue
+        sent = [moves.local_bytes(r.shape) for r in plan_rounds(source, target) or () if r.is_sent]
+        if sent:
+            cost = len(sent) * p.prices.round_launch + sum(sent) * p.prices.round
+            peak = max(moves.local_bytes(blocks), moves.local_bytes(new_blocks))
+            parts = ((tuple(range(len(p.sizes))), None, None),)
+            yield Move(StepKind.ROUNDS, parts, new, cost, peak)
+
+
+def _before_gathers(moves: Moves) -> list[tuple[DimIds, Ids]]:
+    """The target, and those that become it by one all_gather of axes that it does not use."""
+    p = moves.problem
+    found = [(p.target, moves.target_blocks)]
+    used = {axis for axes in p.target for axis in axes}
+    extra = [axis for axis in range(len(p.sizes)) if axis not in used]
+    for dims, blocks in found:
+        for axis in extra:
+            if any(axis in axes for axes in dims):
+                continue
+            for dim, axes in enumerate(dims):
+                block, left = divmod(blocks[dim], p.sizes[axis])
+                if left and (axes or moves.even_dims[dim]):
+                    continue
+                after = (*dims[:dim], (*axes, axis), *dims[dim + 1 :])
+                new = after, (*blocks[:dim], block + bool(left), *blocks[dim + 1 :])
+                if new not in found:
+                    found.append(new)
+    return found
+
+
+def _tiles(problem: Problem, dims: DimIds, blocks: Ids) -> Tiles:
+    return tiles_of(problem.shape, blocks, dims, dict(enumerate(problem.sizes)))

@@ -1,0 +1,82 @@
+"""Which box of an array each device holds."""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+
+import numpy as np
+
+from meshwise.ir.mesh import Axes, Mesh
+from meshwise.ir.sharding import Sharding
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """The tile of an array that each device holds: `block` from `starts[device]` on.
+
+    What lies beyond the array's `shape` is padding. `starts` is None for a device that holds none.
+    """
+
+    shape: tuple[int, ...]
+    block: tuple[int, ...]
+    starts: tuple[tuple[int, ...] | None, ...]
+
+    @cached_property
+    def lows(self) -> np.ndarray:
+        """First index of each device's tile: [devices, rank]; the end of the array for none."""
+        rows = [self.shape if start is None else start for start in self.starts]
+        return np.array(rows, np.int64).reshape(len(rows), len(self.shape))
+
+    @cached_property
+    def highs(self) -> np.ndarray:
+        """The index after the last of each device's tile, padding left out: [devices, rank]."""
+        return np.minimum(self.lows + np.array(self.block, np.int64), np.array(self.shape))
+
+
+def tiles_of(
+    shape: Sequence[int],
+    block: Sequence[int],
+    dims: Sequence[Sequence[Hashable]],
+    sizes: Mapping[Hashable, int],
+) -> Tiles:
+    """Tiles of a sharding: `dims` lists the axes of each dim, `sizes` all axes, major to minor.
+
+    >>> tiles_of((8,), (4,), [["x"]], {"x": 2, "y": 2}).starts
+    ((0,), (0,), (4,), (4,))
+    """
+    place = {axis: i for i, axis in enumerate(sizes)}
+    starts = []
+    for index in product(*map(range, sizes.values())):
+        start = []
+        for axes, size in zip(dims, block, strict=True):
+            shard = 0
+            for axis in axes:
+                shard = shard * sizes[axis] + index[place[axis]]
+            start.append(shard * size)
+        starts.append(tuple(start))
+    return Tiles(tuple(shape), tuple(block), tuple(starts))
+
+
+def tiles_over(
+    axes: Axes, shape: Sequence[int], block: Sequence[int], sharding: Sharding, mesh: Mesh
+) -> Tiles:
+    """Tiles over some axes of the shard that the other axes of a sharding cut out."""
+    whole = [
+        -(-n // mesh.size(a for a in dim if a not in axes))
+        for n, dim in zip(shape, sharding.dims, strict=True)
+    ]
+    dims = [[a for a in dim if a in axes] for dim in sharding.dims]
+    return tiles_of(whole, block, dims, {axis: mesh.axis_size[axis] for axis in axes})
+
+
+def received_bytes(source: Tiles, target: Tiles, itemsize: int) -> int:
+    """The least that the device which lacks most must receive: what no reshard goes below."""
+    missing = _volumes(target.lows, target.highs) - _volumes(
+        np.maximum(source.lows, target.lows), np.minimum(source.highs, target.highs)
+    )
+    return int(missing.max(initial=0)) * itemsize
+
+
+def _volumes(lows: np.ndarray, highs: np.ndarray) -> np.ndarray:
+    return np.prod(np.maximum(highs - lows, 0), axis=-1)
