@@ -4,10 +4,13 @@ from meshwise.api.extend import register_rule as register_rule
 from meshwise.api.jit import jit as jit
 from meshwise.api.jit import shard as shard
 from meshwise.api.like import like as like
+from meshwise.api.reshard import reshard as reshard
+from meshwise.api.reshard import reshard_plan as reshard_plan
 from meshwise.api.spmd_program import SpmdProgram as SpmdProgram
 from meshwise.errors import ArgumentError as ArgumentError
 from meshwise.errors import DeletedArrayError as DeletedArrayError
 from meshwise.errors import HintError as HintError
+from meshwise.errors import MemoryLimitError as MemoryLimitError
 from meshwise.errors import MeshError as MeshError
 from meshwise.errors import MeshwiseError as MeshwiseError
 from meshwise.errors import MissingRuleError as MissingRuleError
@@ -21,6 +24,7 @@ __all__ = [
     "ArgumentError",
     "DeletedArrayError",
     "HintError",
+    "MemoryLimitError",
     "MeshError",
     "MeshwiseError",
     "MissingRuleError",
@@ -33,5 +37,7 @@ __all__ = [
     "jit",
     "like",
     "register_rule",
+    "reshard",
+    "reshard_plan",
     "shard",
 ]

@@ -65,6 +65,13 @@ class RuleError(MeshwiseError, ValueError):
     """An operator's rule does not fit its operands, or is registered twice."""
 
 
+class MemoryLimitError(MeshwiseError, ValueError):
+    """No way to reshard an array fits in `max_bytes` on each device.
+
+    The largest array that a device holds on the way counts, its shards before and after included.
+    """
+
+
 def message(asked: str, offenders: Iterable[str], rule: str, way_out: str) -> str:
     """Compose the text of an error: what was asked, each offender, the rule, the way out."""
     offenders = list(offenders)

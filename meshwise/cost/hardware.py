@@ -6,8 +6,8 @@ device can send to the rest of its group in a ring collective.
 
 from dataclasses import dataclass, replace
 
-# What a name costs that is not listed: as another, or nothing.
-_LIKE = {"round": "ppermute", "minor all_gather": "all_gather", "slice": None}
+# What a name costs that is not listed: as another.
+_LIKE = {"round": "ppermute", "minor all_gather": "all_gather"}
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class Hardware:
     def byte_factor(self, kind: str) -> float:
         """How many times longer than the link says a byte of this kind of collective takes."""
         listed = dict(self.byte_factors)
-        if kind in listed or kind not in _LIKE:
-            return listed.get(kind, 1.0)
-        return 0.0 if _LIKE[kind] is None else listed.get(_LIKE[kind], 1.0)
+        if kind == "slice":
+            return listed.get(kind, 0.0)
+        return listed.get(kind, listed.get(_LIKE.get(kind, kind), 1.0))
 
 
 # To compare designs by wire bytes where nothing is known of the machine. A launch costs as much as

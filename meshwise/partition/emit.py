@@ -50,7 +50,7 @@ class _Walk:
     """The state of one emission: copies of values that exist, and reductions that may be shared.
 
     `waiting` holds, by (axes, operator, dtype), the reductions of values that exist already and
-    will be wanted later.
+    will be wanted later; `most_bytes` what a device may hold of a value while it is resharded.
     """
 
     plan: Plan
@@ -62,6 +62,7 @@ class _Walk:
         default_factory=lambda: defaultdict(list)
     )
     reasons: list[Reason] = field(default_factory=list)
+    most_bytes: dict[Var, int] = field(default_factory=dict)
 
 
 def emit(plan: Plan, hardware: Hardware) -> tuple[ClosedJaxpr, list[Reason]]:
@@ -72,6 +73,9 @@ def emit(plan: Plan, hardware: Hardware) -> tuple[ClosedJaxpr, list[Reason]]:
         walk.sources.update({(var, target): source for source, target in edges})
     for index, eqn in enumerate(program.equations):
         walk.makers.update(dict.fromkeys(eqn.outvars, index))
+        limit = eqn.params.get("max_bytes") if eqn.primitive is _jax.hint_p else None
+        if limit is not None and isinstance(var := eqn.invars[0], Var):
+            walk.most_bytes[var] = min(limit, walk.most_bytes.get(var, limit))
 
     def per_device(*args: Any) -> list[Any]:
         return _run(walk, args)
@@ -202,7 +206,8 @@ def _strategy_for(rule: FactorRule, result: int, sharding: Sharding) -> Strategy
 def _reshard(walk: _Walk, var: Var, edge: Edge, array: Any, user: JaxprEqn | None) -> Any:
     mesh = walk.plan.program.mesh
     source, target = edge
-    steps = plan_reshard(shape_of(var), itemsize_of(var), mesh, source, target, walk.hardware)
+    what = shape_of(var), itemsize_of(var), mesh, source, target, walk.hardware
+    steps = plan_reshard(*what, walk.most_bytes.get(var))
     if not any(step.kind is not StepKind.SLICE for step in steps.steps):
         return apply_steps(array, steps, mesh)
     with _reason(walk, [(var, edge)], user):

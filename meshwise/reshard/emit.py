@@ -16,7 +16,7 @@ from jax import lax
 
 from meshwise.ir.mesh import Axes, Mesh
 from meshwise.ir.sharding import Reduction, local_shape
-from meshwise.reshard.exchange import apply_rounds
+from meshwise.reshard.exchange import Parcel, apply_rounds
 from meshwise.reshard.permute import permute_pairs
 from meshwise.reshard.plan import Part, ReshardPlan, Step, StepKind
 from meshwise.reshard.tiles import tiles_over
@@ -80,7 +80,7 @@ def _permute(x: jax.Array, step: Step, plan: ReshardPlan, mesh: Mesh) -> jax.Arr
 def _rounds(x: jax.Array, step: Step, plan: ReshardPlan, mesh: Mesh) -> jax.Array:
     ends = (step.source, step.source_shape), (step.target, step.target_shape)
     source, target = (tiles_over(step.axes, plan.shape, block, s, mesh) for s, block in ends)
-    return apply_rounds(x, step.rounds, source, target, step.axes, mesh)
+    return apply_rounds([Parcel(x, step.rounds, source, target)], step.axes, mesh)[0]
 
 
 def _realign(x: jax.Array, step: Step, plan: ReshardPlan, mesh: Mesh) -> jax.Array:

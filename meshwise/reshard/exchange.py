@@ -5,6 +5,7 @@ table, in which each looks up its own row. The program is the same for all of th
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -17,43 +18,103 @@ from meshwise.reshard.rounds import Round
 from meshwise.reshard.tiles import Tiles
 
 
-def apply_rounds(
-    x: jax.Array, rounds: Sequence[Round], source: Tiles, target: Tiles, axes: Axes, mesh: Mesh
-) -> jax.Array:
-    """The device's target tile from its source tile; devices are numbered over `axes`.
+@dataclass(frozen=True, eq=False)
+class Parcel:
+    """A local array, and the rounds that bring it from its source tile to its target tile.
 
-    Dims of `x` beyond those of the tiles belong to the element.
+    Dims of the array beyond those of the tiles belong to the element.
     """
-    element = x.shape[len(source.shape) :]
+
+    array: jax.Array
+    rounds: tuple[Round, ...]
+    source: Tiles
+    target: Tiles
+
+
+def travel_key(rounds: Sequence[Round]) -> Any:
+    """Equal for rounds in which the same devices send to the same: they can travel together."""
+    return tuple([tuple(sorted((p.sender, p.receiver) for p in r.pieces)) for r in rounds])
+
+
+def apply_rounds(parcels: Sequence[Parcel], axes: Axes, mesh: Mesh) -> list[jax.Array]:
+    """Each parcel's target tile; devices are numbered over `axes`.
+
+    Parcels are of one dtype and one `travel_key`. In each round their pieces travel end to end.
+    """
     numbers = mesh.permute_numbers(axes)
     number = lax.axis_index(axes)
-    extents = _extents(rounds, target)
-    x = _pad_to(x, _extents(rounds, source))
-    out = jnp.zeros((*extents, *element), x.dtype)
-    last = None
-    for i, each in enumerate(rounds):
-        reads, writes = _starts(each, source, True), _starts(each, target, False)
-        shape = (*each.shape, *element)
-        if not each.is_sent:
-            piece = _take(x, _rows(reads, number, x), shape)
-        else:
-            if last is not None and _all_keep(each, rounds, target):
-                held = _rows(_starts(each, target, True), number, x)
-                piece = _take(out, held, shape)
-            else:
-                piece = _take_after(x, _rows(reads, number, x), shape, last, number, len(numbers))
+    ways = [_Way(parcel, number) for parcel in parcels]
+    for i, each in enumerate(parcels[0].rounds):
+        pieces = [way.piece(i) for way in ways]
+        if each.is_sent:
             pairs = sorted((numbers[p.sender], numbers[p.receiver]) for p in each.pieces)
-            piece = last = lax.ppermute(piece, mesh.permute_order(axes), pairs)
-        if i == 0 and shape == out.shape:
-            out = piece
-            continue
-        at = _rows(writes, number, x)
-        if i > 0:
-            mask = _mask(each, target, number, shape)
-            if mask is not None:
-                piece = lax.select(mask, piece, _take(out, at, shape))
-        out = lax.dynamic_update_slice(out, piece, at)
-    return _cut_to(out, target.block)
+            pieces = _send(pieces, mesh.permute_order(axes), pairs)
+        for way, piece in zip(ways, pieces, strict=True):
+            way.put(i, piece)
+    return [way.result for way in ways]
+
+
+def _send(
+    pieces: Sequence[jax.Array], axes: Axes, pairs: Sequence[tuple[int, int]]
+) -> list[jax.Array]:
+    """Every piece, in one `ppermute`."""
+    if len(pieces) == 1:
+        return [lax.ppermute(pieces[0], axes, pairs)]
+    flat = lax.concatenate([lax.reshape(p, (p.size,)) for p in pieces], 0)
+    flat = lax.ppermute(flat, axes, pairs)
+    ends = np.cumsum([p.size for p in pieces]).tolist()
+    return [
+        lax.reshape(lax.slice(flat, (end - p.size,), (end,)), p.shape)
+        for p, end in zip(pieces, ends, strict=True)
+    ]
+
+
+class _Way:
+    """A parcel on its way: what is cut of the source tile, and the target tile so far."""
+
+    def __init__(self, parcel: Parcel, number: Any):
+        """Nothing is put yet."""
+        rounds, source, target = parcel.rounds, parcel.source, parcel.target
+        self.parcel, self.number = parcel, number
+        self.element = parcel.array.shape[len(source.shape) :]
+        self.array = _pad_to(parcel.array, _extents(rounds, source))
+        extents = _extents(rounds, target)
+        self.out = jnp.zeros((*extents, *self.element), self.array.dtype)
+        self.last: jax.Array | None = None
+
+    @property
+    def result(self) -> jax.Array:
+        """The target tile, when all rounds have been put."""
+        return _cut_to(self.out, self.parcel.target.block)
+
+    def piece(self, i: int) -> jax.Array:
+        """What this device sends in a round, or keeps."""
+        each, target = self.parcel.rounds[i], self.parcel.target
+        shape = (*each.shape, *self.element)
+        at = self._rows(_starts(each, self.parcel.source, True))
+        if not each.is_sent:
+            return _take(self.array, at, shape)
+        if self.last is not None and _all_keep(each, self.parcel.rounds, target):
+            return _take(self.out, self._rows(_starts(each, target, True)), shape)
+        devices = len(target.starts)
+        return _take_after(self.array, at, shape, self.last, self.number, devices)
+
+    def put(self, i: int, piece: jax.Array) -> None:
+        """Write what came in a round. In the first, what is written too much is written over."""
+        each, target = self.parcel.rounds[i], self.parcel.target
+        if each.is_sent:
+            self.last = piece
+        if i == 0 and piece.shape == self.out.shape:
+            self.out = piece
+            return
+        at = self._rows(_starts(each, target, False))
+        mask = _mask(each, target, self.number, piece.shape) if i else None
+        if mask is not None:
+            piece = lax.select(mask, piece, _take(self.out, at, piece.shape))
+        self.out = lax.dynamic_update_slice(self.out, piece, at)
+
+    def _rows(self, starts: np.ndarray) -> list[Any]:
+        return _rows(starts, self.number) + [np.int32(0)] * len(self.element)
 
 
 def _starts(each: Round, tiles: Tiles, is_sender: bool) -> np.ndarray:
@@ -79,8 +140,8 @@ def _extents(rounds: Sequence[Round], tiles: Tiles) -> tuple[int, ...]:
     return tuple(extents.tolist())
 
 
-def _rows(starts: np.ndarray, number: Any, x: jax.Array) -> list[Any]:
-    """The device's own row of a table, as start indices of `x`."""
+def _rows(starts: np.ndarray, number: Any) -> list[Any]:
+    """The device's own row of a table; a number where all have the same."""
     found: list[Any] = []
     for column in starts.T:
         same = bool(np.all(column == column[0]))
@@ -89,7 +150,7 @@ def _rows(starts: np.ndarray, number: Any, x: jax.Array) -> list[Any]:
             if same
             else lax.dynamic_index_in_dim(jnp.asarray(column), number, keepdims=False)
         )
-    return found + [np.int32(0)] * (x.ndim - starts.shape[1])
+    return found
 
 
 def _take(x: jax.Array, starts: list[Any], shape: tuple[int, ...]) -> jax.Array:
@@ -152,11 +213,11 @@ def _mask(each: Round, target: Tiles, number: Any, shape: tuple[int, ...]) -> ja
     mask = None
     receives = np.all(sizes > 0, axis=-1)
     if not receives.all():
-        mask = lax.broadcast(_rows(receives[:, None], number, jnp.zeros((0,)))[0], shape)
+        mask = lax.broadcast(_rows(receives[:, None], number)[0], shape)
     for dim, size in enumerate(each.shape):
         counts = np.where(receives, sizes[:, dim], size).astype(np.int32)
         if (counts < size).any():
-            own = _rows(counts[:, None], number, jnp.zeros((0,)))[0]
+            own = _rows(counts[:, None], number)[0]
             inside = lax.lt(lax.broadcasted_iota(np.int32, shape, dim), own)
             mask = inside if mask is None else mask & inside
     return mask

@@ -15,9 +15,10 @@ from functools import lru_cache
 from itertools import chain
 
 from meshwise.cost.hardware import Hardware
+from meshwise.errors import MemoryLimitError, message
 from meshwise.ir.collectives import CollectiveKind, wire_bytes
 from meshwise.ir.mesh import Mesh
-from meshwise.ir.sharding import Reduction, Sharding, local_shape, unreduced
+from meshwise.ir.sharding import Reduction, Sharding, local_bytes, local_shape, unreduced
 from meshwise.reshard.canonical import Naming, levels
 from meshwise.reshard.moves import Move, Moves, State
 from meshwise.reshard.plan import Part, ReshardPlan, Step, StepKind
@@ -50,10 +51,26 @@ def plan_reshard(
 
     `shape` is global, `itemsize` in bytes, `max_bytes` bounds the largest local array on the way.
 
-    Raises ValueError where the target is unreduced over an axis that the source is not, or where
-    no plan fits in `max_bytes`.
+    Raises ValueError where the target is unreduced over an axis that the source is not, and
+    MemoryLimitError where no plan fits in `max_bytes`.
     """
     return _plan(tuple(shape), itemsize, mesh, source, target, hardware, max_bytes)
+
+
+def plan_within_shards(
+    shape: tuple[int, ...],
+    itemsize: int,
+    mesh: Mesh,
+    source: Sharding,
+    target: Sharding,
+    hardware: Hardware,
+) -> ReshardPlan:
+    """The cheapest plan that keeps the memory law to the letter, if there is one that does."""
+    shards = (local_bytes(shape, itemsize, s, mesh) for s in (source, target))
+    try:
+        return plan_reshard(shape, itemsize, mesh, source, target, hardware, max(shards))
+    except MemoryLimitError:
+        return plan_reshard(shape, itemsize, mesh, source, target, hardware)
 
 
 @lru_cache(maxsize=1 << 17)
@@ -106,7 +123,7 @@ def _plan(
         steps = _steps(path, naming, shape, itemsize, mesh, source, target)
         cost, peak = path.cost, path.peak_bytes
     if max_bytes is not None and peak > max_bytes:
-        raise ValueError(_too_large(shape, source, target, max_bytes, peak))
+        raise MemoryLimitError(too_large(shape, f"{source}", f"{target}", max_bytes, peak))
     sent = sum(step.wire_bytes for step in steps)
     launches = sum(step.launches for step in steps)
     seconds = cost / hardware.link_bytes_per_s
@@ -360,12 +377,13 @@ def _check(shape: tuple[int, ...], source: Sharding, target: Sharding) -> None:
         )
 
 
-def _too_large(
-    shape: tuple[int, ...], source: Sharding, target: Sharding, max_bytes: int, least: int
-) -> str:
-    return (
+def too_large(shape: tuple[int, ...], source: str, target: str, max_bytes: int, least: int) -> str:
+    """The message of the error for a reshard that does not fit."""
+    return message(
         f"reshard of shape {list(shape)} from {source} to {target} in at most {max_bytes:,} "
-        f"bytes a device: the least possible is {least:,}.\n"
-        "The largest local array on the way, source and target included, must fit.\n"
-        "Raise max_bytes, or use shardings over more axes."
+        "bytes a device",
+        [f"the least possible is {least:,}"],
+        "The largest array that a device holds on the way, its shards before and after included, "
+        "must fit.",
+        "Raise max_bytes, or use shardings over more axes.",
     )

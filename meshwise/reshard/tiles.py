@@ -1,9 +1,10 @@
 """Which box of an array each device holds."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
+from typing import Any
 
 import numpy as np
 
@@ -37,8 +38,8 @@ class Tiles:
 def tiles_of(
     shape: Sequence[int],
     block: Sequence[int],
-    dims: Sequence[Sequence[Hashable]],
-    sizes: Mapping[Hashable, int],
+    dims: Sequence[Sequence[Any]],
+    sizes: Mapping[Any, int],
 ) -> Tiles:
     """Tiles of a sharding: `dims` lists the axes of each dim, `sizes` all axes, major to minor.
 

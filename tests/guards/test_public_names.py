@@ -9,6 +9,7 @@ ERRORS = [
     "ArgumentError",
     "DeletedArrayError",
     "HintError",
+    "MemoryLimitError",
     "MeshError",
     "MeshwiseError",
     "MissingRuleError",
@@ -17,7 +18,8 @@ ERRORS = [
     "TracerLeakError",
     "TreeError",
 ]
-PUBLIC = [*ERRORS, "SpmdProgram", "UnevenArray", "jit", "like", "register_rule", "shard"]
+FUNCTIONS = ["jit", "like", "register_rule", "reshard", "reshard_plan", "shard"]
+PUBLIC = [*ERRORS, "SpmdProgram", "UnevenArray", *FUNCTIONS]
 
 
 def differences(actual: Iterable[str], expected: Iterable[str]) -> list[str]:

@@ -1,0 +1,242 @@
+"""`mw.reshard` and `mw.reshard_plan`: from one sharding to another, by hand."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+
+from meshwise import _jax
+from meshwise.api.arguments import describe
+from meshwise.api.specs import Described, broadcast_specs, kind_of
+from meshwise.cost.hardware import LARGE_ARRAYS, Hardware
+from meshwise.errors import ArgumentError, HintError, MeshError, message
+from meshwise.ir.mesh import refine_mesh
+from meshwise.reshard.plan import ReshardPlan
+from meshwise.reshard.remesh import RemeshPlan
+from meshwise.run.between import plan_between
+from meshwise.run.transfer import Limits, transfer_all
+from meshwise.run.transfers import Transfer
+from meshwise.run.uneven import UnevenArray
+from meshwise.run.within import plan_within
+from meshwise.trace import read_hint
+
+
+def reshard(
+    x: Any,
+    sharding: Any,
+    *,
+    max_bytes: int | None = None,
+    donate: bool = False,
+    hardware: Hardware | None = None,
+) -> Any:
+    """Bring arrays to other shardings: the cheapest sequence of collectives that fits in memory.
+
+    Every device ends with its part of the same array, bit for bit. The method is that of Rink
+    et al. (arXiv 2112.01075), with pieces sent straight where that sends less
+    (docs/redistribution.md).
+
+    Args:
+        x: an array or a tree of them (`jax.Array`, `mw.UnevenArray`, NumPy). Several are moved by
+            one program, small ones together.
+        sharding: a `NamedSharding`, or a `PartitionSpec` on the mesh where the array lies, or a
+            tree of them (a prefix of the tree `x`); None leaves arrays where they are. The mesh may
+            be another one: of the same devices, of others, of more or of fewer.
+        max_bytes: the most bytes of an array that a device may hold on the way, its shards before
+            and after included. By default the larger of these two wherever there is a way.
+        donate: free the buffers of `x` as soon as they have been read.
+        hardware: figures of the devices by which plans are priced; by default by their platform.
+
+    Returns:
+        The tree with the same values; `mw.UnevenArray` where a dim does not divide. Inside a
+        function under `mw.jit` or `jax.jit` it is a constraint, at which the value is resharded.
+
+    Raises:
+        HintError, TreeError, ArgumentError, MeshError: for what does not fit.
+        MemoryLimitError: where `max_bytes` is too little; it says the least possible.
+
+    >>> mesh = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    >>> rows = jax.device_put(np.arange(8.0), NamedSharding(mesh, PartitionSpec("x")))
+    >>> reshard(rows, PartitionSpec()).sharding.spec
+    PartitionSpec()
+    """
+    described = Described(x, "x", f"x is {kind_of(x)}")
+    specs = broadcast_specs("mw.reshard", "sharding", sharding, described)
+    paths = ["x" + jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_flatten_with_path(x)[0]]
+    leaves, tree = jax.tree.flatten(x)
+    _check_arrays(leaves, paths)
+    if any(isinstance(leaf, _jax.Tracer) for leaf in leaves):
+        return jax.tree.unflatten(tree, _constrained(leaves, specs, max_bytes))
+    limits = Limits(hardware or LARGE_ARRAYS, max_bytes)
+    targets = _targets(leaves, specs, paths)
+    return jax.tree.unflatten(tree, _moved(leaves, targets, limits, donate))
+
+
+def _constrained(leaves: Sequence[Any], specs: Sequence[Any], max_bytes: int | None) -> list[Any]:
+    """Traced values, each behind a constraint at which it is resharded."""
+    params = {"reshards": True} | ({} if max_bytes is None else {"max_bytes": max_bytes})
+    return [
+        leaf if s is None else _jax.hint_p.bind(jax.numpy.asarray(leaf), sharding=s, **params)
+        for leaf, s in zip(leaves, specs, strict=True)
+    ]
+
+
+def _moved(
+    leaves: Sequence[Any], targets: Sequence[NamedSharding | None], limits: Limits, donate: bool
+) -> list[Any]:
+    """Arrays where they are to go; those without a target as they are."""
+    places = {i: target for i, target in enumerate(targets) if target is not None}
+    arrays = [
+        leaves[i] if isinstance(leaves[i], UnevenArray) else jax.numpy.asarray(leaves[i])
+        for i in places
+    ]
+    moved = transfer_all(arrays, list(places.values()), limits, donate)
+    new = dict(zip(places, moved, strict=True))
+    return [new.get(i, leaf) for i, leaf in enumerate(leaves)]
+
+
+def reshard_plan(
+    shape: Sequence[int],
+    dtype: Any,
+    mesh: Any,
+    src: Any,
+    dst: Any,
+    max_bytes: int | None = None,
+    *,
+    hardware: Hardware = LARGE_ARRAYS,
+) -> ReshardPlan | RemeshPlan:
+    """How an array gets from one sharding to another, as data; print it. Needs no devices.
+
+    Args:
+        shape: global.
+        dtype: type of the elements.
+        mesh: `jax.sharding.Mesh` or `AbstractMesh` for those of `src` and `dst` that are a
+            `PartitionSpec`; None where both name their own.
+        src: `PartitionSpec` or `NamedSharding`.
+        dst: the same; on another mesh it may be of other, more or fewer devices (those of an
+            `AbstractMesh` are numbered from 0).
+        max_bytes: the most bytes of the array that a device may hold on the way.
+        hardware: figures of the devices by which plans are priced. The default counts bytes, then
+            launches.
+
+    Returns:
+        Steps, each with its collective, axes, local shapes and bytes; `wire_bytes`, `launches`,
+        `peak_bytes` (of one device) and `seconds` of the whole.
+
+    Raises:
+        HintError, MeshError: for what does not fit.
+        MemoryLimitError: where `max_bytes` is too little.
+
+    >>> mesh = AbstractMesh((2, 4), ("x", "y"))
+    >>> plan = reshard_plan((64, 64), "int8", mesh, PartitionSpec("x"), PartitionSpec(None, "y"))
+    >>> for step in plan.steps:
+    ...     print(step)
+    slice y.0*y.1 on dim 1: [32, 64] -> [32, 16]
+    all_gather x of dim 0: [32, 16] -> [64, 16], 512 bytes
+    """
+    shape = tuple(shape)
+    ends, problems = [], []
+    for name, spec in (("src", src), ("dst", dst)):
+        own, found = _named(spec, mesh, shape, name)
+        ends.append(own)
+        problems += found
+    _refuse(problems, "mw.reshard_plan was given shardings that do not fit")
+    source, target = ends
+    number = np.dtype(dtype)
+    padded = Transfer(shape, shape, number, number, (), source, source).target_padded
+    transfer = Transfer(shape, padded, number, number, (), source, target)
+    plan = plan_within(transfer, hardware, max_bytes)
+    return plan or _remesh(transfer, hardware, max_bytes)
+
+
+def _remesh(transfer: Transfer, hardware: Hardware, max_bytes: int | None) -> RemeshPlan:
+    plan = plan_between(transfer, hardware, max_bytes)
+    if plan is None:
+        raise MeshError(
+            message(
+                f"mw.reshard_plan was asked for {list(transfer.shape)} from {transfer.source} to "
+                f"{transfer.target}",
+                ["it would take more rounds of pieces than a program may have"],
+                "Between meshes each device gets the pieces of its shard from those who hold them.",
+                "Go by way of a sharding over more axes on either mesh.",
+            )
+        )
+    return plan
+
+
+def _named(
+    spec: Any, mesh: Any, shape: tuple[int, ...], path: str
+) -> tuple[NamedSharding, list[str]]:
+    """A sharding with its mesh, and what is wrong with it."""
+    own = spec.mesh if isinstance(spec, NamedSharding) else mesh
+    if not isinstance(own, Mesh | AbstractMesh):
+        raise MeshError(
+            message(
+                f"{path} = {spec} has no mesh",
+                [f"mesh={mesh!r}"],
+                "A PartitionSpec is on a mesh, a NamedSharding names its own.",
+                "Give a jax.sharding.Mesh or AbstractMesh, or NamedShardings.",
+            )
+        )
+    refined = refine_mesh(own.axis_names, own.axis_sizes)
+    hint, problems = read_hint(spec, shape, refined, path, "")
+    if hint is not None and None in hint.dims:
+        problems = [f"{path}: {spec} leaves a dim open; here is nothing to complete it from"]
+    bare = spec.spec if isinstance(spec, NamedSharding) else spec
+    return NamedSharding(own, PartitionSpec() if problems else bare), problems
+
+
+def _targets(
+    leaves: Sequence[Any], specs: Sequence[Any], paths: Sequence[str]
+) -> list[NamedSharding | None]:
+    """Where every array is to go; None for those that stay."""
+    found: list[NamedSharding | None] = []
+    problems: list[str] = []
+    for leaf, spec, path in zip(leaves, specs, paths, strict=True):
+        if spec is None:
+            found.append(None)
+            continue
+        lies = getattr(leaf, "sharding", None)
+        mesh = lies.mesh if isinstance(lies, NamedSharding) else _jax.context_mesh()
+        if not isinstance(spec, NamedSharding) and mesh is None:
+            problems.append(f"{path} lies on no mesh, so {spec} says nothing of it")
+            continue
+        named, wrong = _named(spec, mesh, tuple(leaf.shape), path)
+        found.append(named)
+        problems += wrong
+        if not wrong and isinstance(named.mesh, AbstractMesh):
+            problems.append(f"{path}: {spec} is on a mesh without devices")
+    _refuse(problems, "mw.reshard was given shardings that do not fit")
+    return found
+
+
+def _refuse(problems: Sequence[str], asked: str) -> None:
+    if problems:
+        raise HintError(
+            message(
+                asked,
+                problems,
+                "A sharding has at most one entry per dim and names only axes of its mesh, each "
+                "once.",
+                "Give a NamedSharding on a mesh with devices, or a PartitionSpec for an array that "
+                "lies on one.",
+            )
+        )
+
+
+def _check_arrays(leaves: Sequence[Any], paths: Sequence[str]) -> None:
+    strangers = [
+        f"{path} is {describe(leaf)}"
+        for leaf, path in zip(leaves, paths, strict=True)
+        if _jax.array_type(leaf) is None
+    ]
+    if strangers:
+        raise ArgumentError(
+            message(
+                "mw.reshard was given values that are no arrays",
+                strangers,
+                "Only arrays have shardings.",
+                "Give others None for a sharding, or leave them out of the tree.",
+            )
+        )

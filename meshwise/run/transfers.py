@@ -1,0 +1,106 @@
+"""One array on its way from one placement to another: what its program is compiled for."""
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+
+from meshwise import _jax
+from meshwise.ir.mesh import Axes
+from meshwise.run.uneven import UnevenArray
+
+Array = jax.Array | UnevenArray
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """One array on its way: what it is, and both placements.
+
+    `shape` is logical, `padded` the shape that the devices hold. `data_dtype` and `item` are type
+    and dims of the numbers that make up an element: of a PRNG key several, else itself and `()`.
+    """
+
+    shape: tuple[int, ...]
+    padded: tuple[int, ...]
+    dtype: Any
+    data_dtype: Any
+    item: tuple[int, ...]
+    source: jax.sharding.Sharding
+    target: NamedSharding
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return self.data_dtype.itemsize * prod(self.item)
+
+    @property
+    def target_padded(self) -> tuple[int, ...]:
+        """The shape that the devices hold under the target."""
+        axis_sizes = dict(self.target.mesh.shape)
+        counts = (prod(axis_sizes[a] for a in axes) for axes in entries(self.target, self.rank))
+        return tuple(-(-n // k) * k for n, k in zip(self.shape, counts, strict=True))
+
+    @property
+    def rank(self) -> int:
+        """How many dims the array has."""
+        return len(self.shape)
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes of a shard before and after."""
+        shards = (
+            self.source.shard_shape(self.padded),
+            self.target.shard_shape(self.target_padded),
+        )
+        return sum(prod(shard) * self.itemsize for shard in shards)
+
+    @property
+    def stays(self) -> bool:
+        """Whether every device holds its new shard already, in the same order of devices."""
+        return self.padded == self.target_padded and self.source.is_equivalent_to(
+            self.target, self.rank
+        )
+
+
+def transfer_of(array: Array, target: NamedSharding) -> Transfer:
+    """What it takes to bring an array to a placement."""
+    held = array.padded if isinstance(array, UnevenArray) else array
+    data = jax.ShapeDtypeStruct((), held.dtype)
+    if jnp.issubdtype(held.dtype, _jax.extended):
+        data = jax.eval_shape(jax.random.key_data, data)
+    return Transfer(
+        tuple(array.shape),
+        tuple(held.shape),
+        held.dtype,
+        data.dtype,
+        data.shape,
+        held.sharding,
+        target,
+    )
+
+
+def entries(sharding: NamedSharding, rank: int) -> tuple[Axes, ...]:
+    """The axes of each dim, in the user's names."""
+    spec = [*sharding.spec, *[None] * (rank - len(sharding.spec))]
+    return tuple((e,) if isinstance(e, str) else tuple(e or ()) for e in spec)
+
+
+def held_by(array: Array) -> jax.Array:
+    """The `jax.Array` that the devices hold."""
+    return array.padded if isinstance(array, UnevenArray) else array
+
+
+def shown_as(held: jax.Array, shape: tuple[int, ...]) -> Array:
+    """What the devices hold, as an array of the logical shape."""
+    return held if held.shape == shape else UnevenArray(held, shape)
+
+
+def placed_anew(held: jax.Array, shape: tuple[int, ...], target: NamedSharding) -> jax.Array:
+    """The same buffers under another name for where they lie. Moves nothing."""
+    on_device = {shard.device: shard.data for shard in held.addressable_shards}
+    mesh: Any = target.mesh
+    buffers = [on_device[d] for d in mesh.devices.flat if d in on_device]
+    return jax.make_array_from_single_device_arrays(shape, target, buffers)

@@ -1,0 +1,136 @@
+"""Move arrays between placements on one mesh, or on two that refine to one."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding
+
+from meshwise import _jax
+from meshwise.cost.hardware import Hardware
+from meshwise.ir.sharding import Sharding
+from meshwise.reshard.emit import apply_steps
+from meshwise.reshard.meshes import CommonMesh, common_mesh
+from meshwise.reshard.plan import ReshardPlan
+from meshwise.reshard.search import plan_reshard, plan_within_shards
+from meshwise.run.placement import partition_spec, refined_jax_mesh
+from meshwise.run.transfers import Array, Transfer, entries, held_by, placed_anew, shown_as
+
+# Arrays of fewer bytes a device travel together with their like: a launch takes longer.
+_SMALL_BYTES = 1 << 20
+
+_KEPT_PROGRAMS = 1024
+
+
+def plan_within(
+    transfer: Transfer, hardware: Hardware, max_bytes: int | None
+) -> ReshardPlan | None:
+    """The plan on the mesh that both placements have in common; None where there is none.
+
+    Raises MemoryLimitError where none fits in `max_bytes`.
+    """
+    common = common_mesh_of(transfer.source, transfer.target)
+    if common is None:
+        return None
+    ends = ends_on(common, transfer)
+    what = transfer.shape, transfer.itemsize, common.mesh, *ends, hardware
+    return plan_within_shards(*what) if max_bytes is None else plan_reshard(*what, max_bytes)
+
+
+def common_mesh_of(source: Any, target: NamedSharding) -> CommonMesh | None:
+    """The mesh that both refine to; None where devices differ, or their order, or no mesh is."""
+    if not isinstance(source, NamedSharding):
+        return None
+    a, b = source.mesh, target.mesh
+    if isinstance(a, Mesh) and isinstance(b, Mesh) and list(a.devices.flat) != list(b.devices.flat):
+        return None
+    axes = [tuple(zip(m.axis_names, m.axis_sizes, strict=True)) for m in (a, b)]
+    return common_mesh(*axes)
+
+
+def ends_on(common: CommonMesh, transfer: Transfer) -> tuple[Sharding, Sharding]:
+    """Both placements on the common mesh."""
+    ends = (transfer.source, common.source_axes), (transfer.target, common.target_axes)
+    source, target = (
+        Sharding(
+            tuple(
+                tuple(sub for axis in axes for sub in dict(names)[axis])
+                for axes in entries(sharding, transfer.rank)  # pyright: ignore[reportArgumentType]
+            )
+        )
+        for sharding, names in ends
+    )
+    return source, target
+
+
+def move_within(
+    arrays: Sequence[Array],
+    transfers: Sequence[Transfer],
+    hardware: Hardware,
+    max_bytes: int | None,
+) -> list[Array]:
+    """Arrays in their new placements, by one program."""
+    program = _program(tuple(transfers), hardware, max_bytes)
+    moved = program(*map(held_by, arrays))
+    return [
+        shown_as(
+            held if held.sharding == t.target else placed_anew(held, t.target_padded, t.target),
+            t.shape,
+        )
+        for held, t in zip(moved, transfers, strict=True)
+    ]
+
+
+@lru_cache(_KEPT_PROGRAMS)
+def _program(transfers: tuple[Transfer, ...], hardware: Hardware, max_bytes: int | None) -> Any:
+    """The compiled program of some transfers on one mesh."""
+    common = common_mesh_of(transfers[0].source, transfers[0].target)
+    assert common is not None, transfers[0]
+    ends = [ends_on(common, t) for t in transfers]
+    alike: dict[Transfer, list[int]] = defaultdict(list)
+    for i, transfer in enumerate(transfers):
+        alike[transfer].append(i)
+
+    def per_device(*local: jax.Array) -> list[jax.Array]:
+        outs: list[Any] = [None] * len(local)
+        for transfer, members in alike.items():
+            if len(members) > 1 and transfer.moved_bytes < _SMALL_BYTES:
+                stacked = jnp.stack([local[i] for i in members])
+                plan = _stacked_plan(len(members), transfer, common, hardware)
+                for i, out in zip(members, apply_steps(stacked, plan, common.mesh), strict=True):
+                    outs[i] = out
+                continue
+            plan = plan_within(transfer, hardware, max_bytes)
+            assert plan is not None, transfer
+            for i in members:
+                outs[i] = apply_steps(local[i], plan, common.mesh)
+        return outs
+
+    source: Any = transfers[0].source
+    mapped = jax.shard_map(
+        per_device,
+        mesh=refined_jax_mesh(common.mesh, source.mesh),
+        in_specs=tuple(partition_spec(s) for s, _ in ends),
+        out_specs=[partition_spec(t) for _, t in ends],
+        check_vma=False,
+    )
+    jitted = jax.jit(
+        mapped if common.mesh.names else per_device,
+        in_shardings=tuple(t.source for t in transfers),
+        out_shardings=[t.target for t in transfers],
+    )
+    structs = [jax.ShapeDtypeStruct(t.padded, t.dtype) for t in transfers]
+    with _jax.without_mesh():
+        return jitted.lower(*structs).compile()
+
+
+def _stacked_plan(
+    count: int, transfer: Transfer, common: CommonMesh, hardware: Hardware
+) -> ReshardPlan:
+    """The plan of alike arrays laid on one another."""
+    source, target = (Sharding(((), *s.dims)) for s in ends_on(common, transfer))
+    shape = (count, *transfer.shape)
+    return plan_within_shards(shape, transfer.itemsize, common.mesh, source, target, hardware)
