@@ -1,6 +1,7 @@
 """`mw.reshard` and `mw.reshard_plan`: from one sharding to another, by hand."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -10,17 +11,18 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from meshwise import _jax
 from meshwise.api.arguments import describe
 from meshwise.api.specs import Described, broadcast_specs, kind_of
-from meshwise.cost.hardware import LARGE_ARRAYS, Hardware
+from meshwise.cost.hardware import Hardware
 from meshwise.errors import ArgumentError, HintError, MeshError, message
 from meshwise.ir.mesh import refine_mesh
 from meshwise.reshard.plan import ReshardPlan
 from meshwise.reshard.remesh import RemeshPlan
 from meshwise.run.between import plan_between
-from meshwise.run.transfer import Limits, transfer_all
-from meshwise.run.transfers import Transfer
-from meshwise.run.uneven import UnevenArray
+from meshwise.run.transfer import transfer_all
+from meshwise.run.transfers import Array, Limits, Transfer
 from meshwise.run.within import plan_within
 from meshwise.trace import read_hint
+
+_KEPT = 1 << 14
 
 
 def reshard(
@@ -46,7 +48,8 @@ def reshard(
         max_bytes: the most bytes of an array that a device may hold on the way, its shards before
             and after included. By default the larger of these two wherever there is a way.
         donate: free the buffers of `x` as soon as they have been read.
-        hardware: figures of the devices by which plans are priced; by default by their platform.
+        hardware: figures of the devices by which plans are priced. By default as few bytes are sent
+            as can be, in the way that is fastest on the platform.
 
     Returns:
         The tree with the same values; `mw.UnevenArray` where a dim does not divide. Inside a
@@ -68,7 +71,7 @@ def reshard(
     _check_arrays(leaves, paths)
     if any(isinstance(leaf, _jax.Tracer) for leaf in leaves):
         return jax.tree.unflatten(tree, _constrained(leaves, specs, max_bytes))
-    limits = Limits(hardware or LARGE_ARRAYS, max_bytes)
+    limits = Limits(hardware, max_bytes)
     targets = _targets(leaves, specs, paths)
     return jax.tree.unflatten(tree, _moved(leaves, targets, limits, donate))
 
@@ -87,10 +90,7 @@ def _moved(
 ) -> list[Any]:
     """Arrays where they are to go; those without a target as they are."""
     places = {i: target for i, target in enumerate(targets) if target is not None}
-    arrays = [
-        leaves[i] if isinstance(leaves[i], UnevenArray) else jax.numpy.asarray(leaves[i])
-        for i in places
-    ]
+    arrays = [x if isinstance(x := leaves[i], Array) else jax.numpy.asarray(x) for i in places]
     moved = transfer_all(arrays, list(places.values()), limits, donate)
     new = dict(zip(places, moved, strict=True))
     return [new.get(i, leaf) for i, leaf in enumerate(leaves)]
@@ -104,7 +104,7 @@ def reshard_plan(
     dst: Any,
     max_bytes: int | None = None,
     *,
-    hardware: Hardware = LARGE_ARRAYS,
+    hardware: Hardware | None = None,
 ) -> ReshardPlan | RemeshPlan:
     """How an array gets from one sharding to another, as data; print it. Needs no devices.
 
@@ -117,8 +117,8 @@ def reshard_plan(
         dst: the same; on another mesh it may be of other, more or fewer devices (those of an
             `AbstractMesh` are numbered from 0).
         max_bytes: the most bytes of the array that a device may hold on the way.
-        hardware: figures of the devices by which plans are priced. The default counts bytes, then
-            launches.
+        hardware: figures of the devices by which plans are priced, as for `reshard`; without
+            devices the default counts bytes, then launches.
 
     Returns:
         Steps, each with its collective, axes, local shapes and bytes; `wire_bytes`, `launches`,
@@ -146,12 +146,13 @@ def reshard_plan(
     number = np.dtype(dtype)
     padded = Transfer(shape, shape, number, number, (), source, source).target_padded
     transfer = Transfer(shape, padded, number, number, (), source, target)
-    plan = plan_within(transfer, hardware, max_bytes)
-    return plan or _remesh(transfer, hardware, max_bytes)
+    limits = Limits(hardware, max_bytes)
+    plan = plan_within(transfer, limits)
+    return plan or _remesh(transfer, limits)
 
 
-def _remesh(transfer: Transfer, hardware: Hardware, max_bytes: int | None) -> RemeshPlan:
-    plan = plan_between(transfer, hardware, max_bytes)
+def _remesh(transfer: Transfer, limits: Limits) -> RemeshPlan:
+    plan = plan_between(transfer, limits)
     if plan is None:
         raise MeshError(
             message(
@@ -165,6 +166,7 @@ def _remesh(transfer: Transfer, hardware: Hardware, max_bytes: int | None) -> Re
     return plan
 
 
+@lru_cache(_KEPT)
 def _named(
     spec: Any, mesh: Any, shape: tuple[int, ...], path: str
 ) -> tuple[NamedSharding, list[str]]:

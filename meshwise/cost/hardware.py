@@ -4,6 +4,7 @@ A figure is for one device (a chip), in both directions of use: `link_bytes_per_
 device can send to the rest of its group in a ring collective.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 # What a name costs that is not listed: as another.
@@ -68,6 +69,29 @@ LARGE_ARRAYS = replace(
     source="GENERIC with the launch time of one byte",
 )
 
+# Devices that are threads of one machine, as in tests. There is no link: each byte is copied, and
+# what counts is how often, and in what order it is read and written. A ppermute copies whole
+# shards; an all_to_all and an all_gather of a minor dim put everything in another order before or
+# after.
+CPU = Hardware(
+    name="CPU",
+    link_bytes_per_s=1.4e9,
+    launch_s=100e-6,
+    flops_per_s=20e9,
+    memory_bytes_per_s=5e9,
+    source="measured: 8 devices on 2 cores, float32 shards of 2 to 64 MB",
+    byte_factors=(
+        ("all_gather", 3.5),
+        ("minor all_gather", 10.0),
+        ("all_to_all", 4.0),
+        ("round", 3.6),
+        ("reduce_scatter", 2.0),
+        ("all_reduce", 2.0),
+        ("slice", 1.1),
+    ),
+    round_s=150e-6,
+)
+
 TPU_V5E = Hardware(
     name="TPU v5e",
     link_bytes_per_s=200e9,
@@ -87,3 +111,6 @@ H100 = Hardware(
     source="NVIDIA H100 data sheet, SXM: 989 TFLOP/s bf16 dense, 3.35 TB/s, NVLink 900 GB/s both "
     "ways, 450 GB/s each; launch: order of magnitude of an NCCL kernel, not published",
 )
+
+# Figures of platforms, by JAX's names, whose kinds of collectives differ by more than bytes.
+OF_PLATFORM: Mapping[str, Hardware] = {"cpu": CPU}

@@ -11,14 +11,14 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from meshwise import _jax
-from meshwise.cost.hardware import Hardware
+from meshwise.cost.hardware import LARGE_ARRAYS
 from meshwise.ir.mesh import Mesh, refine_mesh
 from meshwise.ir.sharding import Sharding, padded_shape
 from meshwise.reshard.exchange import Parcel, apply_rounds, travel_key
 from meshwise.reshard.remesh import RemeshPlan, plan_remesh
 from meshwise.reshard.tiles import Tiles, tiles_of
 from meshwise.run.placement import partition_spec, refined_jax_mesh
-from meshwise.run.transfers import Array, Transfer, entries, held_by
+from meshwise.run.transfers import Array, Limits, Transfer, entries, held_by
 
 _KEPT_PROGRAMS = 1024
 
@@ -29,9 +29,7 @@ _AXIS = "devices"
 
 
 @lru_cache(_KEPT_PROGRAMS)
-def plan_between(
-    transfer: Transfer, hardware: Hardware, max_bytes: int | None
-) -> RemeshPlan | None:
+def plan_between(transfer: Transfer, limits: Limits) -> RemeshPlan | None:
     """The plan over the devices of both; None where it would take too many rounds.
 
     Devices of an AbstractMesh are the numbers from 0 on.
@@ -43,7 +41,8 @@ def plan_between(
     place_of = {device: i for i, device in enumerate(union)}
     places = [place_of[d] for d in _devices(transfer.target)]
     source = _source_tiles(transfer, union)
-    return plan_remesh(source, transfer.itemsize, mesh, target, places, hardware, max_bytes)
+    hardware = limits.hardware or LARGE_ARRAYS
+    return plan_remesh(source, transfer.itemsize, mesh, target, places, hardware, limits.max_bytes)
 
 
 def devices_of_both(transfer: Transfer) -> tuple[Any, ...]:
@@ -85,28 +84,27 @@ def _source_tiles(transfer: Transfer, union: Sequence[Any]) -> Tiles:
 def move_between(
     arrays: Sequence[Array],
     transfers: Sequence[Transfer],
-    hardware: Hardware,
-    max_bytes: int | None,
+    limits: Limits,
 ) -> list[tuple[jax.Array, Transfer]]:
     """What is fetched of each array, by one program, and the transfer that is left to do.
 
     All transfers have the same devices.
     """
     union = devices_of_both(transfers[0])
-    program = _program(tuple(transfers), hardware, max_bytes)
+    program = _program(tuple(transfers), limits)
     flat = NamedSharding(_flat_mesh(union), PartitionSpec(_AXIS))
     operands = [_on_all(_data_of(held_by(a)), union, flat) for a in arrays]
     fetched = program(*operands)
-    return [_fetched(x, t, hardware, max_bytes) for x, t in zip(fetched, transfers, strict=True)]
+    return [_fetched(x, t, limits) for x, t in zip(fetched, transfers, strict=True)]
 
 
 @lru_cache(_KEPT_PROGRAMS)
-def _program(transfers: tuple[Transfer, ...], hardware: Hardware, max_bytes: int | None) -> Any:
+def _program(transfers: tuple[Transfer, ...], limits: Limits) -> Any:
     """The compiled rounds of some transfers between the same devices."""
     union = devices_of_both(transfers[0])
     mesh = Mesh((_AXIS,), (len(union),), ((_AXIS, (_AXIS,)),))
     flat = _flat_mesh(union)
-    plans = [_plan(t, hardware, max_bytes) for t in transfers]
+    plans = [_plan(t, limits) for t in transfers]
     together: dict[Any, list[int]] = defaultdict(list)
     for i, (transfer, plan) in enumerate(zip(transfers, plans, strict=True)):
         is_small = transfer.moved_bytes < _SMALL_BYTES
@@ -135,8 +133,8 @@ def _program(transfers: tuple[Transfer, ...], hardware: Hardware, max_bytes: int
         return jax.jit(mapped, in_shardings=lies, out_shardings=lies).lower(*structs).compile()
 
 
-def _plan(transfer: Transfer, hardware: Hardware, max_bytes: int | None) -> RemeshPlan:
-    plan = plan_between(transfer, hardware, max_bytes)
+def _plan(transfer: Transfer, limits: Limits) -> RemeshPlan:
+    plan = plan_between(transfer, limits)
     assert plan is not None, transfer
     return plan
 
@@ -164,11 +162,9 @@ def _on_all(array: jax.Array, devices: Sequence[Any], flat: NamedSharding) -> ja
     return jax.make_array_from_single_device_arrays(shape, flat, buffers)
 
 
-def _fetched(
-    held: jax.Array, transfer: Transfer, hardware: Hardware, max_bytes: int | None
-) -> tuple[jax.Array, Transfer]:
+def _fetched(held: jax.Array, transfer: Transfer, limits: Limits) -> tuple[jax.Array, Transfer]:
     """The fetched tiles as an array on the target's mesh, and what is left to do with it."""
-    plan = _plan(transfer, hardware, max_bytes)
+    plan = _plan(transfer, limits)
     mesh, _ = _refined(transfer.target, transfer.rank)
     sharding = plan.then.source
     lies = NamedSharding(refined_jax_mesh(mesh, transfer.target.mesh), partition_spec(sharding))

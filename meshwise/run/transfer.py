@@ -9,29 +9,30 @@ the next batch begins.
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import jax
 from jax.sharding import NamedSharding
 
-from meshwise.cost.hardware import Hardware
 from meshwise.run.between import devices_of_both, move_between, plan_between
 from meshwise.run.padding import pad_array
-from meshwise.run.transfers import Array, Transfer, held_by, placed_anew, shown_as, transfer_of
+from meshwise.run.transfers import (
+    Array,
+    Limits,
+    Transfer,
+    held_by,
+    placed_anew,
+    shown_as,
+    transfer_of,
+)
 from meshwise.run.uneven import UnevenArray
 from meshwise.run.within import move_within, plan_within
 
 # Bytes a device that one program moves, where a single array is not more.
 _BATCH_BYTES = 1 << 28
 
-
-@dataclass(frozen=True)
-class Limits:
-    """What plans are priced by, and how many bytes a device may hold of an array on its way."""
-
-    hardware: Hardware
-    max_bytes: int | None = None
+_KEPT = 1 << 14
 
 
 def transfer_all(
@@ -56,15 +57,16 @@ def transfer_all(
     return [moved[i] for i in range(len(arrays))]
 
 
+@lru_cache(_KEPT)
 def _way(transfer: Transfer, limits: Limits) -> tuple[Hashable, ...]:
     """How an array gets to its place; equal for those that one program can move."""
     if transfer.stays:
         return ("stays",)
     if 0 in transfer.shape:
         return ("put",)
-    if plan_within(transfer, limits.hardware, limits.max_bytes) is not None:
+    if plan_within(transfer, limits) is not None:
         return "within", getattr(transfer.source, "mesh", None), transfer.target.mesh
-    if plan_between(transfer, limits.hardware, limits.max_bytes) is not None:
+    if plan_between(transfer, limits) is not None:
         return "between", devices_of_both(transfer)
     return ("put",)
 
@@ -97,12 +99,12 @@ def _stay(arrays: Sequence[Array], transfers: Sequence[Transfer], limits: Limits
 
 
 def _within(arrays: Sequence[Array], transfers: Sequence[Transfer], limits: Limits) -> list[Array]:
-    return move_within(arrays, transfers, limits.hardware, limits.max_bytes)
+    return move_within(arrays, transfers, limits)
 
 
 def _between(arrays: Sequence[Array], transfers: Sequence[Transfer], limits: Limits) -> list[Array]:
     """Fetched by rounds; what is left is a reshard on the target's mesh."""
-    fetched = move_between(arrays, transfers, limits.hardware, limits.max_bytes)
+    fetched = move_between(arrays, transfers, limits)
     some = [shown_as(held, t.shape) for held, t in fetched]
     return transfer_all(some, [t.target for _, t in fetched], limits, donate=True)
 

@@ -6,13 +6,26 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
+from jax.sharding import AbstractMesh, NamedSharding
 
 from meshwise import _jax
+from meshwise.cost.hardware import Hardware
 from meshwise.ir.mesh import Axes
 from meshwise.run.uneven import UnevenArray
 
 Array = jax.Array | UnevenArray
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What plans are priced by, and how many bytes a device may hold of an array on its way.
+
+    Without `hardware` a plan sends as few bytes as can be, and of those that do the fastest on the
+    platform of the devices is taken.
+    """
+
+    hardware: Hardware | None = None
+    max_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -47,6 +60,13 @@ class Transfer:
     def rank(self) -> int:
         """How many dims the array has."""
         return len(self.shape)
+
+    @property
+    def platform(self) -> str:
+        """What kind of devices the array lies on; empty where there are none."""
+        if isinstance(self.source, NamedSharding) and isinstance(self.source.mesh, AbstractMesh):
+            return ""
+        return next(iter(self.source.device_set)).platform
 
     @property
     def moved_bytes(self) -> int:

@@ -10,14 +10,14 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
 from meshwise import _jax
-from meshwise.cost.hardware import Hardware
+from meshwise.cost.hardware import LARGE_ARRAYS, OF_PLATFORM, Hardware
 from meshwise.ir.sharding import Sharding
 from meshwise.reshard.emit import apply_steps
 from meshwise.reshard.meshes import CommonMesh, common_mesh
 from meshwise.reshard.plan import ReshardPlan
 from meshwise.reshard.search import plan_reshard, plan_within_shards
 from meshwise.run.placement import partition_spec, refined_jax_mesh
-from meshwise.run.transfers import Array, Transfer, entries, held_by, placed_anew, shown_as
+from meshwise.run.transfers import Array, Limits, Transfer, entries, held_by, placed_anew, shown_as
 
 # Arrays of fewer bytes a device travel together with their like: a launch takes longer.
 _SMALL_BYTES = 1 << 20
@@ -25,9 +25,7 @@ _SMALL_BYTES = 1 << 20
 _KEPT_PROGRAMS = 1024
 
 
-def plan_within(
-    transfer: Transfer, hardware: Hardware, max_bytes: int | None
-) -> ReshardPlan | None:
+def plan_within(transfer: Transfer, limits: Limits) -> ReshardPlan | None:
     """The plan on the mesh that both placements have in common; None where there is none.
 
     Raises MemoryLimitError where none fits in `max_bytes`.
@@ -35,9 +33,34 @@ def plan_within(
     common = common_mesh_of(transfer.source, transfer.target)
     if common is None:
         return None
-    ends = ends_on(common, transfer)
-    what = transfer.shape, transfer.itemsize, common.mesh, *ends, hardware
-    return plan_within_shards(*what) if max_bytes is None else plan_reshard(*what, max_bytes)
+    return _plan(transfer, common, limits)
+
+
+def _plan(transfer: Transfer, common: CommonMesh, limits: Limits, stacked: int = 0) -> ReshardPlan:
+    """Of the plans that send least the fastest on the platform, where no hardware is given.
+
+    With `stacked` it is for so many arrays laid on one another.
+    """
+    source, target = ends_on(common, transfer)
+    shape = transfer.shape
+    if stacked:
+        shape = (stacked, *shape)
+        source, target = (Sharding(((), *s.dims)) for s in (source, target))
+
+    def priced_by(hardware: Hardware) -> ReshardPlan:
+        what = shape, transfer.itemsize, common.mesh, source, target, hardware
+        if limits.max_bytes is None:
+            return plan_within_shards(*what)
+        return plan_reshard(*what, limits.max_bytes)
+
+    if limits.hardware is not None:
+        return priced_by(limits.hardware)
+    least = priced_by(LARGE_ARRAYS)
+    figures = OF_PLATFORM.get(transfer.platform)
+    if figures is None:
+        return least
+    fastest = priced_by(figures)
+    return fastest if fastest.wire_bytes <= least.wire_bytes else least
 
 
 def common_mesh_of(source: Any, target: NamedSharding) -> CommonMesh | None:
@@ -69,11 +92,10 @@ def ends_on(common: CommonMesh, transfer: Transfer) -> tuple[Sharding, Sharding]
 def move_within(
     arrays: Sequence[Array],
     transfers: Sequence[Transfer],
-    hardware: Hardware,
-    max_bytes: int | None,
+    limits: Limits,
 ) -> list[Array]:
     """Arrays in their new placements, by one program."""
-    program = _program(tuple(transfers), hardware, max_bytes)
+    program = _program(tuple(transfers), limits)
     moved = program(*map(held_by, arrays))
     return [
         shown_as(
@@ -85,8 +107,8 @@ def move_within(
 
 
 @lru_cache(_KEPT_PROGRAMS)
-def _program(transfers: tuple[Transfer, ...], hardware: Hardware, max_bytes: int | None) -> Any:
-    """The compiled program of some transfers on one mesh."""
+def _program(transfers: tuple[Transfer, ...], limits: Limits) -> Any:
+    """The program of some transfers on one mesh."""
     common = common_mesh_of(transfers[0].source, transfers[0].target)
     assert common is not None, transfers[0]
     ends = [ends_on(common, t) for t in transfers]
@@ -99,12 +121,11 @@ def _program(transfers: tuple[Transfer, ...], hardware: Hardware, max_bytes: int
         for transfer, members in alike.items():
             if len(members) > 1 and transfer.moved_bytes < _SMALL_BYTES:
                 stacked = jnp.stack([local[i] for i in members])
-                plan = _stacked_plan(len(members), transfer, common, hardware)
+                plan = _plan(transfer, common, limits, stacked=len(members))
                 for i, out in zip(members, apply_steps(stacked, plan, common.mesh), strict=True):
                     outs[i] = out
                 continue
-            plan = plan_within(transfer, hardware, max_bytes)
-            assert plan is not None, transfer
+            plan = _plan(transfer, common, limits)
             for i in members:
                 outs[i] = apply_steps(local[i], plan, common.mesh)
         return outs
@@ -122,15 +143,9 @@ def _program(transfers: tuple[Transfer, ...], hardware: Hardware, max_bytes: int
         in_shardings=tuple(t.source for t in transfers),
         out_shardings=[t.target for t in transfers],
     )
-    structs = [jax.ShapeDtypeStruct(t.padded, t.dtype) for t in transfers]
-    with _jax.without_mesh():
-        return jitted.lower(*structs).compile()
 
+    def call(*held: jax.Array) -> list[jax.Array]:
+        with _jax.without_mesh():
+            return jitted(*held)
 
-def _stacked_plan(
-    count: int, transfer: Transfer, common: CommonMesh, hardware: Hardware
-) -> ReshardPlan:
-    """The plan of alike arrays laid on one another."""
-    source, target = (Sharding(((), *s.dims)) for s in ends_on(common, transfer))
-    shape = (count, *transfer.shape)
-    return plan_within_shards(shape, transfer.itemsize, common.mesh, source, target, hardware)
+    return call
