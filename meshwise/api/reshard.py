@@ -5,11 +5,11 @@ from functools import lru_cache
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from meshwise import _jax
 from meshwise.api.arguments import describe
+from meshwise.api.deleted import refuse_gone
 from meshwise.api.specs import Described, broadcast_specs, kind_of
 from meshwise.cost.hardware import Hardware
 from meshwise.errors import ArgumentError, HintError, MeshError, message
@@ -18,8 +18,8 @@ from meshwise.reshard.plan import ReshardPlan
 from meshwise.reshard.remesh import RemeshPlan
 from meshwise.run.between import plan_between
 from meshwise.run.transfer import transfer_all
-from meshwise.run.transfers import Array, Limits, Transfer
-from meshwise.run.within import plan_within
+from meshwise.run.transfers import Array, Limits, Transfer, transfer_between
+from meshwise.run.within import plan_within, program_of_one
 from meshwise.trace import read_hint
 
 _KEPT = 1 << 14
@@ -64,6 +64,11 @@ def reshard(
     >>> reshard(rows, PartitionSpec()).sharding.spec
     PartitionSpec()
     """
+    limits = Limits(hardware, max_bytes)
+    if isinstance(x, jax.Array) and isinstance(sharding, NamedSharding) and not donate:
+        program = None if isinstance(x, _jax.Tracer) else _program(x, sharding, limits)
+        if program is not None:
+            return program(x)[0]
     described = Described(x, "x", f"x is {kind_of(x)}")
     specs = broadcast_specs("mw.reshard", "sharding", sharding, described)
     paths = ["x" + jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_flatten_with_path(x)[0]]
@@ -71,9 +76,25 @@ def reshard(
     _check_arrays(leaves, paths)
     if any(isinstance(leaf, _jax.Tracer) for leaf in leaves):
         return jax.tree.unflatten(tree, _constrained(leaves, specs, max_bytes))
-    limits = Limits(hardware, max_bytes)
+    refuse_gone("mw.reshard", leaves, paths)
     targets = _targets(leaves, specs, paths)
     return jax.tree.unflatten(tree, _moved(leaves, targets, limits, donate))
+
+
+def _program(x: jax.Array, target: NamedSharding, limits: Limits) -> Any:
+    """The program for one array, found by its type alone; None for what is less plain."""
+    return (
+        None if x.is_deleted() else _program_of_type(x.shape, x.dtype, x.sharding, target, limits)
+    )
+
+
+@lru_cache(_KEPT)
+def _program_of_type(
+    shape: tuple[int, ...], dtype: Any, source: Any, target: NamedSharding, limits: Limits
+) -> Any:
+    if _named(target, None, shape, "x")[1] or isinstance(target.mesh, AbstractMesh):
+        return None
+    return program_of_one(transfer_between(shape, shape, dtype, source, target), limits)
 
 
 def _constrained(leaves: Sequence[Any], specs: Sequence[Any], max_bytes: int | None) -> list[Any]:
@@ -143,9 +164,9 @@ def reshard_plan(
         problems += found
     _refuse(problems, "mw.reshard_plan was given shardings that do not fit")
     source, target = ends
-    number = np.dtype(dtype)
-    padded = Transfer(shape, shape, number, number, (), source, source).target_padded
-    transfer = Transfer(shape, padded, number, number, (), source, target)
+    number = jax.numpy.dtype(dtype)
+    padded = transfer_between(shape, shape, number, source, source).target_padded
+    transfer = transfer_between(shape, padded, number, source, target)
     limits = Limits(hardware, max_bytes)
     plan = plan_within(transfer, limits)
     return plan or _remesh(transfer, limits)

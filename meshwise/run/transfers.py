@@ -87,19 +87,22 @@ class Transfer:
 
 def transfer_of(array: Array, target: NamedSharding) -> Transfer:
     """What it takes to bring an array to a placement."""
-    held = array.padded if isinstance(array, UnevenArray) else array
-    data = jax.ShapeDtypeStruct((), held.dtype)
-    if jnp.issubdtype(held.dtype, _jax.extended):
+    held = held_by(array)
+    return transfer_between(array.shape, held.shape, held.dtype, held.sharding, target)
+
+
+def transfer_between(
+    shape: tuple[int, ...],
+    padded: tuple[int, ...],
+    dtype: Any,
+    source: jax.sharding.Sharding,
+    target: NamedSharding,
+) -> Transfer:
+    """What it takes to bring an array of some type from one placement to another."""
+    data = jax.ShapeDtypeStruct((), dtype)
+    if jnp.issubdtype(dtype, _jax.extended):
         data = jax.eval_shape(jax.random.key_data, data)
-    return Transfer(
-        tuple(array.shape),
-        tuple(held.shape),
-        held.dtype,
-        data.dtype,
-        data.shape,
-        held.sharding,
-        target,
-    )
+    return Transfer(shape, padded, dtype, data.dtype, data.shape, source, target)
 
 
 def entries(sharding: NamedSharding, rank: int) -> tuple[Axes, ...]:

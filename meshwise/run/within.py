@@ -1,7 +1,7 @@
 """Move arrays between placements on one mesh, or on two that refine to one."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -89,6 +89,17 @@ def ends_on(common: CommonMesh, transfer: Transfer) -> tuple[Sharding, Sharding]
     return source, target
 
 
+@lru_cache(_KEPT_PROGRAMS)
+def program_of_one(
+    transfer: Transfer, limits: Limits
+) -> Callable[[jax.Array], list[jax.Array]] | None:
+    """The program that moves one array; None where it is uneven or has no mesh in common."""
+    is_uneven = not transfer.shape == transfer.padded == transfer.target_padded
+    if is_uneven or 0 in transfer.shape or transfer.stays or plan_within(transfer, limits) is None:
+        return None
+    return _program((transfer,), limits)
+
+
 def move_within(
     arrays: Sequence[Array],
     transfers: Sequence[Transfer],
@@ -145,6 +156,8 @@ def _program(transfers: tuple[Transfer, ...], limits: Limits) -> Any:
     )
 
     def call(*held: jax.Array) -> list[jax.Array]:
+        if _jax.context_mesh() is None:
+            return jitted(*held)
         with _jax.without_mesh():
             return jitted(*held)
 
