@@ -79,11 +79,11 @@ CPU = Hardware(
     launch_s=100e-6,
     flops_per_s=20e9,
     memory_bytes_per_s=5e9,
-    source="measured: 8 devices on 2 cores, float32 shards of 2 to 64 MB",
+    source="run.calibrate, 2026: 8 devices on 2 cores, float32 shards of 1 to 64 MB, rounded",
     byte_factors=(
         ("all_gather", 3.5),
         ("minor all_gather", 10.0),
-        ("all_to_all", 4.0),
+        ("all_to_all", 6.0),
         ("round", 3.6),
         ("reduce_scatter", 2.0),
         ("all_reduce", 2.0),
