@@ -190,6 +190,8 @@ def _all_keep(each: Round, rounds: Sequence[Round], target: Tiles) -> bool:
     if rounds[0].is_sent:
         return False
     for piece in each.pieces:
+        if target.starts[piece.sender] is None:
+            return False
         start = np.array(piece.start)
         low, high = target.lows[piece.sender], target.highs[piece.sender]
         if (start < low).any() or (start + np.array(piece.size) > high).any():
@@ -211,7 +213,8 @@ def _mask(each: Round, target: Tiles, number: Any, shape: tuple[int, ...]) -> ja
     idle = [target.starts[d] is None for d in range(len(sizes))]
     sizes[idle] = each.shape
     mask = None
-    receives = np.all(sizes > 0, axis=-1)
+    receives = np.array(idle)
+    receives[[piece.receiver for piece in each.pieces]] = True
     if not receives.all():
         mask = lax.broadcast(_rows(receives[:, None], number)[0], shape)
     for dim, size in enumerate(each.shape):

@@ -88,7 +88,8 @@ def _overlaps(source: Tiles, target: Tiles) -> tuple[list[_Need], list[_Need]]:
     """
     lows = np.maximum(source.lows[:, None], target.lows[None])
     sizes = np.minimum(source.highs[:, None], target.highs[None]) - lows
-    meets = np.all(sizes > 0, axis=-1)
+    holds, wants = (np.array([s is not None for s in t.starts]) for t in (source, target))
+    meets = np.all(sizes > 0, axis=-1) & holds[:, None] & wants[None]
     tile_of = _tile_numbers(source)
     first_holders = [tile_of.index(tile) for tile in sorted(set(tile_of))]
     kept: list[_Need] = []

@@ -35,7 +35,9 @@ _ROUNDING = 1e-9
 # as the bound prices every byte as the cheapest kind does.
 _CLOSE = 1.03
 
-_REDUCTIONS = (StepKind.REDUCE_SCATTER, StepKind.ALL_REDUCE)
+# Rounds cut what they need of what devices hold, so they come first, after what sends nothing or
+# must be done before: a slice shares the sending evenly among those who hold the same.
+_BEFORE_ROUNDS = (StepKind.SLICE, StepKind.REDUCE_SCATTER, StepKind.ALL_REDUCE)
 
 
 def plan_reshard(
@@ -194,8 +196,7 @@ def _is_close(path: Path, moves: Moves) -> bool:
 def shortest_path(moves: Moves, cap: float, below: float | None = None) -> Path | None:
     """A* from source to target through arrays of at most `cap` bytes; None where there is none.
 
-    With `below` only paths that cost less, and those with rounds too. Rounds cut what they need
-    of what devices hold, so they come first, or straight after the reduction.
+    With `below` only paths that cost less, and those with rounds too.
     """
     start = moves.start
     costs: dict[State, float] = {start: 0.0}
@@ -208,8 +209,8 @@ def shortest_path(moves: Moves, cap: float, below: float | None = None) -> Path 
         if moves.is_end(state):
             return _trace_back(moves, state, cost, came)
         options = moves.moves(state)
-        reduces = state in came and came[state][1].kind in _REDUCTIONS
-        if below is not None and (state == start or reduces):
+        is_early = state == start or came[state][1].kind in _BEFORE_ROUNDS
+        if below is not None and is_early:
             options = chain(options, straight_moves(moves, state, below - cost))
         for move in options:
             if move.peak_bytes > cap:

@@ -4,6 +4,7 @@ Written apart from the package's search, to compare with it. A state is the axes
 name and the axes that are still unreduced.
 """
 
+import functools
 import heapq
 import itertools
 import math
@@ -11,7 +12,10 @@ from collections.abc import Iterator
 
 from meshwise.cost.hardware import Hardware
 from meshwise.ir.mesh import Mesh
-from meshwise.ir.sharding import Sharding
+from meshwise.ir.sharding import Sharding, local_shape
+from meshwise.reshard.rounds import plan_rounds
+from meshwise.reshard.tiles import Tiles, tiles_of
+from tests.reshard.cases import all_shardings
 
 Axes = tuple[str, ...]
 State = tuple[tuple[Axes, ...], frozenset[str], str]
@@ -24,8 +28,13 @@ def least_seconds(
     source: Sharding,
     target: Sharding,
     hardware: Hardware,
+    with_rounds: bool = True,
 ) -> float:
-    """Seconds of the cheapest path through arrays no larger than both ends."""
+    """Seconds of the cheapest path through arrays no larger than both ends.
+
+    Rounds may lead from every sharding to every other; the package's search has them only at the
+    start or after a reduction, and only to what one all_gather makes the target of.
+    """
     cap = max(
         mesh.device_count // mesh.size(a for d in s.dims for a in d) for s in (source, target)
     )
@@ -50,7 +59,39 @@ def least_seconds(
             if cost + seconds < best.get(reached, math.inf):
                 best[reached] = cost + seconds
                 heapq.heappush(queue, (best[reached], next(count), reached))
+        if state[1] or not with_rounds:
+            continue
+        for dims, seconds in _in_rounds(shape, itemsize, mesh, state[0], hardware):
+            reached = (dims, frozenset(), "")
+            if mesh.device_count // mesh.size(a for axes in dims for a in axes) > cap:
+                continue
+            if cost + seconds < best.get(reached, math.inf):
+                best[reached] = cost + seconds
+                heapq.heappush(queue, (best[reached], next(count), reached))
     raise AssertionError("the target was not reached")
+
+
+@functools.cache
+def _in_rounds(
+    shape: tuple[int, ...], itemsize: int, mesh: Mesh, dims: tuple[Axes, ...], hardware: Hardware
+) -> list[tuple[tuple[Axes, ...], float]]:
+    """Every sharding that pieces sent straight can make of another, with its seconds."""
+    found = []
+    source = _tiles(shape, mesh, dims)
+    for after in all_shardings(mesh, len(shape)):
+        if any(n % mesh.size(axes) for n, axes in zip(shape, after.dims, strict=True)):
+            continue
+        rounds = plan_rounds(source, _tiles(shape, mesh, after.dims))
+        sent = [math.prod(r.shape) * itemsize for r in rounds or () if r.is_sent]
+        if sent:
+            byte_s = hardware.byte_factor("round") / hardware.link_bytes_per_s
+            launch_s = hardware.launch_s if hardware.round_s is None else hardware.round_s
+            found.append((after.dims, len(sent) * launch_s + sum(sent) * byte_s))
+    return found
+
+
+def _tiles(shape: tuple[int, ...], mesh: Mesh, dims: tuple[Axes, ...]) -> Tiles:
+    return tiles_of(shape, local_shape(shape, Sharding(dims), mesh), dims, mesh.axis_size)
 
 
 def moves(

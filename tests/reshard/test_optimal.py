@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from meshwise.cost.hardware import GENERIC, TPU_V5E
+from meshwise.cost.hardware import GENERIC, LARGE_ARRAYS, TPU_V5E
 from meshwise.ir.sharding import Reduction, Sharding, local_bytes, unreduced
 from meshwise.reshard.plan import ReshardPlan, StepKind
 from meshwise.reshard.search import plan_reshard, reshard_cost
@@ -41,7 +41,7 @@ def sampled_pairs(mesh: str, rank: int, count: int, terms: bool) -> list[Pair]:
 def test_no_plan_costs_less(mesh, shape, terms):
     count = {1: 40, 2: 30, 3: 12}[len(shape)]
     for source, target in sampled_pairs(mesh, len(shape), count, terms):
-        for hardware in (GENERIC, TPU_V5E):
+        for hardware in (GENERIC, LARGE_ARRAYS, TPU_V5E):
             args = shape, 4, MESHES[mesh], source, target, hardware
             least = least_seconds(*args)
             found = reshard_cost(*args)
