@@ -250,6 +250,8 @@ def _entry_axes(entry: Any, mesh: Mesh) -> Axes | None:
 
 
 def _spec_problems(spec: PartitionSpec, shape: Sequence[int], mesh: Mesh, path: str) -> list[str]:
+    if getattr(spec, "unreduced", None) or getattr(spec, "reduced", None):
+        return [f"{path}: {spec} is unreduced at the boundary of a program"]
     problems = []
     if len(spec) > len(shape):
         problems.append(
@@ -265,8 +267,6 @@ def _spec_problems(spec: PartitionSpec, shape: Sequence[int], mesh: Mesh, path: 
             )
         elif names.count(name) > 1:
             problems.append(f"{path}: {spec} uses axis {name!r} {names.count(name)} times")
-    if getattr(spec, "unreduced", None) or getattr(spec, "reduced", None):
-        problems.append(f"{path}: {spec} is unreduced at the boundary of a program")
     return problems
 
 

@@ -11,11 +11,23 @@ from jax._src.named_sharding import DuplicateSpecError
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from meshwise._jax.jaxprs import Primitive
+from meshwise.errors import MemoryLimitError, message
 
 hint_p = Primitive("hint")
 
 
-hint_p.def_impl(lambda x, **params: x)
+@hint_p.def_impl
+def _hint_impl(x: Any, *, sharding: Any, reshards: bool = False, **_: Any) -> Any:
+    """Outside a program a hint says nothing, and where a value is resharded JAX moves it."""
+    if not reshards:
+        return x
+    if not isinstance(sharding, NamedSharding):
+        lies = getattr(x, "sharding", None)
+        if not isinstance(lies, NamedSharding):
+            return x
+        sharding = NamedSharding(lies.mesh, sharding)
+    closed = [None if e is PartitionSpec.UNCONSTRAINED else e for e in sharding.spec]
+    return jax.device_put(x, NamedSharding(sharding.mesh, PartitionSpec(*closed)))
 
 
 hint_p.def_abstract_eval(lambda x, **params: x)
@@ -65,8 +77,17 @@ def _hint_batcher(
 _batching.fancy_primitive_batchers[hint_p] = _hint_batcher
 
 
-def _hint_lowering(x: Any, *, sharding: Any, **_: Any) -> Any:
+def _hint_lowering(x: Any, *, sharding: Any, max_bytes: int | None = None, **_: Any) -> Any:
     """Outside meshwise a hint is a constraint where a mesh is known, and nothing elsewhere."""
+    if max_bytes is not None:
+        raise MemoryLimitError(
+            message(
+                f"mw.reshard to {sharding} in at most {max_bytes:,} bytes a device",
+                ["it is in a function under jax.jit, where XLA moves the value"],
+                "A bound on memory holds under mw.jit, and for arrays outside of functions.",
+                "Use mw.jit, or leave max_bytes out.",
+            )
+        )
     mesh = jax.sharding.get_abstract_mesh()
     is_automatic = not mesh.empty and all(t == AxisType.Auto for t in mesh.axis_types)
     if isinstance(sharding, NamedSharding) or is_automatic:

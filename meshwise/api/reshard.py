@@ -1,10 +1,12 @@
 """`mw.reshard` and `mw.reshard_plan`: from one sharding to another, by hand."""
 
+import operator
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from meshwise import _jax
@@ -64,7 +66,7 @@ def reshard(
     >>> reshard(rows, PartitionSpec()).sharding.spec
     PartitionSpec()
     """
-    limits = Limits(hardware, max_bytes)
+    limits = _limits("mw.reshard", max_bytes, hardware)
     if isinstance(x, jax.Array) and isinstance(sharding, NamedSharding) and not donate:
         program = None if isinstance(x, _jax.Tracer) else _program(x, sharding, limits)
         if program is not None:
@@ -74,10 +76,10 @@ def reshard(
     paths = ["x" + jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_flatten_with_path(x)[0]]
     leaves, tree = jax.tree.flatten(x)
     _check_arrays(leaves, paths)
-    if any(isinstance(leaf, _jax.Tracer) for leaf in leaves):
-        return jax.tree.unflatten(tree, _constrained(leaves, specs, max_bytes))
     refuse_gone("mw.reshard", leaves, paths)
     targets = _targets(leaves, specs, paths)
+    if any(isinstance(leaf, _jax.Tracer) for leaf in leaves):
+        return jax.tree.unflatten(tree, _constrained(leaves, specs, max_bytes))
     return jax.tree.unflatten(tree, _moved(leaves, targets, limits, donate))
 
 
@@ -112,7 +114,8 @@ def _moved(
     """Arrays where they are to go; those without a target as they are."""
     places = {i: target for i, target in enumerate(targets) if target is not None}
     arrays = [x if isinstance(x := leaves[i], Array) else jax.numpy.asarray(x) for i in places]
-    moved = transfer_all(arrays, list(places.values()), limits, donate)
+    kept = [x for i, x in enumerate(leaves) if i not in places and isinstance(x, Array)]
+    moved = transfer_all(arrays, list(places.values()), limits, donate, kept)
     new = dict(zip(places, moved, strict=True))
     return [new.get(i, leaf) for i, leaf in enumerate(leaves)]
 
@@ -156,7 +159,8 @@ def reshard_plan(
     slice y.0*y.1 on dim 1: [32, 64] -> [32, 16]
     all_gather x of dim 0: [32, 16] -> [64, 16], 512 bytes
     """
-    shape = tuple(shape)
+    limits = _limits("mw.reshard_plan", max_bytes, hardware)
+    shape, number = _array_type(shape, dtype)
     ends, problems = [], []
     for name, spec in (("src", src), ("dst", dst)):
         own, found = _named(spec, mesh, shape, name)
@@ -164,12 +168,37 @@ def reshard_plan(
         problems += found
     _refuse(problems, "mw.reshard_plan was given shardings that do not fit")
     source, target = ends
-    number = jax.numpy.dtype(dtype)
     padded = transfer_between(shape, shape, number, source, source).target_padded
     transfer = transfer_between(shape, padded, number, source, target)
-    limits = Limits(hardware, max_bytes)
     plan = plan_within(transfer, limits)
     return plan or _remesh(transfer, limits)
+
+
+def _array_type(shape: Any, dtype: Any) -> tuple[tuple[int, ...], Any]:
+    """A shape and a type of numbers, checked."""
+    problems = []
+    try:
+        sizes = tuple(map(operator.index, shape))
+        if min(sizes, default=0) < 0:
+            problems.append(f"shape={shape!r}")
+    except TypeError:
+        sizes = ()
+        problems.append(f"shape={shape!r}")
+    try:
+        number = jax.numpy.dtype(dtype)
+    except TypeError:
+        number = None
+        problems.append(f"dtype={dtype!r}")
+    if problems:
+        raise ArgumentError(
+            message(
+                "mw.reshard_plan was asked about no array",
+                problems,
+                "A shape is whole numbers, none below zero; a dtype is one of NumPy's or JAX's.",
+                "Give those of an array: x.shape, x.dtype. Of PRNG keys give those of their data.",
+            )
+        )
+    return sizes, number
 
 
 def _remesh(transfer: Transfer, limits: Limits) -> RemeshPlan:
@@ -189,7 +218,7 @@ def _remesh(transfer: Transfer, limits: Limits) -> RemeshPlan:
 
 @lru_cache(_KEPT)
 def _named(
-    spec: Any, mesh: Any, shape: tuple[int, ...], path: str
+    spec: Any, mesh: Any, shape: tuple[int, ...], path: str, may_be_open: bool = False
 ) -> tuple[NamedSharding, list[str]]:
     """A sharding with its mesh, and what is wrong with it."""
     own = spec.mesh if isinstance(spec, NamedSharding) else mesh
@@ -204,10 +233,41 @@ def _named(
         )
     refined = refine_mesh(own.axis_names, own.axis_sizes)
     hint, problems = read_hint(spec, shape, refined, path, "")
-    if hint is not None and None in hint.dims:
+    if hint is not None and None in hint.dims and not may_be_open:
         problems = [f"{path}: {spec} leaves a dim open; here is nothing to complete it from"]
+    if not problems and _is_elsewhere(spec, own):
+        problems = [f"{path}: {spec} is not in the memory of the devices, where arrays are moved"]
     bare = spec.spec if isinstance(spec, NamedSharding) else spec
     return NamedSharding(own, PartitionSpec() if problems else bare), problems
+
+
+def _is_elsewhere(spec: Any, mesh: Any) -> bool:
+    """Whether a sharding names a memory other than that in which devices compute."""
+    kind = getattr(spec, "memory_kind", None)
+    if kind is None or isinstance(mesh, AbstractMesh):
+        return False
+    return kind != mesh.devices.flat[0].default_memory().kind
+
+
+def _limits(name: str, max_bytes: Any, hardware: Any) -> Limits:
+    """What plans are held to, checked."""
+    problems = []
+    is_number = isinstance(max_bytes, int | np.integer) and not isinstance(max_bytes, bool)
+    if max_bytes is not None and not (is_number and max_bytes > 0):
+        problems.append(f"max_bytes={max_bytes!r}")
+    if not isinstance(hardware, Hardware | None):
+        problems.append(f"hardware={hardware!r}")
+    if problems:
+        raise ArgumentError(
+            message(
+                f"{name} was given limits that are none",
+                problems,
+                "max_bytes is a positive whole number of bytes a device, hardware is of the class "
+                "in meshwise.cost.hardware.",
+                "Leave out what is not to be limited.",
+            )
+        )
+    return Limits(hardware, None if max_bytes is None else int(max_bytes))
 
 
 def _targets(
@@ -220,15 +280,16 @@ def _targets(
         if spec is None:
             found.append(None)
             continue
-        lies = getattr(leaf, "sharding", None)
+        is_traced = isinstance(leaf, _jax.Tracer)
+        lies = None if is_traced else getattr(leaf, "sharding", None)
         mesh = lies.mesh if isinstance(lies, NamedSharding) else _jax.context_mesh()
         if not isinstance(spec, NamedSharding) and mesh is None:
             problems.append(f"{path} lies on no mesh, so {spec} says nothing of it")
             continue
-        named, wrong = _named(spec, mesh, tuple(leaf.shape), path)
+        named, wrong = _named(spec, mesh, np.shape(leaf), path, is_traced)
         found.append(named)
         problems += wrong
-        if not wrong and isinstance(named.mesh, AbstractMesh):
+        if not wrong and isinstance(named.mesh, AbstractMesh) and not is_traced:
             problems.append(f"{path}: {spec} is on a mesh without devices")
     _refuse(problems, "mw.reshard was given shardings that do not fit")
     return found

@@ -171,7 +171,9 @@ def solve(problem: Problem, max_bytes: int | None = None) -> tuple[Path, bool]:
     assert path is not None, f"no path: {problem}"
     allowed = _allowed(moves, max_bytes)
     if path.peak_bytes > allowed:
-        path = _cheapest(moves, allowed) or _cheapest(moves, least_peak(moves)) or path
+        caps = (allowed, moves.end_bytes, least_peak(moves))
+        fitting = (_cheapest(moves, cap) for cap in caps)
+        path = next(filter(None, fitting), path)
     return path, _is_close(path, moves) and path.peak_bytes <= allowed
 
 
@@ -230,7 +232,10 @@ def shortest_path(moves: Moves, cap: float, below: float | None = None) -> Path 
 
 
 def least_peak(moves: Moves) -> int:
-    """The smallest cap for which there is a path: Dijkstra on the largest array on the way."""
+    """The smallest cap for which there is a path: Dijkstra on the largest array on the way.
+
+    Rounds need no more than both ends, and are tried before.
+    """
     peaks: dict[State, int] = {moves.start: moves.end_bytes}
     queue = [(moves.end_bytes, 0, moves.start)]
     count = 0

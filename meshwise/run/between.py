@@ -18,7 +18,15 @@ from meshwise.reshard.exchange import Parcel, apply_rounds, travel_key
 from meshwise.reshard.remesh import RemeshPlan, plan_remesh
 from meshwise.reshard.tiles import Tiles, tiles_of
 from meshwise.run.placement import partition_spec, refined_jax_mesh
-from meshwise.run.transfers import Array, Limits, Transfer, entries, held_by
+from meshwise.run.transfers import (
+    Array,
+    Limits,
+    Transfer,
+    as_before,
+    as_travelling,
+    entries,
+    held_by,
+)
 
 _KEPT_PROGRAMS = 1024
 
@@ -144,9 +152,9 @@ def _flat_mesh(devices: Sequence[Any]) -> jax.sharding.Mesh:
 
 
 def _data_of(array: jax.Array) -> jax.Array:
-    """The numbers of an array, of PRNG keys too."""
+    """The numbers of an array as they are moved, of PRNG keys too."""
     is_key = jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key)
-    return jax.random.key_data(array) if is_key else array
+    return as_travelling(jax.random.key_data(array) if is_key else array)
 
 
 def _on_all(array: jax.Array, devices: Sequence[Any], flat: NamedSharding) -> jax.Array:
@@ -176,4 +184,6 @@ def _fetched(held: jax.Array, transfer: Transfer, limits: Limits) -> tuple[jax.A
     if jax.numpy.issubdtype(transfer.dtype, jax.dtypes.prng_key):
         impl = _jax.key_impl_name(jax.ShapeDtypeStruct((), transfer.dtype))
         array = jax.random.wrap_key_data(array, impl=impl)
+    else:
+        array = as_before(array, transfer.dtype)
     return array, replace(transfer, padded=padded, source=lies)

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding
 
+from meshwise.errors import MemoryLimitError, message
 from meshwise.run.between import devices_of_both, move_between, plan_between
 from meshwise.run.padding import pad_array
 from meshwise.run.transfers import (
@@ -36,9 +37,16 @@ _KEPT = 1 << 14
 
 
 def transfer_all(
-    arrays: Sequence[Array], targets: Sequence[NamedSharding], limits: Limits, donate: bool = False
+    arrays: Sequence[Array],
+    targets: Sequence[NamedSharding],
+    limits: Limits,
+    donate: bool = False,
+    kept: Sequence[Array] = (),
 ) -> list[Array]:
     """Every array in its new placement; donated ones that had to move are gone afterwards.
+
+    A donated array is freed when the last batch has read it, unless a result or one of `kept`
+    lies in its buffers.
 
     Raises MemoryLimitError, before anything is moved, where one needs more than `max_bytes`.
     """
@@ -46,14 +54,19 @@ def transfer_all(
     ways: dict[tuple[Hashable, ...], list[int]] = defaultdict(list)
     for i, transfer in enumerate(transfers):
         ways[_way(transfer, limits)].append(i)
+    batches = [
+        (kind, batch)
+        for (kind, *_), members in ways.items()
+        for batch in _batches(members, transfers, limits.max_bytes or _BATCH_BYTES)
+    ]
     moved: dict[int, Array] = {}
-    for (kind, *_), members in ways.items():
-        for batch in _batches(members, transfers, limits.max_bytes or _BATCH_BYTES):
-            some = [arrays[i] for i in batch]
-            new = _MOVE[kind](some, [transfers[i] for i in batch], limits)
-            moved.update(zip(batch, new, strict=True))
-            if donate:
-                _free(some, new)
+    for place, (kind, batch) in enumerate(batches):
+        some = [arrays[i] for i in batch]
+        new = _MOVE[kind](some, [transfers[i] for i in batch], limits)
+        moved.update(zip(batch, new, strict=True))
+        if donate:
+            later = [arrays[i] for _, rest in batches[place + 1 :] for i in rest]
+            _free(some, [*kept, *later, *moved.values()])
     return [moved[i] for i in range(len(arrays))]
 
 
@@ -68,6 +81,16 @@ def _way(transfer: Transfer, limits: Limits) -> tuple[Hashable, ...]:
         return "within", getattr(transfer.source, "mesh", None), transfer.target.mesh
     if plan_between(transfer, limits) is not None:
         return "between", devices_of_both(transfer)
+    if limits.max_bytes is not None:
+        raise MemoryLimitError(
+            message(
+                f"mw.reshard of shape {list(transfer.shape)} to {transfer.target} in at most "
+                f"{limits.max_bytes:,} bytes a device",
+                ["it takes more rounds of pieces than a program may have"],
+                "What JAX does instead has no bound.",
+                "Leave max_bytes out, or go by way of a sharding over more axes.",
+            )
+        )
     return ("put",)
 
 
@@ -121,9 +144,9 @@ def _put(arrays: Sequence[Array], transfers: Sequence[Transfer], limits: Limits)
     return put
 
 
-def _free(old: Sequence[Array], new: Sequence[Array]) -> None:
-    """Free the sources; not those with whose buffers results were made."""
-    kept = {pointer for array in new for pointer in _buffers(array)}
+def _free(old: Sequence[Array], used: Sequence[Array]) -> None:
+    """Free the sources whose buffers nothing else uses."""
+    kept = {pointer for array in used for pointer in _buffers(array)}
     for array in old:
         if not array.is_deleted() and kept.isdisjoint(_buffers(array)):
             held_by(array).delete()
@@ -132,6 +155,8 @@ def _free(old: Sequence[Array], new: Sequence[Array]) -> None:
 def _buffers(array: Array) -> list[int]:
     """Where the numbers of an array stand in the memory of this process's devices."""
     held = held_by(array)
+    if held.is_deleted():
+        return []
     if jax.numpy.issubdtype(held.dtype, jax.dtypes.prng_key):
         held = jax.random.key_data(held)
     return [shard.data.unsafe_buffer_pointer() for shard in held.addressable_shards]

@@ -33,7 +33,7 @@ class Transfer:
     """One array on its way: what it is, and both placements.
 
     `shape` is logical, `padded` the shape that the devices hold. `data_dtype` and `item` are type
-    and dims of the numbers that make up an element: of a PRNG key several, else itself and `()`.
+    and dims of the numbers as which an element is moved: of a PRNG key several, else one and `()`.
     """
 
     shape: tuple[int, ...]
@@ -102,7 +102,39 @@ def transfer_between(
     data = jax.ShapeDtypeStruct((), dtype)
     if jnp.issubdtype(dtype, _jax.extended):
         data = jax.eval_shape(jax.random.key_data, data)
-    return Transfer(shape, padded, dtype, data.dtype, data.shape, source, target)
+    number = travelling_type(data.dtype)
+    return Transfer(shape, padded, dtype, number, data.shape, source, target)
+
+
+def travelling_type(dtype: Any) -> Any:
+    """The type of numbers as which others are moved, itself for most.
+
+    Some backends select and write short floats as longer ones, which changes the bits of NaNs, and
+    have no collectives of integers shorter than a byte.
+    """
+    if jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize == 2:
+        return jnp.dtype(jnp.uint16)
+    if jnp.issubdtype(dtype, jnp.integer) and jnp.iinfo(dtype).bits < 8:
+        return jnp.dtype(jnp.int8)
+    return dtype
+
+
+def as_travelling(x: jax.Array) -> jax.Array:
+    """The same numbers, or their bits, in the type that is moved; can be traced."""
+    return _converted(x, travelling_type(x.dtype))
+
+
+def as_before(x: jax.Array, dtype: Any) -> jax.Array:
+    """What `as_travelling` was given, in its own type; can be traced."""
+    return _converted(x, dtype)
+
+
+def _converted(x: jax.Array, dtype: Any) -> jax.Array:
+    if x.dtype == dtype:
+        return x
+    if jnp.issubdtype(x.dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.floating):
+        return jax.lax.bitcast_convert_type(x, dtype)
+    return jax.lax.convert_element_type(x, dtype)
 
 
 def entries(sharding: NamedSharding, rank: int) -> tuple[Axes, ...]:

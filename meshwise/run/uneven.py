@@ -155,7 +155,10 @@ class UnevenArray:
         return self.padded.is_deleted()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        host = np.asarray(self.padded)[tuple(slice(n) for n in self.shape)]
+        if self.size == 0:
+            host = np.empty(self.shape, self.padded.dtype)  # JAX cannot put empty shards together
+        else:
+            host = np.asarray(self.padded)[tuple(slice(n) for n in self.shape)]
         if copy is False and dtype is not None and host.dtype != dtype:
             raise ValueError(f"to change {host.dtype} to {dtype}, NumPy must copy")
         return np.array(host, dtype) if copy else np.asarray(host, dtype)
@@ -232,7 +235,7 @@ _jax.register_array(UnevenArray, lambda array: array.aval, lambda array: array.v
 def _logical_shard(shard: Any, shape: tuple[int, ...]) -> UnevenShard:
     """One device's shard, cut to the rows that exist."""
     index = []
-    for part, size in zip(shard.index, shape, strict=True):
+    for part, size in zip(shard.index, shape, strict=False):  # a PRNG key's data has dims too
         start, stop, _ = part.indices(max(size, part.stop or size))
         index.append(slice(min(start, size), min(stop, size)))
     data = shard.data[tuple(slice(i.stop - i.start) for i in index)]

@@ -17,7 +17,17 @@ from meshwise.reshard.meshes import CommonMesh, common_mesh
 from meshwise.reshard.plan import ReshardPlan
 from meshwise.reshard.search import plan_reshard, plan_within_shards
 from meshwise.run.placement import partition_spec, refined_jax_mesh
-from meshwise.run.transfers import Array, Limits, Transfer, entries, held_by, placed_anew, shown_as
+from meshwise.run.transfers import (
+    Array,
+    Limits,
+    Transfer,
+    as_before,
+    as_travelling,
+    entries,
+    held_by,
+    placed_anew,
+    shown_as,
+)
 
 # Arrays of fewer bytes a device travel together with their like: a launch takes longer.
 _SMALL_BYTES = 1 << 20
@@ -127,7 +137,8 @@ def _program(transfers: tuple[Transfer, ...], limits: Limits) -> Any:
     for i, transfer in enumerate(transfers):
         alike[transfer].append(i)
 
-    def per_device(*local: jax.Array) -> list[jax.Array]:
+    def per_device(*arrays: jax.Array) -> list[jax.Array]:
+        local = [as_travelling(x) for x in arrays]
         outs: list[Any] = [None] * len(local)
         for transfer, members in alike.items():
             if len(members) > 1 and transfer.moved_bytes < _SMALL_BYTES:
@@ -139,7 +150,7 @@ def _program(transfers: tuple[Transfer, ...], limits: Limits) -> Any:
             plan = _plan(transfer, common, limits)
             for i in members:
                 outs[i] = apply_steps(local[i], plan, common.mesh)
-        return outs
+        return [as_before(out, x.dtype) for out, x in zip(outs, arrays, strict=True)]
 
     source: Any = transfers[0].source
     mapped = jax.shard_map(
