@@ -10,7 +10,10 @@ MAX_FREE_SEARCH = 5
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """What a launch and a byte of each kind cost, in bytes of the plain link."""
+    """What a launch and a byte of each kind cost, in bytes of the plain link.
+
+    A path that costs at most `close` times the lower bound is as good as the best.
+    """
 
     launch: float
     round_launch: float
@@ -22,6 +25,7 @@ class Prices:
     round: float = 1.0
     minor_all_gather: float = 1.0
     slice: float = 0.0
+    close: float = 1.0
 
     @property
     def least(self) -> float:

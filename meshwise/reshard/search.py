@@ -31,10 +31,6 @@ from meshwise.rules.halo import realignment
 # Costs are sums of bytes; two that differ by less than this part of one another are equal.
 _ROUNDING = 1e-9
 
-# A plan this close to the lower bound is final: finer groups of axes are not tried. Not closer,
-# as the bound prices every byte as the cheapest kind does.
-_CLOSE = 1.03
-
 # Rounds cut what they need of what devices hold, so they come first, after what sends nothing or
 # must be done before: a slice shares the sending evenly among those who hold the same.
 _BEFORE_ROUNDS = (StepKind.SLICE, StepKind.REDUCE_SCATTER, StepKind.ALL_REDUCE)
@@ -128,7 +124,7 @@ def _plan(
         raise MemoryLimitError(too_large(shape, f"{source}", f"{target}", max_bytes, peak))
     sent = sum(step.wire_bytes for step in steps)
     launches = sum(step.launches for step in steps)
-    seconds = cost / hardware.link_bytes_per_s
+    seconds = (cost - sent * hardware.bytes_first) / hardware.link_bytes_per_s
     return ReshardPlan(shape, itemsize, source, target, steps, sent, launches, seconds, peak)
 
 
@@ -192,7 +188,7 @@ def _cheapest(moves: Moves, cap: float) -> Path | None:
 
 
 def _is_close(path: Path, moves: Moves) -> bool:
-    return path.cost <= moves.bound(moves.start) * _CLOSE
+    return path.cost <= moves.bound(moves.start) * moves.problem.prices.close
 
 
 def shortest_path(moves: Moves, cap: float, below: float | None = None) -> Path | None:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
 from meshwise import _jax
-from meshwise.cost.hardware import LARGE_ARRAYS, OF_PLATFORM, Hardware
+from meshwise.cost.hardware import LARGE_ARRAYS, OF_PLATFORM
 from meshwise.ir.sharding import Sharding
 from meshwise.reshard.emit import apply_steps
 from meshwise.reshard.meshes import CommonMesh, common_mesh
@@ -47,30 +47,20 @@ def plan_within(transfer: Transfer, limits: Limits) -> ReshardPlan | None:
 
 
 def _plan(transfer: Transfer, common: CommonMesh, limits: Limits, stacked: int = 0) -> ReshardPlan:
-    """Of the plans that send least the fastest on the platform, where no hardware is given.
-
-    With `stacked` it is for so many arrays laid on one another.
-    """
+    """The plan for an array, or with `stacked` for so many laid on one another."""
     source, target = ends_on(common, transfer)
     shape = transfer.shape
     if stacked:
         shape = (stacked, *shape)
         source, target = (Sharding(((), *s.dims)) for s in (source, target))
 
-    def priced_by(hardware: Hardware) -> ReshardPlan:
-        what = shape, transfer.itemsize, common.mesh, source, target, hardware
-        if limits.max_bytes is None:
-            return plan_within_shards(*what)
-        return plan_reshard(*what, limits.max_bytes)
-
-    if limits.hardware is not None:
-        return priced_by(limits.hardware)
-    least = priced_by(LARGE_ARRAYS)
-    figures = OF_PLATFORM.get(transfer.platform)
-    if figures is None:
-        return least
-    fastest = priced_by(figures)
-    return fastest if fastest.wire_bytes <= least.wire_bytes else least
+    hardware = limits.hardware or OF_PLATFORM.get(transfer.platform, LARGE_ARRAYS)
+    what = shape, transfer.itemsize, common.mesh, source, target, hardware
+    return (
+        plan_within_shards(*what)
+        if limits.max_bytes is None
+        else plan_reshard(*what, limits.max_bytes)
+    )
 
 
 def common_mesh_of(source: Any, target: NamedSharding) -> CommonMesh | None:
