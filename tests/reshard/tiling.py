@@ -38,7 +38,8 @@ def random_tiles(
 
 def inside(tiles: Tiles, device: int) -> tuple[slice, ...]:
     """The rows of the array in a device's tile, padding left out."""
-    lows, highs = tiles.lows[device], np.maximum(tiles.highs[device], tiles.lows[device])
+    lows = np.minimum(tiles.lows[device], tiles.shape)
+    highs = np.maximum(tiles.highs[device], lows)
     return tuple(slice(a, b) for a, b in zip(lows.tolist(), highs.tolist(), strict=True))
 
 
