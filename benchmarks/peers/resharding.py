@@ -51,7 +51,7 @@ ELEMENTS = 2**16  # of an array whose bytes are counted, roughly
 
 @dataclass(frozen=True)
 class Case:
-    """One reshard: of an array of a global shape, on the first devices of the machine."""
+    """One reshard: of an array of a global shape, on as many devices as its mesh has."""
 
     mesh: str
     shape: tuple[int, ...]
