@@ -20,11 +20,9 @@ from meshwise.reshard.plan import ReshardPlan
 from meshwise.reshard.remesh import RemeshPlan
 from meshwise.run.between import plan_between
 from meshwise.run.transfer import transfer_all
-from meshwise.run.transfers import Array, Limits, Transfer, transfer_between
+from meshwise.run.transfers import KEPT_ANSWERS, Array, Limits, Transfer, transfer_between
 from meshwise.run.within import plan_within, program_of_one
 from meshwise.trace import read_hint
-
-_KEPT = 1 << 14
 
 
 def reshard(
@@ -90,7 +88,7 @@ def _program(x: jax.Array, target: NamedSharding, limits: Limits) -> Any:
     )
 
 
-@lru_cache(_KEPT)
+@lru_cache(KEPT_ANSWERS)
 def _program_of_type(
     shape: tuple[int, ...], dtype: Any, source: Any, target: NamedSharding, limits: Limits
 ) -> Any:
@@ -216,7 +214,7 @@ def _remesh(transfer: Transfer, limits: Limits) -> RemeshPlan:
     return plan
 
 
-@lru_cache(_KEPT)
+@lru_cache(KEPT_ANSWERS)
 def _named(
     spec: Any, mesh: Any, shape: tuple[int, ...], path: str, may_be_open: bool = False
 ) -> tuple[NamedSharding, list[str]]:

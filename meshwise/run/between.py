@@ -19,6 +19,8 @@ from meshwise.reshard.remesh import RemeshPlan, plan_remesh
 from meshwise.reshard.tiles import Tiles, tiles_of
 from meshwise.run.placement import partition_spec, refined_jax_mesh
 from meshwise.run.transfers import (
+    KEPT_PROGRAMS,
+    SMALL_BYTES,
     Array,
     Limits,
     Transfer,
@@ -28,15 +30,10 @@ from meshwise.run.transfers import (
     held_by,
 )
 
-_KEPT_PROGRAMS = 1024
-
-# Arrays of fewer bytes a device travel end to end: a launch takes longer.
-_SMALL_BYTES = 1 << 20
-
 _AXIS = "devices"
 
 
-@lru_cache(_KEPT_PROGRAMS)
+@lru_cache(KEPT_PROGRAMS)
 def plan_between(transfer: Transfer, limits: Limits) -> RemeshPlan | None:
     """The plan over the devices of both; None where it would take too many rounds.
 
@@ -106,7 +103,7 @@ def move_between(
     return [_fetched(x, t, limits) for x, t in zip(fetched, transfers, strict=True)]
 
 
-@lru_cache(_KEPT_PROGRAMS)
+@lru_cache(KEPT_PROGRAMS)
 def _program(transfers: tuple[Transfer, ...], limits: Limits) -> Any:
     """The compiled rounds of some transfers between the same devices."""
     union = devices_of_both(transfers[0])
@@ -115,7 +112,7 @@ def _program(transfers: tuple[Transfer, ...], limits: Limits) -> Any:
     plans = [_plan(t, limits) for t in transfers]
     together: dict[Any, list[int]] = defaultdict(list)
     for i, (transfer, plan) in enumerate(zip(transfers, plans, strict=True)):
-        is_small = transfer.moved_bytes < _SMALL_BYTES
+        is_small = transfer.moved_bytes < SMALL_BYTES
         key = (transfer.data_dtype, travel_key(plan.rounds)) if is_small else i
         together[key].append(i)
 

@@ -19,6 +19,7 @@ from meshwise.errors import MemoryLimitError, message
 from meshwise.run.between import devices_of_both, move_between, plan_between
 from meshwise.run.padding import pad_array
 from meshwise.run.transfers import (
+    KEPT_ANSWERS,
     Array,
     Limits,
     Transfer,
@@ -32,8 +33,6 @@ from meshwise.run.within import move_within, plan_within
 
 # Bytes a device that one program moves, where a single array is not more.
 _BATCH_BYTES = 1 << 28
-
-_KEPT = 1 << 14
 
 
 def transfer_all(
@@ -70,7 +69,7 @@ def transfer_all(
     return [moved[i] for i in range(len(arrays))]
 
 
-@lru_cache(_KEPT)
+@lru_cache(KEPT_ANSWERS)
 def _way(transfer: Transfer, limits: Limits) -> tuple[Hashable, ...]:
     """How an array gets to its place; equal for those that one program can move."""
     if transfer.stays:

@@ -15,6 +15,13 @@ from meshwise.run.uneven import UnevenArray
 
 Array = jax.Array | UnevenArray
 
+# Arrays of fewer bytes a device travel together with their like: a launch takes longer.
+SMALL_BYTES = 1 << 20
+
+# How many programs that move arrays are kept, and how many answers about them.
+KEPT_PROGRAMS = 1 << 10
+KEPT_ANSWERS = 1 << 14
+
 
 @dataclass(frozen=True)
 class Limits:

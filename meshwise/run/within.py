@@ -18,6 +18,8 @@ from meshwise.reshard.plan import ReshardPlan
 from meshwise.reshard.search import plan_reshard, plan_within_shards
 from meshwise.run.placement import partition_spec, refined_jax_mesh
 from meshwise.run.transfers import (
+    KEPT_PROGRAMS,
+    SMALL_BYTES,
     Array,
     Limits,
     Transfer,
@@ -28,11 +30,6 @@ from meshwise.run.transfers import (
     placed_anew,
     shown_as,
 )
-
-# Arrays of fewer bytes a device travel together with their like: a launch takes longer.
-_SMALL_BYTES = 1 << 20
-
-_KEPT_PROGRAMS = 1024
 
 
 def plan_within(transfer: Transfer, limits: Limits) -> ReshardPlan | None:
@@ -89,7 +86,7 @@ def ends_on(common: CommonMesh, transfer: Transfer) -> tuple[Sharding, Sharding]
     return source, target
 
 
-@lru_cache(_KEPT_PROGRAMS)
+@lru_cache(KEPT_PROGRAMS)
 def program_of_one(
     transfer: Transfer, limits: Limits
 ) -> Callable[[jax.Array], list[jax.Array]] | None:
@@ -117,7 +114,7 @@ def move_within(
     ]
 
 
-@lru_cache(_KEPT_PROGRAMS)
+@lru_cache(KEPT_PROGRAMS)
 def _program(transfers: tuple[Transfer, ...], limits: Limits) -> Any:
     """The program of some transfers on one mesh."""
     common = common_mesh_of(transfers[0].source, transfers[0].target)
@@ -131,7 +128,7 @@ def _program(transfers: tuple[Transfer, ...], limits: Limits) -> Any:
         local = [as_travelling(x) for x in arrays]
         outs: list[Any] = [None] * len(local)
         for transfer, members in alike.items():
-            if len(members) > 1 and transfer.moved_bytes < _SMALL_BYTES:
+            if len(members) > 1 and transfer.moved_bytes < SMALL_BYTES:
                 stacked = jnp.stack([local[i] for i in members])
                 plan = _plan(transfer, common, limits, stacked=len(members))
                 for i, out in zip(members, apply_steps(stacked, plan, common.mesh), strict=True):
