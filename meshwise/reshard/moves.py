@@ -71,15 +71,15 @@ class Moves:
 
     @cached_property
     def padded_end_bytes(self) -> int:
-        """As `end_bytes`, with a dim that is whole at one end padded as the other end needs."""
+        """As `end_bytes`, with each dim padded as the other end needs."""
         p = self.problem
         ends = []
         for dims, blocks in ((p.source, self.start[1]), (p.target, self.target_blocks)):
             ends.append([c * self._size(axes) for c, axes in zip(blocks, dims, strict=True)])
         padded = [max(pair) for pair in zip(*ends, strict=True)]
         local = [
-            [c if axes else n for c, axes, n in zip(blocks, dims, padded, strict=True)]
-            for dims, blocks in ((p.source, self.start[1]), (p.target, self.target_blocks))
+            [-(-n // self._size(axes)) for axes, n in zip(dims, padded, strict=True)]
+            for dims in (p.source, p.target)
         ]
         return max(map(self.local_bytes, local))
 

@@ -5,7 +5,7 @@
 over `x`: 512 of the 4,096 elements are sent, where gathering first would send 2,048.
 
 Memory law: the peak is at most the larger of the source and target shard whenever a plan within
-it exists; a gathered uneven dim may hold its padding for a moment, unless `max_bytes` forbids it.
+it exists; an uneven dim may hold the padding of its other end, unless `max_bytes` forbids it.
 """
 
 import heapq
@@ -63,12 +63,17 @@ def plan_within_shards(
     target: Sharding,
     hardware: Hardware,
 ) -> ReshardPlan:
-    """The cheapest plan that keeps the memory law to the letter, if there is one that does."""
-    shards = (local_bytes(shape, itemsize, s, mesh) for s in (source, target))
+    """The cheapest plan; one that keeps the memory law to the letter where it sends no more."""
+    what = shape, itemsize, mesh, source, target, hardware
+    plan = plan_reshard(*what)
+    most = max(local_bytes(shape, itemsize, s, mesh) for s in (source, target))
+    if plan.peak_bytes <= most:
+        return plan
     try:
-        return plan_reshard(shape, itemsize, mesh, source, target, hardware, max(shards))
+        within = plan_reshard(*what, most)
     except MemoryLimitError:
-        return plan_reshard(shape, itemsize, mesh, source, target, hardware)
+        return plan
+    return within if within.wire_bytes <= plan.wire_bytes else plan
 
 
 @lru_cache(maxsize=1 << 17)

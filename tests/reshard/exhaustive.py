@@ -14,11 +14,12 @@ from meshwise.cost.hardware import Hardware
 from meshwise.ir.mesh import Mesh
 from meshwise.ir.sharding import Sharding, local_shape
 from meshwise.reshard.rounds import plan_rounds
-from meshwise.reshard.tiles import Tiles, tiles_of
+from meshwise.reshard.tiles import Tiles, received_bytes, tiles_of
 from tests.reshard.cases import all_shardings
 
 Axes = tuple[str, ...]
 State = tuple[tuple[Axes, ...], frozenset[str], str]
+KINDS = ("all_gather", "minor all_gather", "all_to_all", "ppermute", "round")
 
 
 def least_seconds(
@@ -33,12 +34,16 @@ def least_seconds(
     """Seconds of the cheapest path through arrays no larger than both ends.
 
     Rounds may lead from every sharding to every other; the package's search has them only at the
-    start or after a reduction, and only to what one all_gather makes the target of.
+    start or after a reduction, and only to what one all_gather makes the target of. They are left
+    out where what devices must receive in them and afterwards costs more than a path without any.
     """
+    below = math.inf
+    if with_rounds:
+        below = least_seconds(shape, itemsize, mesh, source, target, hardware, with_rounds=False)
     cap = max(
         mesh.device_count // mesh.size(a for d in s.dims for a in d) for s in (source, target)
     )
-    free = [a for a in mesh.names if a not in target.unreduced]
+    free = tuple(a for a in mesh.names if a not in target.unreduced)
     start = (source.dims, frozenset(source.unreduced) - set(target.unreduced), "")
     best = {start: 0.0}
     queue = [(0.0, 0, start)]
@@ -49,7 +54,7 @@ def least_seconds(
             return cost
         if cost > best[state]:
             continue
-        for kind, sent, after in moves(shape, itemsize, mesh, free, state):
+        for kind, sent, after in _all_moves(shape, itemsize, mesh, free, state[:2]):
             launch = 0.0 if kind in ("", state[2]) else hardware.launch_s
             seconds = launch + sent * hardware.byte_factor(kind) / hardware.link_bytes_per_s
             joins = kind if kind in ("all_gather", "reduce_scatter") else ""
@@ -61,7 +66,8 @@ def least_seconds(
                 heapq.heappush(queue, (best[reached], next(count), reached))
         if state[1] or not with_rounds:
             continue
-        for dims, seconds in _in_rounds(shape, itemsize, mesh, state[0], hardware):
+        ends = state[0], target.dims
+        for dims, seconds in _in_rounds(shape, itemsize, mesh, ends, hardware, below - cost):
             reached = (dims, frozenset(), "")
             if mesh.device_count // mesh.size(a for axes in dims for a in axes) > cap:
                 continue
@@ -71,27 +77,70 @@ def least_seconds(
     raise AssertionError("the target was not reached")
 
 
-@functools.cache
 def _in_rounds(
-    shape: tuple[int, ...], itemsize: int, mesh: Mesh, dims: tuple[Axes, ...], hardware: Hardware
-) -> list[tuple[tuple[Axes, ...], float]]:
-    """Every sharding that pieces sent straight can make of another, with its seconds."""
-    found = []
-    source = _tiles(shape, mesh, dims)
-    for after in all_shardings(mesh, len(shape)):
-        if any(n % mesh.size(axes) for n, axes in zip(shape, after.dims, strict=True)):
+    shape: tuple[int, ...],
+    itemsize: int,
+    mesh: Mesh,
+    ends: tuple[tuple[Axes, ...], tuple[Axes, ...]],
+    hardware: Hardware,
+    below: float,
+) -> Iterator[tuple[tuple[Axes, ...], float]]:
+    """Every sharding that pieces sent straight can make of the first of `ends`, with its seconds.
+
+    Those are left out from which the second is not reached in less than `below` seconds, as too
+    many bytes are lacking.
+    """
+    dims, target = ends
+    byte_s = hardware.byte_factor("round") / hardware.link_bytes_per_s
+    least_byte_s = min(map(hardware.byte_factor, KINDS)) / hardware.link_bytes_per_s
+    launch_s = hardware.launch_s if hardware.round_s is None else hardware.round_s
+    for after in _even(shape, mesh):
+        least = _lacking(shape, mesh, dims, after) * byte_s
+        least += _lacking(shape, mesh, after, target) * least_byte_s
+        if launch_s + least * itemsize >= below:
             continue
-        rounds = plan_rounds(source, _tiles(shape, mesh, after.dims))
-        sent = [math.prod(r.shape) * itemsize for r in rounds or () if r.is_sent]
+        sent = _sent(shape, mesh, dims, after)
         if sent:
-            byte_s = hardware.byte_factor("round") / hardware.link_bytes_per_s
-            launch_s = hardware.launch_s if hardware.round_s is None else hardware.round_s
-            found.append((after.dims, len(sent) * launch_s + sum(sent) * byte_s))
-    return found
+            yield after, len(sent) * launch_s + sum(sent) * itemsize * byte_s
 
 
+@functools.cache
+def _even(shape: tuple[int, ...], mesh: Mesh) -> list[tuple[Axes, ...]]:
+    """Every sharding without padding."""
+    return [
+        s.dims
+        for s in all_shardings(mesh, len(shape))
+        if all(n % mesh.size(axes) == 0 for n, axes in zip(shape, s.dims, strict=True))
+    ]
+
+
+@functools.cache
+def _lacking(
+    shape: tuple[int, ...], mesh: Mesh, dims: tuple[Axes, ...], after: tuple[Axes, ...]
+) -> int:
+    """Elements that some device must receive, whatever way is taken."""
+    return received_bytes(_tiles(shape, mesh, dims), _tiles(shape, mesh, after), 1)
+
+
+@functools.cache
+def _sent(
+    shape: tuple[int, ...], mesh: Mesh, dims: tuple[Axes, ...], after: tuple[Axes, ...]
+) -> list[int]:
+    """Elements that travel in each round from one sharding to another; none where too many."""
+    rounds = plan_rounds(_tiles(shape, mesh, dims), _tiles(shape, mesh, after))
+    return [math.prod(r.shape) for r in rounds or () if r.is_sent]
+
+
+@functools.cache
 def _tiles(shape: tuple[int, ...], mesh: Mesh, dims: tuple[Axes, ...]) -> Tiles:
     return tiles_of(shape, local_shape(shape, Sharding(dims), mesh), dims, mesh.axis_size)
+
+
+@functools.lru_cache(1024)
+def _all_moves(
+    shape: tuple[int, ...], itemsize: int, mesh: Mesh, free: Axes, state: tuple
+) -> list[tuple[str, float, tuple[tuple[Axes, ...], frozenset[str]]]]:
+    return list(moves(shape, itemsize, mesh, list(free), (*state, "")))
 
 
 def moves(
