@@ -68,9 +68,11 @@ GENERIC = Hardware(
 LARGE_ARRAYS = replace(
     GENERIC,
     name="generic, for large arrays",
-    launch_s=1 / 100e9,
-    round_s=1 / 100e9,
-    source="GENERIC with the launch time of one byte",
+    launch_s=1e-3 / 100e9,
+    round_s=1e-3 / 100e9,
+    byte_factors=(),
+    bytes_first=1.0,
+    source="GENERIC with the launch time of a thousandth of a byte",
 )
 
 # Devices that are threads of one machine, as in tests. There is no link: each byte is copied, and

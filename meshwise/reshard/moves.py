@@ -71,12 +71,13 @@ class Moves:
 
     @cached_property
     def padded_end_bytes(self) -> int:
-        """As `end_bytes`, with each dim padded as the other end needs."""
+        """As `end_bytes`, with each uneven dim padded to what all axes divide."""
         p = self.problem
-        ends = []
-        for dims, blocks in ((p.source, self.start[1]), (p.target, self.target_blocks)):
-            ends.append([c * self._size(axes) for c, axes in zip(blocks, dims, strict=True)])
-        padded = [max(pair) for pair in zip(*ends, strict=True)]
+        most = math.prod(p.sizes)
+        padded = [
+            n if even else -(-n // most) * most
+            for n, even in zip(p.shape, self.even_dims, strict=True)
+        ]
         local = [
             [-(-n // self._size(axes)) for axes, n in zip(dims, padded, strict=True)]
             for dims in (p.source, p.target)

@@ -17,6 +17,7 @@ more or over fewer, are tiles too.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -64,17 +65,22 @@ def plan_rounds(source: Tiles, target: Tiles, most: int = MOST_ROUNDS) -> tuple[
     [(False, (4,), 2), (True, (4,), 2)]
     """
     kept, missing = _overlaps(source, target)
+    ways = [
+        tuple(map(_round, _matchings(sent, len(source.starts))))
+        for sent in (_with_senders(source, missing, by_bytes) for by_bytes in (False, True))
+        if _busiest(sent) <= most
+    ]
+    if not ways:
+        return None
+    sent = min(ways, key=lambda rounds: sum(prod(each.shape) for each in rounds))
+    held = [Piece(r, r, start, size) for _, r, start, size in kept]
     alike = len({size for *_, size in (*kept, *missing)}) == 1
     some_keep_none = len({r for _, r, _, _ in kept}) < len({r for _, r, _, _ in kept + missing})
-    sent = _with_senders(source, missing, ())
     if alike and some_keep_none:
-        together = _with_senders(source, missing, kept)
-        if _busiest(together) <= _busiest(sent):
-            kept, sent = [], together
-    if _busiest(sent) > most:
-        return None
-    rounds = [_round([Piece(r, r, start, size) for _, r, start, size in kept])] if kept else []
-    return (*rounds, *map(_round, _matchings(sent, len(source.starts))))
+        together = _with_senders(source, missing, False, held)
+        if _busiest(together) <= len(sent):
+            return tuple(map(_round, _matchings(together, len(source.starts))))
+    return (_round(held), *sent) if held else sent
 
 
 _Need = tuple[int, int, tuple[int, ...], tuple[int, ...]]
@@ -111,21 +117,27 @@ def _tile_numbers(tiles: Tiles) -> list[int]:
     return [numbers.setdefault(start, len(numbers)) for start in tiles.starts]
 
 
-def _with_senders(source: Tiles, missing: Sequence[_Need], kept: Sequence[_Need]) -> list[Piece]:
-    """Pieces with their senders: the least busy of those that hold the tile, near ones first."""
+def _with_senders(
+    source: Tiles, missing: Sequence[_Need], by_bytes: bool, held: Sequence[Piece] = ()
+) -> list[Piece]:
+    """Pieces with their senders: the least busy of those that hold the tile, near ones first.
+
+    Busy is who sends many pieces, or many bytes; then large pieces are given out first.
+    """
     tile_of = _tile_numbers(source)
     holders: dict[int, list[int]] = {}
     for device, tile in enumerate(tile_of):
         holders.setdefault(tile, []).append(device)
+    pieces = list(held)
     load = [0] * len(tile_of)
-    pieces = []
-    for _, device, start, size in kept:
-        load[device] += 1
-        pieces.append(Piece(device, device, start, size))
+    for piece in held:
+        load[piece.sender] += 1
+    if by_bytes:
+        missing = sorted(missing, key=lambda need: -prod(need[3]))
     for holder, receiver, start, size in missing:
         able = holders[tile_of[holder]]
         sender = min(able, key=lambda d: (load[d], abs(d - receiver)))
-        load[sender] += 1
+        load[sender] += prod(size) if by_bytes else 1
         pieces.append(Piece(sender, receiver, start, size))
     return pieces
 

@@ -193,7 +193,8 @@ def _cheapest(moves: Moves, cap: float) -> Path | None:
 
 
 def _is_close(path: Path, moves: Moves) -> bool:
-    return path.cost <= moves.bound(moves.start) * moves.problem.prices.close
+    """Whether nothing better is worth looking for; half a byte is no difference in bytes."""
+    return path.cost <= moves.bound(moves.start) * moves.problem.prices.close + 0.5
 
 
 def shortest_path(moves: Moves, cap: float, below: float | None = None) -> Path | None:
