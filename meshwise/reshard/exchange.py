@@ -6,6 +6,7 @@ table, in which each looks up its own row. The program is the same for all of th
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import jax
@@ -74,11 +75,12 @@ class _Way:
 
     def __init__(self, parcel: Parcel, number: Any):
         """Nothing is put yet."""
-        rounds, source, target = parcel.rounds, parcel.source, parcel.target
+        source, target = parcel.source, parcel.target
         self.parcel, self.number = parcel, number
         self.element = parcel.array.shape[len(source.shape) :]
-        self.array = _pad_to(parcel.array, _extents(rounds, source))
-        extents = _extents(rounds, target)
+        self.places = [_places(each, source, target) for each in parcel.rounds]
+        self.array = _pad_to(parcel.array, _extents(self.places, "reads", parcel.rounds, source))
+        extents = _extents(self.places, "writes", parcel.rounds, target)
         self.out = jnp.zeros((*extents, *self.element), self.array.dtype)
         self.last: jax.Array | None = None
 
@@ -89,54 +91,92 @@ class _Way:
 
     def piece(self, i: int) -> jax.Array:
         """What this device sends in a round, or keeps."""
-        each, target = self.parcel.rounds[i], self.parcel.target
+        each, places = self.parcel.rounds[i], self.places[i]
         shape = (*each.shape, *self.element)
-        at = self._rows(_starts(each, self.parcel.source, True))
+        at = self._rows(places.reads)
         if not each.is_sent:
             return _take(self.array, at, shape)
-        if self.last is not None and _all_keep(each, self.parcel.rounds, target):
-            return _take(self.out, self._rows(_starts(each, target, True)), shape)
-        devices = len(target.starts)
+        held = self._held(i)
+        if self.last is not None and held is not None:
+            return _take(self.out, self._rows(held), shape)
+        devices = len(self.parcel.target.starts)
         return _take_after(self.array, at, shape, self.last, self.number, devices)
 
     def put(self, i: int, piece: jax.Array) -> None:
         """Write what came in a round. In the first, what is written too much is written over."""
-        each, target = self.parcel.rounds[i], self.parcel.target
+        each, places = self.parcel.rounds[i], self.places[i]
         if each.is_sent:
             self.last = piece
         if i == 0 and piece.shape == self.out.shape:
             self.out = piece
             return
-        at = self._rows(_starts(each, target, False))
-        mask = _mask(each, target, self.number, piece.shape) if i else None
+        at = self._rows(places.writes)
+        mask = _mask(each, places, self.parcel.target, self.number, piece.shape) if i else None
         if mask is not None:
             piece = lax.select(mask, piece, _take(self.out, at, piece.shape))
         self.out = lax.dynamic_update_slice(self.out, piece, at)
+
+    def _held(self, i: int) -> np.ndarray | None:
+        """Where senders have what they send in their new tile; None unless all have put it there.
+
+        Read from there, no piece is cut before the round before has been written.
+        """
+        rounds, target = self.parcel.rounds, self.parcel.target
+        if rounds[0].is_sent:
+            return None
+        starts = np.zeros(target.lows.shape, np.int32)
+        for piece, offset in zip(rounds[i].pieces, self.places[i].offsets, strict=True):
+            if target.starts[piece.sender] is None:
+                return None
+            start = np.array(piece.start)
+            low, high = target.lows[piece.sender], target.highs[piece.sender]
+            first = start - low - offset
+            last = first + rounds[i].shape
+            is_inside = (start >= low) & (start + piece.size <= high)
+            if not (is_inside & (first >= 0) & (last <= self.out.shape[: len(first)])).all():
+                return None
+            starts[piece.sender] = first
+        return starts
 
     def _rows(self, starts: np.ndarray) -> list[Any]:
         return _rows(starts, self.number) + [np.int32(0)] * len(self.element)
 
 
-def _starts(each: Round, tiles: Tiles, is_sender: bool) -> np.ndarray:
-    """Where each device's piece begins in its own tile: [devices, rank]; zero for no piece."""
-    starts = np.zeros(tiles.lows.shape, np.int32)
+@dataclass(frozen=True, eq=False)
+class _Places:
+    """Where each device's buffer of a round begins in its source and in its target tile.
+
+    Both are [devices, rank], zero for no piece. `offsets` is where, in the buffer, each piece
+    begins: a smaller piece than the buffer may begin later, so that the buffer ends with the tile.
+    """
+
+    reads: np.ndarray
+    writes: np.ndarray
+    offsets: list[np.ndarray]
+
+
+def _places(each: Round, source: Tiles, target: Tiles) -> _Places:
+    reads = np.zeros(source.lows.shape, np.int32)
+    writes = np.zeros(target.lows.shape, np.int32)
+    offsets = []
+    shape = np.array(each.shape, np.int64)
     for piece in each.pieces:
-        device = piece.sender if is_sender else piece.receiver
-        starts[device] = np.array(piece.start) - tiles.lows[device]
-    return starts
+        read = np.array(piece.start, np.int64) - source.lows[piece.sender]
+        write = np.array(piece.start, np.int64) - target.lows[piece.receiver]
+        over = np.maximum(read + shape - source.block, write + shape - target.block)
+        offset = np.clip(over, 0, np.minimum(np.minimum(read, write), shape - piece.size))
+        offsets.append(offset)
+        reads[piece.sender], writes[piece.receiver] = read - offset, write - offset
+    return _Places(reads, writes, offsets)
 
 
-def _extents(rounds: Sequence[Round], tiles: Tiles) -> tuple[int, ...]:
-    """Local sizes with room for every buffer: a piece may be smaller than its round's."""
-    extents = np.array(tiles.block)
-    for each in rounds:
-        for piece in each.pieces:
-            for device in (piece.sender, piece.receiver):
-                if tiles.starts[device] is not None:
-                    start = np.array(piece.start) - tiles.lows[device]
-                    is_inside = (start >= 0) & (start < np.array(tiles.block))
-                    if is_inside.all():
-                        extents = np.maximum(extents, start + np.array(each.shape))
+def _extents(
+    places: Sequence[_Places], which: str, rounds: Sequence[Round], tiles: Tiles
+) -> tuple[int, ...]:
+    """Local sizes with room for every buffer: those of the tile, but for a few odd pieces."""
+    extents = np.array(tiles.block, np.int64)
+    for each, place in zip(rounds, places, strict=True):
+        extents = np.maximum(extents, (getattr(place, which) + np.array(each.shape)).max(axis=0))
     return tuple(extents.tolist())
 
 
@@ -185,45 +225,33 @@ def _take_after(
     return _take(x, starts, shape)
 
 
-def _all_keep(each: Round, rounds: Sequence[Round], target: Tiles) -> bool:
-    """Whether senders have what they send in their new tile, where they have put it first."""
-    if rounds[0].is_sent:
-        return False
-    for piece in each.pieces:
-        if target.starts[piece.sender] is None:
-            return False
-        start = np.array(piece.start)
-        low, high = target.lows[piece.sender], target.highs[piece.sender]
-        if (start < low).any() or (start + np.array(piece.size) > high).any():
-            return False
-    return True
-
-
-def _mask(each: Round, target: Tiles, number: Any, shape: tuple[int, ...]) -> jax.Array | None:
+def _mask(
+    each: Round, places: _Places, target: Tiles, number: Any, shape: tuple[int, ...]
+) -> jax.Array | None:
     """What to write of the buffer; None for all of it.
 
     A device that receives nothing writes nothing. Of a buffer that is larger than the piece in it
     the rest is left out, unless it falls on padding.
     """
-    sizes = np.zeros(target.lows.shape, np.int32)
-    for piece in each.pieces:
-        device = piece.receiver
-        reaches_end = np.array(piece.start) + piece.size == target.highs[device]
-        sizes[device] = np.where(reaches_end, each.shape, piece.size)
-    idle = [target.starts[d] is None for d in range(len(sizes))]
-    sizes[idle] = each.shape
-    mask = None
-    receives = np.array(idle)
+    receives = np.array([start is None for start in target.starts])
     receives[[piece.receiver for piece in each.pieces]] = True
+    firsts = np.zeros(target.lows.shape, np.int32)
+    lasts = np.zeros(target.lows.shape, np.int32) + np.array(each.shape, np.int32)
+    for piece, offset in zip(each.pieces, places.offsets, strict=True):
+        device = piece.receiver
+        end = np.array(piece.start) + piece.size
+        firsts[device] = offset
+        lasts[device] = np.where(end == target.highs[device], each.shape, offset + piece.size)
+    masks = []
     if not receives.all():
-        mask = lax.broadcast(_rows(receives[:, None], number)[0], shape)
+        masks.append(lax.broadcast(_rows(receives[:, None], number)[0], shape))
     for dim, size in enumerate(each.shape):
-        counts = np.where(receives, sizes[:, dim], size).astype(np.int32)
-        if (counts < size).any():
-            own = _rows(counts[:, None], number)[0]
-            inside = lax.lt(lax.broadcasted_iota(np.int32, shape, dim), own)
-            mask = inside if mask is None else mask & inside
-    return mask
+        row = lax.broadcasted_iota(np.int32, shape, dim)
+        if (firsts[:, dim] > 0).any():
+            masks.append(lax.ge(row, _rows(firsts[:, dim, None], number)[0]))
+        if (lasts[:, dim] < size).any():
+            masks.append(lax.lt(row, _rows(lasts[:, dim, None], number)[0]))
+    return reduce(lax.bitwise_and, masks) if masks else None
 
 
 def _pad_to(x: jax.Array, sizes: tuple[int, ...]) -> jax.Array:
