@@ -39,9 +39,10 @@ format: $(VENV)/.dev ## rewrite files in the project's format
 	$(RUN) -m ruff check --fix .
 	$(RUN) -m ruff format .
 
-bench: $(VENV)/.examples ## measure beside XLA's own partitioners (15 minutes on two cores)
+bench: $(VENV)/.examples ## measure beside XLA's own partitioners (half an hour on two cores)
 	$(RUN) -m benchmarks.operators
 	$(RUN) -m benchmarks.gpt
+	$(RUN) -m benchmarks.reshard
 
 clean: ## remove the environment and the caches
 	rm -rf $(VENV) .hypothesis .pytest_cache .ruff_cache build dist
