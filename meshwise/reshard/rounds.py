@@ -65,16 +65,16 @@ def plan_rounds(source: Tiles, target: Tiles, most: int = MOST_ROUNDS) -> tuple[
     [(False, (4,), 2), (True, (4,), 2)]
     """
     kept, missing = _overlaps(source, target)
+    alike = len({size for *_, size in (*kept, *missing)}) == 1
     ways = [
         tuple(map(_round, _matchings(sent, len(source.starts))))
-        for sent in (_with_senders(source, missing, by_bytes) for by_bytes in (False, True))
+        for sent in (_with_senders(source, missing, by_bytes) for by_bytes in {False, not alike})
         if _busiest(sent) <= most
     ]
     if not ways:
         return None
     sent = min(ways, key=lambda rounds: sum(prod(each.shape) for each in rounds))
     held = [Piece(r, r, start, size) for _, r, start, size in kept]
-    alike = len({size for *_, size in (*kept, *missing)}) == 1
     some_keep_none = len({r for _, r, _, _ in kept}) < len({r for _, r, _, _ in kept + missing})
     if alike and some_keep_none:
         together = _with_senders(source, missing, False, held)

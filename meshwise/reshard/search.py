@@ -187,7 +187,9 @@ def _cheapest(moves: Moves, cap: float) -> Path | None:
     path = shortest_path(moves, cap)
     if path is None:
         return shortest_path(moves, cap, below=math.inf)
-    if _is_close(path, moves):
+    prices = moves.problem.prices
+    extra = prices.round_launch - min(prices.launch, prices.round_launch)
+    if _is_close(path, moves) or path.cost <= moves.bound(moves.start) + extra:
         return path
     return shortest_path(moves, cap, below=path.cost * (1 - _ROUNDING)) or path
 
