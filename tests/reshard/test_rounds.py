@@ -48,13 +48,17 @@ def test_every_device_gets_its_tile_once(shape, devices):
 
 
 @pytest.mark.parametrize("shape", [(), (16,), (7, 3)], ids=str)
-def test_more_rounds_than_are_allowed_are_none(shape):
+def test_there_are_no_more_rounds_than_are_allowed(shape):
+    """None where there is no such plan; the fewest there are always are one."""
     for seed in range(8):
         source, target = random_ends(seed, shape, 8)
-        rounds = plan_rounds(source, target)
-        count = sum(each.is_sent for each in rounds)
-        assert plan_rounds(source, target, count) == rounds
-        assert not count or plan_rounds(source, target, count - 1) is None
+        plans = [plan_rounds(source, target, most) for most in range(9)]
+        fewest = next(most for most, rounds in enumerate(plans) if rounds is not None)
+        for most, rounds in enumerate(plans):
+            assert (rounds is None) == (most < fewest)
+            if rounds is not None:
+                check_rounds(source, target, rounds)
+                assert sum(each.is_sent for each in rounds) <= most
 
 
 def rows(count, devices=None, shape=(12,)):
