@@ -65,8 +65,9 @@ def reshard(
     PartitionSpec()
     """
     limits = _limits("mw.reshard", max_bytes, hardware)
-    if isinstance(x, jax.Array) and isinstance(sharding, NamedSharding) and not donate:
-        program = None if isinstance(x, _jax.Tracer) else _program(x, sharding, limits)
+    is_traced = _jax.is_tracing()
+    if isinstance(sharding, NamedSharding) and isinstance(x, jax.Array):
+        program = None if is_traced or donate else _program(x, sharding, limits)
         if program is not None:
             return program(x)[0]
     described = Described(x, "x", f"x is {kind_of(x)}")
@@ -75,8 +76,9 @@ def reshard(
     leaves, tree = jax.tree.flatten(x)
     _check_arrays(leaves, paths)
     refuse_gone("mw.reshard", leaves, paths)
-    targets = _targets(leaves, specs, paths)
-    if any(isinstance(leaf, _jax.Tracer) for leaf in leaves):
+    is_traced |= any(isinstance(leaf, _jax.Tracer) for leaf in leaves)
+    targets = _targets(leaves, specs, paths, is_traced)
+    if is_traced:
         return jax.tree.unflatten(tree, _constrained(leaves, specs, max_bytes))
     return jax.tree.unflatten(tree, _moved(leaves, targets, limits, donate))
 
@@ -84,7 +86,9 @@ def reshard(
 def _program(x: jax.Array, target: NamedSharding, limits: Limits) -> Any:
     """The program for one array, found by its type alone; None for what is less plain."""
     return (
-        None if x.is_deleted() else _program_of_type(x.shape, x.dtype, x.sharding, target, limits)
+        None
+        if isinstance(x, _jax.Tracer) or x.is_deleted()
+        else _program_of_type(x.shape, x.dtype, x.sharding, target, limits)
     )
 
 
@@ -269,7 +273,7 @@ def _limits(name: str, max_bytes: Any, hardware: Any) -> Limits:
 
 
 def _targets(
-    leaves: Sequence[Any], specs: Sequence[Any], paths: Sequence[str]
+    leaves: Sequence[Any], specs: Sequence[Any], paths: Sequence[str], is_traced: bool
 ) -> list[NamedSharding | None]:
     """Where every array is to go; None for those that stay."""
     found: list[NamedSharding | None] = []
@@ -278,8 +282,7 @@ def _targets(
         if spec is None:
             found.append(None)
             continue
-        is_traced = isinstance(leaf, _jax.Tracer)
-        lies = None if is_traced else getattr(leaf, "sharding", None)
+        lies = None if isinstance(leaf, _jax.Tracer) else getattr(leaf, "sharding", None)
         mesh = lies.mesh if isinstance(lies, NamedSharding) else _jax.context_mesh()
         if not isinstance(spec, NamedSharding) and mesh is None:
             problems.append(f"{path} lies on no mesh, so {spec} says nothing of it")

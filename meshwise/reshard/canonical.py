@@ -93,6 +93,7 @@ def prices_of(hardware: Hardware) -> Prices:
         minor_all_gather=price("minor all_gather"),
         slice=hardware.byte_factor("slice"),
         close=1.0 if hardware.bytes_first else _CLOSE,
+        slack=0.5 if hardware.bytes_first else 0.0,  # half a byte is no difference in bytes
     )
 
 

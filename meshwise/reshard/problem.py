@@ -12,7 +12,7 @@ MAX_FREE_SEARCH = 5
 class Prices:
     """What a launch and a byte of each kind cost, in bytes of the plain link.
 
-    A path that costs at most `close` times the lower bound is as good as the best.
+    A path that costs at most `close` times the lower bound and `slack` is as good as the best.
     """
 
     launch: float
@@ -26,6 +26,7 @@ class Prices:
     minor_all_gather: float = 1.0
     slice: float = 0.0
     close: float = 1.0
+    slack: float = 0.0
 
     @property
     def least(self) -> float:

@@ -85,7 +85,7 @@ def reshard_cost(
     target: Sharding,
     hardware: Hardware,
 ) -> float:
-    """Seconds of the plan that `plan_reshard` gives; much cheaper to ask for."""
+    """Seconds of the plan that `plan_reshard` gives, with the price of bytes that come first."""
     if source == target:
         return 0.0
     _check(shape, source, target)
@@ -195,8 +195,9 @@ def _cheapest(moves: Moves, cap: float) -> Path | None:
 
 
 def _is_close(path: Path, moves: Moves) -> bool:
-    """Whether nothing better is worth looking for; half a byte is no difference in bytes."""
-    return path.cost <= moves.bound(moves.start) * moves.problem.prices.close + 0.5
+    """Whether nothing better is worth looking for."""
+    prices = moves.problem.prices
+    return path.cost <= moves.bound(moves.start) * prices.close + prices.slack
 
 
 def shortest_path(moves: Moves, cap: float, below: float | None = None) -> Path | None:

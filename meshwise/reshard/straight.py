@@ -26,11 +26,15 @@ def straight_moves(moves: Moves, state: State, below: float) -> Iterator[Move]:
         target = _tiles(p, new_dims, new_blocks)
         new = new_dims, new_blocks, (), None
         least = received_bytes(source, target, p.itemsize) * p.prices.round
-        if least + moves.bound(new) + p.prices.round_launch >= below:
+        launch = p.prices.round_launch if least else 0.0
+        if least + moves.bound(new) + launch >= below:
             continue
-        sent = [moves.local_bytes(r.shape) for r in plan_rounds(source, target) or () if r.is_sent]
-        if sent:
+        rounds = plan_rounds(source, target)
+        if rounds is not None and new_dims != dims:
+            sent = [moves.local_bytes(r.shape) for r in rounds if r.is_sent]
+            kept = sum(moves.local_bytes(r.shape) for r in rounds) - sum(sent)
             cost = len(sent) * p.prices.round_launch + sum(sent) * p.prices.round
+            cost += kept * p.prices.slice
             peak = max(moves.local_bytes(blocks), moves.local_bytes(new_blocks))
             parts = ((tuple(range(len(p.sizes))), None, None),)
             yield Move(StepKind.ROUNDS, parts, new, cost, peak)

@@ -16,7 +16,7 @@ from meshwise.reshard.emit import apply_steps
 from meshwise.reshard.meshes import CommonMesh, common_mesh
 from meshwise.reshard.plan import ReshardPlan
 from meshwise.reshard.search import plan_reshard, plan_within_shards
-from meshwise.run.placement import partition_spec, refined_jax_mesh
+from meshwise.run.placement import explicit_axes, partition_spec, refined_jax_mesh
 from meshwise.run.transfers import (
     KEPT_PROGRAMS,
     SMALL_BYTES,
@@ -152,6 +152,12 @@ def _program(transfers: tuple[Transfer, ...], limits: Limits) -> Any:
         in_shardings=tuple(t.source for t in transfers),
         out_shardings=[t.target for t in transfers],
     )
+
+    if explicit_axes(source.mesh):
+        # Types of arguments name the user's axes, which the program's mesh has not: leave them out.
+        structs = [jax.ShapeDtypeStruct(t.padded, t.dtype) for t in transfers]
+        with _jax.without_mesh():
+            return jitted.lower(*structs).compile()
 
     def call(*held: jax.Array) -> list[jax.Array]:
         if _jax.context_mesh() is None:

@@ -81,11 +81,6 @@ def test_every_device_holds_its_part(case):
     check(x, value, source())  # is as it was
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=KeyError,
-    reason="an Explicit source keeps its type under jit, where shard_map is over refined axes",
-)
 @pytest.mark.parametrize("case", EXPLICIT)
 def test_every_device_holds_its_part_of_explicit_arrays(case):
     shape, source, target = EXPLICIT[case]

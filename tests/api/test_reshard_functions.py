@@ -144,18 +144,10 @@ CLOSED_OVER = {  # what a function closes over, where it is asked to be
     "on the host": (lambda: VALUE, COLUMNS),
     "uneven": (lambda: lay(numbers((7, 8)), ROWS()), COLUMNS),
 }
-WHILE_TRACING = "an array that is not traced is moved by a jitted program, whose result is traced"
-CLOSED_OVER_FAILS = pytest.mark.xfail(
-    strict=True, raises=(AttributeError, KeyError), reason=WHILE_TRACING
-)
-WORKS = "as it is", "beside traced ones"
 
 
 @pytest.mark.parametrize("way", ["jax", "mw"])
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(c, marks=[] if c in WORKS else CLOSED_OVER_FAILS) for c in CLOSED_OVER],
-)
+@pytest.mark.parametrize("case", CLOSED_OVER)
 def test_what_a_function_closes_over(case, way):
     make, target = CLOSED_OVER[case]
     array = make()

@@ -56,7 +56,8 @@ def least_seconds(
             continue
         for kind, sent, after in _all_moves(shape, itemsize, mesh, free, state[:2]):
             launch = 0.0 if kind in ("", state[2]) else hardware.launch_s
-            seconds = launch + sent * hardware.byte_factor(kind) / hardware.link_bytes_per_s
+            price = hardware.byte_factor(kind) + hardware.bytes_first
+            seconds = launch + sent * price / hardware.link_bytes_per_s
             joins = kind if kind in ("all_gather", "reduce_scatter") else ""
             reached = (*after, joins)
             if mesh.device_count // mesh.size(a for axes in after[0] for a in axes) > cap:
@@ -91,7 +92,7 @@ def _in_rounds(
     many bytes are lacking.
     """
     dims, target = ends
-    byte_s = hardware.byte_factor("round") / hardware.link_bytes_per_s
+    byte_s = (hardware.byte_factor("round") + hardware.bytes_first) / hardware.link_bytes_per_s
     least_byte_s = min(map(hardware.byte_factor, KINDS)) / hardware.link_bytes_per_s
     launch_s = hardware.launch_s if hardware.round_s is None else hardware.round_s
     for after in _even(shape, mesh):
