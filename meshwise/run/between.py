@@ -160,11 +160,20 @@ def _on_all(array: jax.Array, devices: Sequence[Any], flat: NamedSharding) -> ja
     local = array.sharding.shard_shape(array.shape) or (1,)
     here = [d for d in devices if d.process_index == jax.process_index()]
     buffers = [
-        shards[d].reshape(local) if d in shards else jax.device_put(np.zeros(local, array.dtype), d)
+        _shaped(shards[d], local)
+        if d in shards
+        else jax.device_put(np.zeros(local, array.dtype), d)
         for d in here
     ]
     shape = len(devices) * local[0], *local[1:]
     return jax.make_array_from_single_device_arrays(shape, flat, buffers)
+
+
+def _shaped(shard: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """A shard of a scalar as a row of one, or back: by way of the host, which compiles nothing."""
+    if shard.shape == shape:
+        return shard
+    return jax.device_put(np.asarray(shard).reshape(shape), shard.device)
 
 
 def _fetched(held: jax.Array, transfer: Transfer, limits: Limits) -> tuple[jax.Array, Transfer]:
@@ -176,7 +185,7 @@ def _fetched(held: jax.Array, transfer: Transfer, limits: Limits) -> tuple[jax.A
     padded = padded_shape(transfer.shape, sharding, mesh)
     on_device = {shard.device: shard.data for shard in held.addressable_shards}
     local = (*plan.fetched.block, *transfer.item)
-    buffers = [on_device[d].reshape(local) for d in _devices(lies) if d in on_device]
+    buffers = [_shaped(on_device[d], local) for d in _devices(lies) if d in on_device]
     array = jax.make_array_from_single_device_arrays((*padded, *transfer.item), lies, buffers)
     if jax.numpy.issubdtype(transfer.dtype, jax.dtypes.prng_key):
         impl = _jax.key_impl_name(jax.ShapeDtypeStruct((), transfer.dtype))

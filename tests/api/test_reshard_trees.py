@@ -92,9 +92,8 @@ SEVERAL = {  # of one shape, before and after; how many, and how many programs m
     "within, uneven": ((7, 4), on((8,), "x"), on((2, 4), "y"), 3, 1),
     "between": ((9, 4), on((8,), "x"), on((3,), "x", order=[5, 0, 2]), 5, 1),
     "between, then a gather": ((8, 4), on((1,), order=[6]), on((4,)), 3, 2),
-    # scalars are made rows of one and back, by programs of their own
-    "scalars": ((), on((8,)), on((3,), order=[5, 0, 2]), 4, 3),
-    "scalars to more": ((), on((1,), order=[6]), on((8,)), 4, 3),
+    "scalars": ((), on((8,)), on((3,), order=[5, 0, 2]), 4, 1),
+    "scalars to more": ((), on((1,), order=[6]), on((8,)), 4, 1),
 }
 
 
