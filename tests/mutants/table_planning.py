@@ -139,8 +139,8 @@ PARTITION = (
         "partition",
         "an operator's operands are taken as they lie",
         "meshwise/partition/emit.py",
-        "itemsize_of(var), mesh, source, target, walk.hardware)\n    if not any",
-        "itemsize_of(var), mesh, source, source, walk.hardware)\n    if not any",
+        "itemsize_of(var), mesh, source, target, walk.hardware\n    steps",
+        "itemsize_of(var), mesh, source, source, walk.hardware\n    steps",
         ("tests/partition",),
     ),
     Mutant(
