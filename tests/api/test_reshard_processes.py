@@ -1,0 +1,105 @@
+"""`mw.reshard` of arrays that lie on the devices of two processes, which each check their shards.
+
+Two processes of four CPU devices each do the cases of `reshard_process` one after another; each
+case says how many shards each process has afterwards.
+"""
+
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+SHARDS = {  # how many are in the first and in the second process
+    "within": (4, 4),
+    "within, other dim": (4, 4),
+    "within, uneven": (4, 4),
+    "refined": (4, 4),
+    "stays": (4, 4),
+    "another order": (4, 4),
+    "another order, donated": (4, 4),
+    "fewer": (2, 2),
+    "fewer, replicated": (2, 2),
+    "more": (4, 4),
+    "unlike processes": (1, 2),
+    "fewer, uneven": (1, 2),
+    "more, uneven": (4, 4),
+    "scalar": (2, 2),
+    "keys": (2, 2),
+    "tree": (8, 8),
+    "from one process": (4, 4),
+    "from one device": (4, 4),
+}
+NO_DEVICES = "a process without devices in the target makes an array of no shards, of no dtype"
+ACROSS = "what is left to jax.device_put stays on the devices where it is"
+NOT_YET = {  # as above, why not
+    "no elements": ((2, 2), ACROSS),
+    "to one process": ((4, 0), NO_DEVICES),
+    "to one process, gathered": ((4, 0), NO_DEVICES),
+    "from one to the other": ((0, 4), NO_DEVICES),
+}
+
+
+def run(names, timeout):
+    """What both processes say of each case: [process][name]."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "tests.api.reshard_process"]
+    processes = [
+        subprocess.Popen(
+            [*command, str(number), str(port), *names],
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(2)
+    ]
+    try:
+        texts = [process.communicate(timeout=timeout) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()  # what waits for the other process does not end by itself
+            process.communicate()
+    found = []
+    for said, errors in texts:
+        lines = [line.split(": ", 1) for line in said.splitlines() if ": " in line]
+        found.append(dict(lines))
+        assert found[-1], errors[-2000:]
+    return found
+
+
+@pytest.fixture(scope="module")
+def said():
+    return run([*SHARDS, *NOT_YET], timeout=120)
+
+
+@pytest.mark.parametrize("case", SHARDS)
+def test_each_process_has_its_shards(said, case):
+    assert [process.get(case) for process in said] == [str(n) for n in SHARDS[case]]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=pytest.mark.xfail(strict=True, reason=why))
+        for case, (_, why) in NOT_YET.items()
+    ],
+)
+def test_what_is_not_so_yet(said, case):
+    assert [process.get(case) for process in said] == [str(n) for n in NOT_YET[case][0]]
+
+
+@pytest.mark.slow
+@pytest.mark.xfail(
+    strict=True,
+    raises=subprocess.TimeoutExpired,
+    reason="each process takes the value to be on its own first device, and they wait for ever",
+)
+def test_what_is_on_the_host_of_both():
+    assert run(["from the host"], timeout=20) == [{"from the host": "4"}] * 2
