@@ -107,7 +107,7 @@ def sizes_table(plans: Iterable[Plan], caption: str = "") -> Table:
     )
     for name in ("model", "mesh", "numbers"):
         made.add_column(name)
-    for name in ("held", "collectives", "sent", "TFLOP", "planned"):
+    for name in ("held", "collectives", "sent", "flops", "planned"):
         made.add_column(name, justify="left" if name == "collectives" else "right")
     for row in plans:
         made.add_row(
@@ -117,7 +117,7 @@ def sizes_table(plans: Iterable[Plan], caption: str = "") -> Table:
             bytes_text(row.held),
             kinds_text(row.kinds),
             bytes_text(row.sent),
-            f"{row.flops / 1e12:,.3g}",
+            number_text(row.flops),
             f"{row.seconds:.1f} s",
         )
     return made

@@ -1,0 +1,1 @@
+"""Shallow water on a grid in pieces: one device's program, hints, and what is sent."""

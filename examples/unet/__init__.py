@@ -1,0 +1,1 @@
+"""A 3-D U-Net with its volumes in pieces: one device's program, hints, and what is sent."""
