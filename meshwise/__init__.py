@@ -14,10 +14,13 @@ from meshwise.errors import MemoryLimitError as MemoryLimitError
 from meshwise.errors import MeshError as MeshError
 from meshwise.errors import MeshwiseError as MeshwiseError
 from meshwise.errors import MissingRuleError as MissingRuleError
+from meshwise.errors import PipelineError as PipelineError
 from meshwise.errors import ReplicationError as ReplicationError
 from meshwise.errors import RuleError as RuleError
 from meshwise.errors import TracerLeakError as TracerLeakError
 from meshwise.errors import TreeError as TreeError
+from meshwise.pipeline.boundary import stage_boundary as stage_boundary
+from meshwise.pipeline.gradients import pipeline_value_and_grad as pipeline_value_and_grad
 from meshwise.run.uneven import UnevenArray as UnevenArray
 
 __all__ = [
@@ -28,6 +31,7 @@ __all__ = [
     "MeshError",
     "MeshwiseError",
     "MissingRuleError",
+    "PipelineError",
     "ReplicationError",
     "RuleError",
     "SpmdProgram",
@@ -36,8 +40,10 @@ __all__ = [
     "UnevenArray",
     "jit",
     "like",
+    "pipeline_value_and_grad",
     "register_rule",
     "reshard",
     "reshard_plan",
     "shard",
+    "stage_boundary",
 ]

@@ -72,6 +72,14 @@ class MemoryLimitError(MeshwiseError, ValueError):
     """
 
 
+class PipelineError(MeshwiseError, ValueError):
+    """A model cannot be cut into stages, or its microbatches not be scheduled, as asked.
+
+    A model is cut where `mw.stage_boundary` marks it, and has as many stages as the axis has
+    devices, or a multiple of that; the batch is cut into microbatches of equal size.
+    """
+
+
 def message(asked: str, offenders: Iterable[str], rule: str, way_out: str) -> str:
     """Compose the text of an error: what was asked, each offender, the rule, the way out."""
     offenders = list(offenders)

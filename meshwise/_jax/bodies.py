@@ -136,6 +136,11 @@ def without_hints(eqn: JaxprEqn) -> JaxprEqn:
     return eqn.replace(params={k: _strip(v) for k, v in eqn.params.items()})
 
 
+def without_hints_in(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """The same for a jaxpr, its own equations included."""
+    return _strip(closed)
+
+
 def _has_body(value: Any) -> bool:
     if isinstance(value, tuple | list):
         return any(_has_body(v) for v in value)

@@ -7,6 +7,10 @@ There are two ways to run a loop or branch with collectives. *Traced*: as the sa
 stacked values, which suits `jax.jit`; its predicate must then be the same on all devices by
 construction. *Stepped*: as a Python loop over concrete values, which can look at every device's
 predicate.
+
+Where devices may take different branches, the collectives of a branch must be over other axes than
+those along which the predicate varies: then the devices of a group take it together. Every branch
+is run for all devices, and each gets the results of its own.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +24,14 @@ import numpy as np
 from meshwise import _jax
 from meshwise.errors import ReplicationError, message
 from meshwise.ir.mesh import Axes, Mesh
-from meshwise.run.stacked import Stacked, apply_collective, expand, is_collective, join_axes
+from meshwise.run.stacked import (
+    Stacked,
+    apply_collective,
+    expand,
+    is_collective,
+    join_axes,
+    sends_over,
+)
 
 
 class PredicateVariesError(Exception):
@@ -133,10 +144,14 @@ class Interpreter:
     def _cond(self, eqn: _jax.JaxprEqn, values: list[Stacked]) -> list[Stacked]:
         index, *operands = values
         branches = eqn.params["branches"]
+        varies = index.axes if not self.is_stepped else _axes_of_difference(index, self.mesh)
+        if varies and not any(_sends_over(b, self.mesh) & set(varies) for b in branches):
+            results = zip(*(self.run(branch, operands) for branch in branches), strict=True)
+            return [_own_branch(index, outs, self.mesh) for outs in results]
         if self.is_stepped:
             chosen = int(_agreed(index, eqn, self.mesh))
             return self.run(branches[min(max(chosen, 0), len(branches) - 1)], operands)
-        if index.axes:
+        if varies:
             raise PredicateVariesError
         runs = [lambda ops, branch=branch: self.run(branch, ops) for branch in branches]
         results = [jax.eval_shape(run, operands) for run in runs]
@@ -198,6 +213,30 @@ def _stack_trips(rows: Sequence[Stacked], mesh: Mesh) -> Stacked:
 def _no_trips(eqn: _jax.JaxprEqn, carries: int) -> list[Stacked]:
     avals: list[Any] = [v.aval for v in eqn.outvars[carries:]]
     return [Stacked(jnp.empty(a.shape, a.dtype)) for a in avals]
+
+
+def _axes_of_difference(value: Stacked, mesh: Mesh) -> Axes:
+    """The axes along which a concrete scalar differs between neighbours."""
+    grid = np.asarray(value.array).reshape([mesh.axis_size[a] for a in value.axes])
+    return tuple(a for i, a in enumerate(value.axes) if (grid != grid.take([0], axis=i)).any())
+
+
+def _sends_over(jaxpr: Any, mesh: Mesh) -> set[str]:
+    """The axes of all collectives in a jaxpr, its bodies included."""
+    eqns = _opened(jaxpr)[0].eqns
+    inner = [_sends_over(body, mesh) for eqn in eqns for body in _bodies(eqn)]
+    return set().union(*(sends_over(eqn, mesh) for eqn in eqns), *inner)
+
+
+def _own_branch(index: Stacked, results: Sequence[Stacked], mesh: Mesh) -> Stacked:
+    """For each device the result of the branch that its index says; as `lax.switch` clamps it."""
+    axes = join_axes([index, *results], mesh)
+    chosen = jnp.clip(expand(index, axes, mesh).array, 0, len(results) - 1)
+    first, *others = [expand(result, axes, mesh).array for result in results]
+    chosen = jnp.reshape(chosen, (-1,) + (1,) * (first.ndim - 1))
+    for number, other in enumerate(others, 1):
+        first = jnp.where(chosen == number, other, first)
+    return Stacked(first, axes)
 
 
 def _agreed(value: Stacked, eqn: _jax.JaxprEqn, mesh: Mesh) -> Any:

@@ -61,6 +61,16 @@ def is_collective(eqn: _jax.JaxprEqn, mesh: Mesh) -> bool:
     return eqn.primitive.name in COLLECTIVES or any(a in mesh.axis_size for a in _axes(eqn.params))
 
 
+def sends_over(eqn: _jax.JaxprEqn, mesh: Mesh) -> Axes:
+    """The axes along which devices must run an equation together (bodies not looked into)."""
+    if not is_collective(eqn, mesh) or COLLECTIVES.get(eqn.primitive.name) in (
+        _axis_index,
+        _as_it_is,
+    ):
+        return ()
+    return _axes(eqn.params)
+
+
 def apply_collective(eqn: _jax.JaxprEqn, values: Sequence[Stacked], mesh: Mesh) -> list[Stacked]:
     """The results of one collective equation."""
     name, params = eqn.primitive.name, eqn.params

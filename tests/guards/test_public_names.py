@@ -13,12 +13,22 @@ ERRORS = [
     "MeshError",
     "MeshwiseError",
     "MissingRuleError",
+    "PipelineError",
     "ReplicationError",
     "RuleError",
     "TracerLeakError",
     "TreeError",
 ]
-FUNCTIONS = ["jit", "like", "register_rule", "reshard", "reshard_plan", "shard"]
+FUNCTIONS = [
+    "jit",
+    "like",
+    "pipeline_value_and_grad",
+    "register_rule",
+    "reshard",
+    "reshard_plan",
+    "shard",
+    "stage_boundary",
+]
 PUBLIC = [*ERRORS, "SpmdProgram", "UnevenArray", *FUNCTIONS]
 
 

@@ -280,7 +280,8 @@ def test_a_predicate_from_ones_own_index_may_agree():
 @pytest.mark.parametrize("compiled", [True, False])
 def test_disagreement_on_a_predicate(compiled):
     def function(x):
-        return [lax.cond(lax.axis_index("x") < 1, lambda v: lax.psum(v, "y"), lambda v: v, x)]
+        both = ("x", "y")
+        return [lax.cond(lax.axis_index("x") < 1, lambda v: lax.psum(v, both), lambda v: v, x)]
 
     places = sharding("x y z")
     with pytest.raises(ReplicationError) as caught:

@@ -1,0 +1,208 @@
+"""What a person is told of a pipeline that cannot be made: every word of it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AbstractMesh
+
+import meshwise as mw
+
+MESH = AbstractMesh((4, 2), ("stage", "data"))
+PARAMS = {"w": np.ones((3, 3), np.float32), "n": [np.float32(2)]}
+BATCH = {"x": np.ones((8, 3), np.float32)}
+
+
+def check(error, text, call):
+    with pytest.raises(mw.MeshwiseError) as caught:
+        call()
+    assert str(caught.value) == text
+    assert type(caught.value) is error
+
+
+def line_of(marker):
+    """`file:line` of the line of this file that ends in a comment with a marker."""
+    with open(__file__, encoding="utf-8") as file:
+        lines = [i for i, line in enumerate(file, 1) if line.rstrip().endswith(f"# {marker}")]
+    assert len(lines) == 1
+    return f"{__file__}:{lines[0]}"
+
+
+def call(loss, params=PARAMS, batch=BATCH, mesh=MESH, axis="stage", microbatches=4, **more):
+    step = mw.pipeline_value_and_grad(loss, axis=axis, microbatches=microbatches, **more)
+    return mw.jit(step, mesh=mesh).partition(params, batch)
+
+
+def two_stages(params, batch):
+    x = batch["x"] @ params["w"]
+    x = mw.stage_boundary(x)  # the cut
+    return (x * params["n"][0]).mean()
+
+
+def test_another_number_of_stages():
+    check(
+        mw.PipelineError,
+        "two_stages has 2 stages, for 4 devices along 'stage':"
+        f" a boundary at {line_of('the cut')}\n"
+        "A model with n stage boundaries has n + 1 stages, and there are to be as many as devices"
+        " times chunks.\n"
+        "Put mw.stage_boundary in 3 places.",
+        lambda: call(two_stages),
+    )
+    check(
+        mw.PipelineError,
+        "uncut has 1 stages, for 2 devices of 3 chunks each along 'data': no boundary at all\n"
+        "A model with n stage boundaries has n + 1 stages, and there are to be as many as devices"
+        " times chunks.\n"
+        "Put mw.stage_boundary in 5 places.",
+        lambda: call(uncut, axis="data", schedule="interleaved", chunks=3),
+    )
+    check(
+        mw.PipelineError,
+        "uncut has 1 stages, for devices of 2 chunks each along 'stage': no boundary at all\n"
+        "A model with n stage boundaries has n + 1 stages, and there are to be as many as devices"
+        " times chunks.\n"
+        "Put mw.stage_boundary in other places, or choose other chunks.",
+        lambda: mw.pipeline_value_and_grad(
+            uncut, axis="stage", microbatches=2, schedule="interleaved", chunks=2
+        )(PARAMS, BATCH),
+    )
+
+
+def uncut(params, batch):
+    return (batch["x"] @ params["w"] * params["n"][0]).mean()
+
+
+def test_an_axis_that_the_mesh_has_not():
+    check(
+        mw.MeshError,
+        "two_stages is to be pipelined along an axis that the mesh has not:"
+        " axis 'pipe'; the mesh has 'stage', 'data'\n"
+        "The stages of a pipeline lie along one axis of the mesh.\n"
+        "Name one of its axes.",
+        lambda: call(two_stages, axis="pipe"),
+    )
+
+
+def test_batches_that_cannot_be_cut():
+    rule = (
+        "Every array of the batch has the same number of rows as its first dim, a multiple of the"
+        " number of microbatches.\n"
+        "Choose another number of microbatches or batch size, and let the loss function close over"
+        " what has no rows."
+    )
+    batch = {"x": np.ones((8, 3), np.float32), "y": np.ones(7), "z": np.float32(1)}
+    check(
+        mw.PipelineError,
+        "The batch of two_stages cannot be cut into 8 microbatches:\n"
+        "  - batch['y'] has shape (7,)\n"
+        f"  - batch['z'] has shape ()\n{rule}",
+        lambda: call(two_stages, batch=batch, microbatches=8),
+    )
+    check(
+        mw.PipelineError,
+        f"The batch of two_stages cannot be cut into 3 microbatches:"
+        f" batch['x'] has shape (8, 3)\n{rule}",
+        lambda: call(two_stages, microbatches=3),
+    )
+    check(
+        mw.PipelineError,
+        f"The batch of two_stages cannot be cut into 4 microbatches: it has no arrays\n{rule}",
+        lambda: call(two_stages, batch={}),
+    )
+
+
+def test_parameters_without_gradients():
+    check(
+        mw.ArgumentError,
+        "two_stages has parameters that have no gradients: params['n'][0] is int32[2]\n"
+        "Gradients are taken of floating-point arrays.\n"
+        "Let the loss function close over the others, or put them into the batch.",
+        lambda: call(two_stages, params=PARAMS | {"n": [np.ones(2, np.int32)]}),
+    )
+
+
+def test_what_is_no_loss():
+    rule = (
+        "A loss is one floating-point scalar, the mean over a microbatch.\nReturn the loss alone."
+    )
+    check(
+        mw.ArgumentError,
+        f"of_rows is no loss: it returns float32[2]\n{rule}",
+        lambda: call(of_rows),
+    )
+    check(
+        mw.ArgumentError,
+        f"with_more is no loss: it returns ('float32[]', 'float32[2,3]')\n{rule}",
+        lambda: call(with_more),
+    )
+
+
+def of_rows(params, batch):
+    return batch["x"].sum(1) * params["n"][0]
+
+
+def with_more(params, batch):
+    return of_rows(params, batch).sum(), batch["x"]
+
+
+def test_marks_where_nothing_can_be_cut():
+    def looped(params, batch):
+        def body(x, _):
+            return mw.stage_boundary(jnp.sin(x @ params["w"])), None
+
+        x, _ = lax.scan(body, batch["x"], length=3)  # the loop
+        return (x * params["n"][0]).mean()
+
+    check(
+        mw.PipelineError,
+        "looped has a stage boundary inside of an operator that cannot be cut:"
+        f" scan at {line_of('the loop')}\n"
+        "A model is cut between operators, and a loop or a function with derivatives of its own is"
+        " one operator.\n"
+        "Write the loop over stages as a Python loop, with a scan over the layers of each stage"
+        " where there are many, and mark between its steps.",
+        lambda: call(looped),
+    )
+
+
+def test_a_mark_on_nothing():
+    check(
+        mw.ArgumentError,
+        "mw.stage_boundary was given no array: x is {'a': None}\n"
+        "A mark stands in the program where a value of the model passes.\n"
+        "Mark the activation that goes from one layer to the next.",
+        lambda: mw.stage_boundary({"a": None}),
+    )
+
+
+@pytest.mark.parametrize(
+    "asked", [{"schedule": "zigzag"}, {"chunks": 2}, {"schedule": "interleaved", "chunks": 0}]
+)
+def test_schedules_that_there_are_not(asked):
+    said = {"schedule": "1f1b", "chunks": 1} | asked
+    check(
+        mw.PipelineError,
+        "mw.pipeline_value_and_grad was asked for a schedule that there is not:"
+        f" schedule={said['schedule']!r}, chunks={said['chunks']}\n"
+        "Schedules are '1f1b', 'eager', 'gpipe', 'interleaved'; only 'interleaved' has several"
+        " chunks a device.\n"
+        "Name one of them.",
+        lambda: mw.pipeline_value_and_grad(uncut, axis="stage", microbatches=2, **asked),
+    )
+
+
+@pytest.mark.parametrize("count", [0, 2.0])
+def test_numbers_of_microbatches(count):
+    check(
+        mw.PipelineError,
+        f"mw.pipeline_value_and_grad cannot cut a batch: microbatches={count!r}\n"
+        "The number of microbatches is an integer of at least 1.\n"
+        "Use at least as many as there are stages, or most devices are idle.",
+        lambda: mw.pipeline_value_and_grad(uncut, axis="stage", microbatches=count),
+    )
+
+
+def test_jax_tells_of_leaks_and_marks_of_nothing_else():
+    assert jax.tree.leaves(mw.stage_boundary([1.0, "text"]))[1] == "text"
