@@ -1,170 +1,21 @@
 """One function -> Program: a flat jaxpr with hints and source lines.
 
-Calls (jit, custom_jvp, custom_vjp, closed calls, nested `mw.jit`) are inlined. A call that is to
-be recomputed in the backward pass (`jax.checkpoint`, once differentiated) is inlined behind an
-`optimization_barrier` on its inputs, which is what JAX itself lowers it to: the recomputation
-stays a computation of its own. Every hint, whichever way it was written
-(`mw.shard`, `lax.with_sharding_constraint`, `jax.sharding.reshard`, shardings of a nested call),
-becomes one `hint` equation. Positions that count along a batch are said to be one (`pairing.py`),
-and moves of rows in several steps are written as one (`borders/`).
-Dead equations are dropped.
+`flatten.py` makes the flat jaxpr; here the hints on it are read and checked.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from meshwise import _jax
-from meshwise._jax import ClosedJaxpr, JaxprEqn, Literal, Var
-from meshwise.borders.merge import merge_moves
+from meshwise._jax import ClosedJaxpr, JaxprEqn, Var
 from meshwise.errors import HintError, message
+from meshwise.flatten import flatten
 from meshwise.ir.mesh import Axes, Mesh
-from meshwise.ir.program import Hint, OpenDims, Program, application_key
-from meshwise.pairing import pair_batches
+from meshwise.ir.program import Hint, OpenDims, Program
 
 OPEN = PartitionSpec.UNCONSTRAINED
-
-
-@dataclass
-class _Flat:
-    """The equations of a program while it is being flattened."""
-
-    eqns: list[JaxprEqn] = field(default_factory=list)
-    constvars: list[Var] = field(default_factory=list)
-    consts: list[Any] = field(default_factory=list)
-
-    def emit(self, eqn: JaxprEqn) -> None:
-        """Append one equation."""
-        self.eqns.append(eqn)
-
-
-def flatten(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """Inline every call of a jaxpr, turn constraints into hint equations, drop dead ones."""
-    flat = _Flat()
-    inputs = [_jax.new_var(v.aval) for v in closed.jaxpr.invars]
-    outputs = _inline(closed.jaxpr, closed.consts, inputs, flat, None)
-    eqns, outputs = _share_equal(flat.eqns, outputs)
-    constants = dict(zip(flat.constvars, flat.consts, strict=True))
-    eqns = merge_moves(pair_batches(eqns, constants), constants)
-    eqns = _live(eqns, outputs)
-    return _jax.close_jaxpr(flat.constvars, inputs, outputs, eqns, flat.consts)
-
-
-def _inline(
-    jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], flat: _Flat, call: JaxprEqn | None
-) -> list[Any]:
-    """Append the equations of a body applied to `args`; return the atoms it results in."""
-    env: dict[Var, Any] = dict(zip(jaxpr.invars, args, strict=True))
-    for var, const in zip(jaxpr.constvars, consts, strict=True):
-        env[var] = _jax.new_var(var.aval)
-        flat.constvars.append(env[var])
-        flat.consts.append(const)
-
-    def read(atom: Any) -> Any:
-        return atom if isinstance(atom, Literal) else env[atom]
-
-    for eqn in jaxpr.eqns:
-        operands = [read(a) for a in eqn.invars]
-        body = _jax.call_body(eqn)
-        if body is None:
-            outvars = [_jax.new_var(v.aval) for v in eqn.outvars]
-            renamed = _jax.rename(eqn, operands, outvars, call)
-            flat.emit(_as_hint(renamed) or renamed)
-            results: list[Any] = list(outvars)
-        else:
-            results = _inline_call(eqn, body, operands, flat, call)
-        env.update(zip(eqn.outvars, results, strict=True))
-    return [read(a) for a in jaxpr.outvars]
-
-
-def _inline_call(
-    eqn: JaxprEqn, body: "_jax.CallBody", operands: list[Any], flat: _Flat, call: JaxprEqn | None
-) -> list[Any]:
-    named = _jax.rename(eqn, eqn.invars, eqn.outvars, call)
-    if body.recomputed:
-        operands = _barrier(operands, flat, named)
-    operands = [_hinted(x, s, flat, named) for x, s in zip(operands, body.in_specs, strict=True)]
-    results = _inline(body.jaxpr, body.consts, operands, flat, named)
-    return [_hinted(x, s, flat, named) for x, s in zip(results, body.out_specs, strict=True)]
-
-
-def _barrier(operands: list[Any], flat: _Flat, call: JaxprEqn) -> list[Any]:
-    held = [x for x in operands if not isinstance(x, Literal)]
-    fresh = {x: _jax.new_var(x.aval) for x in held}
-    held = list(fresh)
-    flat.emit(_jax.new_eqn(lax.optimization_barrier_p, held, [fresh[x] for x in held], {}, call))
-    return [x if isinstance(x, Literal) else fresh[x] for x in operands]
-
-
-def _hinted(atom: Any, sharding: Any, flat: _Flat, call: JaxprEqn) -> Any:
-    """The atom behind a hint equation, where a nested call gives it a sharding."""
-    if sharding is None or isinstance(atom, Literal):
-        return atom
-    out = _jax.new_var(atom.aval)
-    params = {"sharding": sharding, "reshards": True}
-    flat.emit(_jax.new_eqn(_jax.hint_p, [atom], [out], params, call))
-    return out
-
-
-def _as_hint(eqn: JaxprEqn) -> JaxprEqn | None:
-    """A constraint in JAX's own words as a hint equation; None for anything else."""
-    sharding = _jax.constraint_of(eqn)
-    if sharding is None:
-        return None
-    params = {"sharding": sharding, "reshards": True}
-    return _jax.new_eqn(_jax.hint_p, eqn.invars, eqn.outvars, params, eqn)
-
-
-def _share_equal(eqns: list[JaxprEqn], outputs: list[Any]) -> tuple[list[JaxprEqn], list[Any]]:
-    """Compute equal things once: equations with the same primitive, parameters and operands.
-
-    What is recomputed on purpose stands behind a barrier, so its operands differ.
-    """
-    same: dict[Var, Any] = {}
-    first: dict[Any, JaxprEqn] = {}
-    kept = []
-
-    def read(atom: Any) -> Any:
-        return atom if isinstance(atom, Literal) else same.get(atom, atom)
-
-    for original in eqns:
-        eqn = original.replace(invars=[read(a) for a in original.invars])
-        key = _equation_key(eqn)
-        earlier = first.setdefault(key, eqn) if key is not None else eqn
-        if earlier is eqn:
-            kept.append(eqn)
-        else:
-            same.update(zip(eqn.outvars, earlier.outvars, strict=True))
-    return kept, [read(a) for a in outputs]
-
-
-def _equation_key(eqn: JaxprEqn) -> Any:
-    """Equal for equations that compute the same; None for those that must stay."""
-    if eqn.effects or eqn.primitive is lax.optimization_barrier_p:
-        return None
-    return application_key(eqn, tuple(_atom_key(a) for a in eqn.invars))
-
-
-def _atom_key(atom: Any) -> Any:
-    """A variable itself; a literal by its type and its bits."""
-    if not isinstance(atom, Literal):
-        return atom
-    bits = atom.val.tobytes() if hasattr(atom.val, "tobytes") else (type(atom.val), atom.val)
-    return atom.aval, bits
-
-
-def _live(eqns: list[JaxprEqn], outputs: Sequence[Any]) -> list[JaxprEqn]:
-    """The equations whose results are used or that have effects."""
-    needed = {x for x in outputs if not isinstance(x, Literal)}
-    kept = []
-    for eqn in reversed(eqns):
-        if eqn.effects or any(v in needed for v in eqn.outvars):
-            kept.append(eqn)
-            needed.update(x for x in eqn.invars if not isinstance(x, Literal))
-    return kept[::-1]
 
 
 def make_program(
@@ -175,13 +26,15 @@ def make_program(
     in_paths: Sequence[str],
     out_paths: Sequence[str],
     name: str = "fn",
+    enters: Callable[[JaxprEqn], bool] = _jax.has_bodies,
 ) -> Program:
     """Flatten a jaxpr and read every hint on it.
 
     `in_specs` and `out_specs` hold, for each input and output, a `PartitionSpec`, a
-    `NamedSharding` or None. Raises `HintError` listing every hint that does not fit.
+    `NamedSharding` or None; `enters` tells the loops and conditionals whose bodies are to be
+    partitioned. Raises `HintError` listing every hint that does not fit.
     """
-    flat = flatten(closed)
+    flat = flatten(closed, enters)
     problems: list[str] = []
 
     def read(spec: Any, aval: Any, path: str, source: str) -> Hint | None:

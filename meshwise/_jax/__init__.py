@@ -6,8 +6,9 @@ and the rules of `interpreters`. Supported: jax 0.10.2 and 0.11.x. In 0.11 `Jaxp
 are one class, which has `.jaxpr` and `.consts` still.
 
 One file a subject: `jaxprs` (classes, making and applying equations), `hints` (the hint primitive),
-`bodies` (equations with bodies), `structure` (when two jaxprs are equal), `explicit` (types with
-axes), `tracing` (functions and contexts), `calls` (the call primitive), `derivatives` (its rules),
+`bodies` (equations with bodies), `control` (loops and branches told by marks), `structure` (when
+two jaxprs are equal), `explicit` (types with axes), `tracing` (functions and contexts),
+`calls` (the call primitive), `derivatives` (its rules),
 `twins` (the primitive of `mw.like`), `custom_partitioning` (functions with a sharding rule),
 `dispatch` (calling compiled programs), `sampling` (drawing from distributions), `roll` (rows moved
 round).
@@ -23,6 +24,24 @@ from meshwise._jax.bodies import without_hints as without_hints
 from meshwise._jax.calls import call as call
 from meshwise._jax.calls import spec_of_type as spec_of_type
 from meshwise._jax.calls import witness_of as witness_of
+from meshwise._jax.control import Control as Control
+from meshwise._jax.control import LoopParts as LoopParts
+from meshwise._jax.control import body_p as body_p
+from meshwise._jax.control import branch_index_p as branch_index_p
+from meshwise._jax.control import carry_p as carry_p
+from meshwise._jax.control import close_p as close_p
+from meshwise._jax.control import end_p as end_p
+from meshwise._jax.control import has_bodies as has_bodies
+from meshwise._jax.control import is_mark as is_mark
+from meshwise._jax.control import join_p as join_p
+from meshwise._jax.control import loop_parts as loop_parts
+from meshwise._jax.control import new_mark as new_mark
+from meshwise._jax.control import next_p as next_p
+from meshwise._jax.control import open_p as open_p
+from meshwise._jax.control import stack_p as stack_p
+from meshwise._jax.control import step_p as step_p
+from meshwise._jax.control import test_p as test_p
+from meshwise._jax.control import without_dead as without_dead
 from meshwise._jax.custom_partitioning import ShardyRule as ShardyRule
 from meshwise._jax.custom_partitioning import axes_of as axes_of
 from meshwise._jax.custom_partitioning import custom_name_of as custom_name_of

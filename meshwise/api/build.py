@@ -1,7 +1,8 @@
 """From a function and one call's arguments to its SPMD program, step by step."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -23,19 +24,22 @@ from meshwise.choose.choose import DRIVERS, choose
 from meshwise.choose.plan import Plan
 from meshwise.cost.hardware import GENERIC, Hardware
 from meshwise.errors import MissingRuleError, TracerLeakError, message
+from meshwise.flatten import flatten
 from meshwise.ir.mesh import refine_mesh
 from meshwise.ir.per_device import PerDeviceProgram
 from meshwise.ir.program import Hint, Program
 from meshwise.ir.sharding import Sharding
 from meshwise.partition.coarsen import coarsen
 from meshwise.partition.partition import partition
+from meshwise.propagate.completion import Completion
 from meshwise.propagate.constants import split_constants
 from meshwise.propagate.propagate import propagate
 from meshwise.propagate.transforms import split_transforms
 from meshwise.rules import describe_all
+from meshwise.rules.control_flow import has_independent_steps
 from meshwise.rules.registry import OpRule
 from meshwise.run.placement import named_sharding, value_off_mesh
-from meshwise.trace import flatten, make_program
+from meshwise.trace import make_program
 
 DRIVER_OF = {"improved": DRIVERS[0], "gspmd": DRIVERS[1]}
 
@@ -47,6 +51,7 @@ class Choices:
     completion: str = "improved"
     strict: bool = False
     hardware: Hardware = GENERIC
+    hoist_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -142,20 +147,64 @@ def partition_jaxpr(
 ) -> tuple[PerDeviceProgram, Plan]:
     """Complete, choose, partition: the per-device program of a jaxpr, and its plan."""
     refined = refine_mesh(mesh.axis_names, mesh.axis_sizes)
-    program = make_program(closed, refined, in_specs, out_specs, in_paths, out_paths, name)
+    closed = _jax.without_dead(closed)
+
+    def read(enters: Callable[[_jax.JaxprEqn], bool]) -> Program:
+        what = closed, refined, in_specs, out_specs, in_paths, out_paths, name
+        return make_program(*what, enters)
+
+    program = read(_jax.has_bodies)
     check_hint_devices(name, mesh, program, in_specs, out_specs)
+    completed = [_complete(program, choices)]
+    shared: set[int] = set()
+    while found := loops_to_share(completed[-1]) - shared:
+        shared |= found
+        program = read(partial(_enters, shared))
+        completed[1:] = [_complete(program, choices)]
+    driver = DRIVER_OF[choices.completion]
+    plans = [choose(*each, choices.hardware, driver) for each in completed]
+    plan = coarsen(min(plans, key=lambda plan: plan.seconds), choices.hardware)
+    return partition(plan, choices.hardware, choices.hoist_bytes), plan
+
+
+def _enters(shared: Set[int], eqn: _jax.JaxprEqn) -> bool:
+    return _jax.has_bodies(eqn) and id(eqn) not in shared
+
+
+Completed = tuple[Program, tuple[OpRule, ...], Completion]
+
+
+def _complete(program: Program, choices: Choices) -> Completed:
+    """A program, what its equations mean, and a sharding for each of its values."""
     rules = describe_all(program.equations)
     if choices.strict:
-        _refuse_opaque(name, program, rules)
+        _refuse_opaque(program.name, program, rules)
     program, rules = split_constants(program, rules)
     completion = propagate(program, rules)
     apart = split_transforms(program, completion)
     if apart is not program:
         program, rules = apart, describe_all(apart.equations)
         completion = propagate(program, rules)
-    plan = choose(program, rules, completion, choices.hardware, DRIVER_OF[choices.completion])
-    plan = coarsen(plan, choices.hardware)
-    return partition(plan, choices.hardware), plan
+    return program, rules, completion
+
+
+def loops_to_share(completed: Completed) -> set[int]:
+    """Loops whose steps may be shared out over the devices, as one equation each.
+
+    That is another plan, to be compared: each device takes steps of its own and all of each, where
+    steps do not depend on each other, and lie in shards.
+    """
+    found = set()
+    program, _, completion = completed
+    for eqn in program.equations:
+        if eqn.primitive is not _jax.step_p and eqn.primitive is not _jax.stack_p:
+            continue
+        stack = eqn.invars[0] if eqn.primitive is _jax.step_p else eqn.outvars[0]
+        original = eqn.params["control"].original
+        is_sharded = not isinstance(stack, _jax.Literal) and completion.dims[stack][0]
+        if is_sharded and has_independent_steps(original):
+            found.add(id(original))
+    return found
 
 
 def in_specs_of(name: str, options: Options, arguments: Arguments) -> list[Any]:

@@ -77,6 +77,7 @@ def jit(
     completion: str = "improved",
     strict: bool = False,
     hardware: Hardware = GENERIC,
+    hoist_bytes: int | None = None,
 ) -> Any:
     """Make one SPMD program of a function for every device of a mesh; also a decorator.
 
@@ -88,14 +89,15 @@ def jit(
             them (prefixes of the arguments' trees). None is completed from the other hints; an
             argument that comes committed to the mesh keeps its sharding.
         out_shardings: the same for the results.
-        static_argnums: arguments that are no arrays and select another program, as in `jax.jit`.
-        static_argnames: the same by name.
-        donate_argnums: arguments whose buffers the results may reuse.
-        donate_argnames: the same by name.
+        static_argnums, static_argnames: arguments that are no arrays and select another program,
+            as in `jax.jit`.
+        donate_argnums, donate_argnames: arguments whose buffers the results may reuse.
         completion: "gspmd" keeps the shardings that completion finds, "improved" goes on from
             there to lower the cost at fixed hints.
         strict: make an operator without a rule an error instead of computing it whole.
         hardware: figures of the devices by which plans are priced.
+        hoist_bytes: the most a device may hold of what is gathered before a loop; the rest is
+            gathered in each step. By default all is gathered before it.
 
     Raises:
         HintError, TreeError, MeshError, ArgumentError, MissingRuleError: when called, for what
@@ -114,12 +116,13 @@ def jit(
             completion=completion,
             strict=strict,
             hardware=hardware,
+            hoist_bytes=hoist_bytes,
         )
     _check(mesh, completion)
     _jax.check_jit_arguments(fn, static_argnums, static_argnames, donate_argnums, donate_argnames)
     statics = _jax.static_arguments(fn, static_argnums, static_argnames)
     donated = _jax.static_arguments(fn, donate_argnums, donate_argnames)
-    choices = Choices(completion, strict, hardware)
+    choices = Choices(completion, strict, hardware, hoist_bytes)
     options = Options(mesh, in_shardings, out_shardings, *statics, *donated, choices)
     return JitFunction(fn, options)
 

@@ -3,40 +3,117 @@
 A sum travels through linear equations while each value on the way has one use, and is joined with
 other sums at an addition: then one reduction after it serves them all. A value with several uses
 is where it is reduced, and so is one that the next equation would make larger.
+
+What a loop carries along may be such a sum too, where each step only adds to it: then it is reduced
+once, after the loop. What it starts from then is one device's term, and the others' are zero.
 """
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from meshwise._jax import Literal, Var
+from meshwise._jax import Literal, Var, next_p
 from meshwise.ir.program import Program, itemsize_of, shape_of
 from meshwise.ir.sharding import Reduction
 from meshwise.rules.registry import OpRule
 
 Carry = frozenset[int]
+_START: Carry = frozenset({0})
 
 
-def find_carries(program: Program, rules: Sequence[OpRule]) -> list[Carry]:
-    """For each equation the operands through which a sum passes together (empty: none)."""
-    uses: dict[Var, int] = defaultdict(int)
-    for atom in [a for e in program.equations for a in e.invars] + list(program.outputs):
+@dataclass(frozen=True)
+class Carries:
+    """For each equation the operands through which a sum passes together (empty: none).
+
+    `adopting` are values that lie as the sum that is added to them: what a step of a loop adds to.
+    """
+
+    of: tuple[Carry, ...]
+    adopting: frozenset[Var]
+
+    def __getitem__(self, equation: int) -> Carry:
+        return self.of[equation]
+
+
+def find_carries(program: Program, rules: Sequence[OpRule]) -> Carries:
+    """Where sums may pass in a program."""
+    uses = _uses(program)
+    sums = _accumulators(program, rules, uses)
+    while True:
+        carries = _follow(program, rules, uses, sums)
+        lost = {n for n in sums if not carries[n]}
+        if not lost:
+            begins = [program.equations[program.carried[n]] for n in sums]
+            return Carries(tuple(carries), frozenset(eqn.outvars[0] for eqn in begins))
+        sums -= lost
+
+
+Use = tuple[int, int]  # an equation, and the position of its operand; (-1, k) is the k-th result
+
+
+def _uses(program: Program) -> dict[Var, list[Use]]:
+    """Where each value is read; that what is carried comes round again is no reading of it."""
+    uses: dict[Var, list[Use]] = defaultdict(list)
+    for index, eqn in enumerate(program.equations):
+        for position, atom in enumerate(eqn.invars):
+            comes_round = eqn.primitive is next_p and position == 0
+            if not isinstance(atom, Literal) and not comes_round:
+                uses[atom].append((index, position))
+    for position, atom in enumerate(program.outputs):
         if not isinstance(atom, Literal):
-            uses[atom] += 1
+            uses[atom].append((-1, position))
+    return uses
+
+
+def _accumulators(
+    program: Program, rules: Sequence[OpRule], uses: dict[Var, list[Use]]
+) -> set[int]:
+    """The `next` marks of what steps only add to, inner loops' first."""
+    ends = {begin: end for end, begin in program.carried.items()}
+    found: set[int] = set()
+    for end in sorted(ends.values()):
+        value = program.equations[program.carried[end]].outvars[0]
+        while len(uses[value]) == 1:
+            index, position = uses[value][0]
+            if index == end:
+                found.add(end)
+            if index in (end, -1):
+                break
+            inner = ends.get(index)
+            if inner is not None and inner in found:
+                value = program.equations[inner].outvars[0]
+            elif any(position in s for s in rules[index].linear):
+                value = program.equations[index].outvars[0]
+            else:
+                break
+    return found
+
+
+def _follow(
+    program: Program, rules: Sequence[OpRule], uses: dict[Var, list[Use]], sums: Iterable[int]
+) -> list[Carry]:
+    starts = {program.carried[n] for n in sums}
+    ends = set(sums)
     may_be_unreduced: set[Var] = set()
     carries = []
-    for eqn, rule in zip(program.equations, rules, strict=True):
+    for index, (eqn, rule) in enumerate(zip(program.equations, rules, strict=True)):
         carry: Carry = frozenset()
-        for operands in rule.linear:
+        linear = ((1,),) if index in ends else rule.linear
+        for operands in linear:
             atoms = [eqn.invars[i] for i in operands]
             travels = all(
-                not isinstance(a, Literal) and a in may_be_unreduced and uses[a] == atoms.count(a)
+                not isinstance(a, Literal)
+                and a in may_be_unreduced
+                and len(uses[a]) == atoms.count(a)
                 for a in atoms
             )
             if travels and _bytes(eqn.outvars) <= _bytes(atoms):
                 carry = frozenset(operands)
                 break
+        if index in starts:
+            carry = _START
         carries.append(carry)
         if carry or Reduction.SUM in rule.factors.reduction_of.values():
             may_be_unreduced.update(eqn.outvars)

@@ -7,7 +7,7 @@ from meshwise.choose.descend import descend
 from meshwise.choose.graph import build_graph, is_remade
 from meshwise.choose.plan import EquationPlan, Plan, Rejected
 from meshwise.choose.search import Search
-from meshwise.choose.starts import completion_start, forward_start, work_limits
+from meshwise.choose.starts import completion_start, forward_start, limits_of
 from meshwise.choose.tree import Edge, reshard_tree
 from meshwise.cost.hardware import Hardware
 from meshwise.ir.factors import Strategy, operand_sharding, result_sharding
@@ -35,7 +35,7 @@ def choose(
     there to improve the cost at fixed hints, and keeps completion where it finds nothing better.
     """
     graph = build_graph(program, rules, completion, hardware)
-    limits = work_limits(graph)
+    limits = limits_of(graph)
     start = completion_start(graph, limits)
     completed = Search(graph, start, carries=False)
     stopping = _copies(completed, stop_at_completion=True)
@@ -79,7 +79,7 @@ def _copies(search: Search, stop_at_completion: bool) -> Copies:
             value.shape, value.itemsize, graph.mesh, root, wanted, graph.hardware
         )
         rest = tuple(e for e in rest if e[1] != produced)
-        found[var] = seconds + more, edges + rest
+        found[var] = (seconds + more) * value.trips, edges + rest
     return found
 
 

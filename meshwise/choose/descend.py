@@ -13,8 +13,8 @@ from meshwise.choose.candidates import candidates
 from meshwise.choose.graph import Value
 from meshwise.choose.plan import Rejected
 from meshwise.choose.regions import Node
-from meshwise.choose.search import Change, Search, work_seconds
-from meshwise.choose.starts import fixed_axes, nominal
+from meshwise.choose.search import Change, Search
+from meshwise.choose.starts import Limits, fixed_axes, nominal
 from meshwise.choose.tree import IMPOSSIBLE
 from meshwise.ir.factors import Strategy
 from meshwise.ir.sharding import DimAxes, Sharding
@@ -24,7 +24,7 @@ MOST_ROUNDS = 4
 WORTH_IT = 1e-13  # seconds; smaller savings are rounding
 
 
-def descend(search: Search, limits: Sequence[float]) -> dict[int, tuple[Rejected, ...]]:
+def descend(search: Search, limits: Limits) -> dict[int, tuple[Rejected, ...]]:
     """Improve until no move helps; returns what lost at each node in its last round."""
     fixed = fixed_axes(search.graph).keys()
     free = {n.index for n in search.graph.nodes} - fixed
@@ -42,7 +42,7 @@ def _settle_nodes(
     search: Search,
     dirty: set[int],
     free: Set[int],
-    limits: Sequence[float],
+    limits: Limits,
     lost: dict[int, tuple[Rejected, ...]],
 ) -> None:
     """Each dirty node takes its best strategy, until none is dirty."""
@@ -52,15 +52,17 @@ def _settle_nodes(
         for index in sorted(dirty, reverse=bool(sweep % 2)):
             node = search.graph.nodes[index]
             dirty.discard(index)
-            best, lost[index] = _best(search, node, limits[index])
+            best, lost[index] = _best(search, node, limits)
             if best is not None:
                 dirty |= (search.keep(search.put(node, best)) & free) - {index}
 
 
-def _best(search: Search, node: Node, limit: float) -> tuple[DimAxes | None, tuple[Rejected, ...]]:
+def _best(
+    search: Search, node: Node, limits: Limits
+) -> tuple[DimAxes | None, tuple[Rejected, ...]]:
     """The axes that save most, None where the current ones are best; and the next ones."""
     priced = []
-    current, *others = _choices(search, node, limit)
+    current, *others = _choices(search, node, limits)
     for k, axes in enumerate(others):
         changes = search.put(node, axes)
         priced.append((search.delta(changes), k, axes))
@@ -75,17 +77,17 @@ def _best(search: Search, node: Node, limit: float) -> tuple[DimAxes | None, tup
     return best, rejected
 
 
-def _choices(search: Search, node: Node, limit: float) -> list[DimAxes]:
+def _choices(search: Search, node: Node, limits: Limits) -> list[DimAxes]:
     """The axes worth pricing for a node as its neighbours are now; the current ones first."""
     graph = search.graph
     operands = [search.produced(graph.values[v]) for v in node.operands]
     results = [sorted(search.wanted(graph.values[v]), key=str) for v in node.results]
     current = search.placed[node.index].strategy.axes
     found = candidates(node, graph.mesh, operands, results, nominal(graph, node), current)
-    return [a for a in found if a is current or work_seconds(graph, node, a, padded=False) <= limit]
+    return [a for a in found if a is current or limits.allow(graph, node, a)]
 
 
-def _move_shared_values(search: Search, free: Set[int], limits: Sequence[float]) -> set[int]:
+def _move_shared_values(search: Search, free: Set[int], limits: Limits) -> set[int]:
     """Move all users of each shared value to one sharding of it, where that is cheaper.
 
     Returns the nodes that should be looked at again.
@@ -100,9 +102,7 @@ def _move_shared_values(search: Search, free: Set[int], limits: Sequence[float])
     return dirty
 
 
-def _move_users(
-    search: Search, value: Value, users: Sequence[int], limits: Sequence[float]
-) -> list[Change]:
+def _move_users(search: Search, value: Value, users: Sequence[int], limits: Limits) -> list[Change]:
     """Move the users that can to one sharding of a value, if that pays; what changed."""
     offers = _offers(search, value, users, limits)
     best: tuple[float, list[tuple[Node, DimAxes]]] = (-WORTH_IT, [])
@@ -119,14 +119,14 @@ def _move_users(
 
 
 def _offers(
-    search: Search, value: Value, users: Sequence[int], limits: Sequence[float]
+    search: Search, value: Value, users: Sequence[int], limits: Limits
 ) -> dict[Sharding, dict[int, tuple[float, DimAxes]]]:
     """For each sharding of a value, the users that could read it so, each at its cheapest."""
     offers: dict[Sharding, dict[int, tuple[float, DimAxes]]] = {}
     for index in users:
         node = search.graph.nodes[index]
         positions = [i for n, i in value.uses if n == index]
-        for axes in _choices(search, node, limits[index]):
+        for axes in _choices(search, node, limits):
             changes = search.put(node, axes)
             price = search.delta(changes, without=value)
             wanted = {search.placed[index].operands[i] for i in positions}

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from meshwise._jax import Literal, Var
-from meshwise.choose.carries import Carry, find_carries
+from meshwise.choose.carries import Carries, find_carries
 from meshwise.choose.regions import Member, Node, build_nodes
 from meshwise.cost.hardware import Hardware
 from meshwise.ir.mesh import Mesh
@@ -22,7 +22,8 @@ class Value:
     fixed: its sharding where no node decides it (inputs, constants);
     remade: it has no tensor operands (an iota, a broadcast scalar, random bits), so each device
         computes whichever part is wanted, and no sharding of it costs anything;
-    uses: (node, operand position); returned: shardings in which the program returns it.
+    uses: (node, operand position); returned: shardings in which the program returns it;
+    trips: how often it is made in a call, and with it what is made of it.
     """
 
     var: Var
@@ -32,6 +33,7 @@ class Value:
     result: int
     fixed: Sharding | None
     remade: bool
+    trips: int
     uses: list[tuple[int, int]] = field(default_factory=list)
     returned: tuple[Sharding, ...] = ()
 
@@ -46,7 +48,7 @@ class Graph:
     program: Program
     mesh: Mesh
     rules: Sequence[OpRule]
-    carries: Sequence[Carry]
+    carries: Carries
     nodes: list[Node]
     values: dict[Var, Value]
     in_shardings: tuple[Sharding, ...]
@@ -122,8 +124,11 @@ def _values(
 ) -> dict[Var, Value]:
     values: dict[Var, Value] = {}
 
+    trips = {v: n for e, n in zip(program.equations, program.trips, strict=True) for v in e.outvars}
+
     def add(var: Var, maker: int | None, result: int, fixed: Sharding | None, remade: bool) -> None:
-        values[var] = Value(var, shape_of(var), itemsize_of(var), maker, result, fixed, remade)
+        what = var, shape_of(var), itemsize_of(var)
+        values[var] = Value(*what, maker, result, fixed, remade, trips.get(var, 1))
 
     for var, sharding in zip(program.inputs, in_shardings, strict=True):
         add(var, None, 0, sharding, False)

@@ -9,6 +9,8 @@ be reduced between devices. Every other equation is a node of its own.
 A linear equation that a sum passes through belongs to the node that makes the sum, so that both
 move together; additions of sums from several nodes are nodes apart, and their terms are added
 before one reduction.
+
+What a loop carries along is one value before, in and after the loop: its marks are one node.
 """
 
 from collections import defaultdict
@@ -16,8 +18,9 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
-from meshwise._jax import Literal, Var, hint_p
-from meshwise.choose.carries import Carry
+from meshwise._jax import Literal, Var, carry_p
+from meshwise.choose.carries import Carries
+from meshwise.choose.parts import Factor, Groups, Part, parts_of
 from meshwise.ir.factors import Dims, FactorRule
 from meshwise.ir.program import Program
 from meshwise.ir.sharding import Reduction
@@ -42,7 +45,8 @@ class Node:
 
     `reduced` lists, for each result, the factors over which it is a reduction and by what; it is
     unreduced over their axes. `carries` are the operands that may be unreduced together; the
-    results are unreduced then too.
+    results are unreduced then too. What a sum in a loop starts from, `adopts`, becomes a term of
+    whatever is added to it.
     """
 
     index: int
@@ -53,32 +57,26 @@ class Node:
     members: tuple[Member, ...]
     flops: float
     carries: frozenset[int] = frozenset()
+    adopts: frozenset[int] = frozenset()
     is_region: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """A connected component of one equation's rule: its factors and its tensors."""
-
-    equation: int
-    factors: frozenset[int]
-    operands: tuple[int, ...]
-    results: tuple[int, ...]
-    joins: bool
-    reduces: bool
-    follows: bool
-
-
-def build_nodes(program: Program, rules: Sequence[OpRule], carried: Sequence[Carry]) -> list[Node]:
+def build_nodes(program: Program, rules: Sequence[OpRule], carried: Carries) -> list[Node]:
     """The nodes of a program's cost graph, in the order of their first equations."""
-    parts = [p for i, rule in enumerate(rules) for p in _parts(program, i, rule, carried[i])]
-    groups = _Groups(parts, rules, carried)
+    parts = [p for i, rule in enumerate(rules) for p in parts_of(program, i, rule, carried[i])]
+    groups = Groups(parts, rules, carried)
     producer = {
         program.equations[p.equation].outvars[r]: (k, r)
         for k, p in enumerate(parts)
         for r in p.results
     }
+    first = {p.equation: k for k, p in reversed(list(enumerate(parts)))}
+    for end, begin in program.carried.items():
+        groups.join(first[end], first[begin], _same_factors(rules[end], end, begin))
+    starts_of_sums = {begin for begin in program.carried.values() if carried[begin]}
     for k, part in enumerate(parts):
+        if part.equation in starts_of_sums:  # the sum is what is added, not what it starts from
+            continue
         if part.joins or (carried[part.equation] and not part.factors):
             _join_producers(program, k, part, parts, groups, producer, carried)
     members: dict[int, list[int]] = defaultdict(list)
@@ -91,107 +89,19 @@ def build_nodes(program: Program, rules: Sequence[OpRule], carried: Sequence[Car
     ]
 
 
-_Factor = tuple[int, int]  # an equation, and one of its rule's factors
-
-
-class _Groups:
-    """Union-find over parts, and over the factors of their equations."""
-
-    def __init__(self, parts: Sequence[_Part], rules: Sequence[OpRule], carried: Sequence[Carry]):
-        self.rules = rules
-        self.part_parent = list(range(len(parts)))
-        # Not what sums as well: another term of an addition after it is no sum over that factor.
-        self.only_carries = [bool(carried[p.equation]) and not p.reduces for p in parts]
-        self.factor_parent: dict[_Factor, _Factor] = {}
-        self.beside: dict[_Factor, set[_Factor]] = {}
-        for equation in dict.fromkeys(p.equation for p in parts):
-            rule = rules[equation].factors
-            for tensor in (*rule.operands, *rule.results):
-                own = {(equation, f) for dim in tensor for f in dim}
-                for factor in own:
-                    self.beside.setdefault(factor, set()).update(own - {factor})
-
-    def find(self, part: int) -> int:
-        """The first part of a part's group."""
-        while self.part_parent[part] != part:
-            self.part_parent[part] = self.part_parent[self.part_parent[part]]
-            part = self.part_parent[part]
-        return part
-
-    def factor(self, factor: _Factor) -> _Factor:
-        """The factor that stands for all that are one with it."""
-        while (parent := self.factor_parent.get(factor, factor)) != factor:
-            factor = parent
-        return factor
-
-    def may_be_one(self, pairs: Sequence[tuple[_Factor, _Factor]]) -> bool:
-        """Whether factors can be made one in pairs: not if a tensor has both in its dims."""
-        for pair in pairs:
-            x, y = (self.factor(f) for f in pair)
-            if x != y and any(self.factor(f) == y for f in self.beside[x]):
-                return False
-        return True
-
-    def join(self, a: int, b: int, pairs: Sequence[tuple[_Factor, _Factor]]) -> None:
-        """Merge the groups of two parts, and the factors that meet in the value between them."""
-        low, high = sorted((self.find(a), self.find(b)))
-        self.part_parent[high] = low
-        self.only_carries[low] = self.only_carries[low] and self.only_carries[high]
-        for pair in pairs:
-            x, y = sorted(self.factor(f) for f in pair)
-            if x != y:
-                self.factor_parent[y] = x
-                self.beside[x] |= self.beside[y]
-
-
-def _components(factors: FactorRule, carry: Carry) -> list[frozenset[int]]:
-    """Factors that are decided together: all of them, unless the equation falls apart.
-
-    It does where each operand has a result of its own that depends on it alone, as a barrier's do.
-    """
-    tensors = [*factors.operands, *factors.results]
-    sets = [frozenset(f for dim in t for f in dim) for t in tensors]
-    everything = frozenset(range(len(factors.sizes)))
-    kinds = factors.reductions or factors.whole or factors.permuted or carry
-    if kinds or len(factors.operands) != len(factors.results):
-        return [everything]
-    own = list(zip(sets[: len(factors.operands)], sets[len(factors.operands) :], strict=True))
-    disjoint = sum(len(a) for a, _ in own) == len(everything)
-    if len(own) < 2 or not disjoint or any(a != b for a, b in own):
-        return [everything]
-    return [a for a, _ in own if a] or [everything]
-
-
-def _parts(program: Program, index: int, rule: OpRule, carry: Carry) -> list[_Part]:
-    """An equation's parts; tensors without factors go with the first."""
-    factors = rule.factors
-    sets = [frozenset(f for dim in t for f in dim) for t in (*factors.operands, *factors.results)]
-    components = _components(factors, carry)
-    count = len(factors.operands)
-    is_hint = program.equations[index].primitive is hint_p
-    parts = []
-    for k, component in enumerate(components):
-        own = [t for t, s in enumerate(sets) if s <= component and (s or k == 0)]
-        operands = tuple(t for t in own if t < count)
-        results = tuple(t - count for t in own if t >= count)
-        special = component & (factors.whole | factors.permuted | factors.compound)
-        reduces = bool(component & factors.reduction_of.keys())
-        placed = sum(bool(factors.operands[t]) for t in operands)
-        alike = placed == 1 if reduces else placed > 0
-        free = bool(results) and not is_hint and not rule.opaque
-        joins = alike and free and not special
-        parts.append(_Part(index, component, operands, results, joins, reduces, free))
-    return parts
+def _same_factors(rule: OpRule, end: int, begin: int) -> list[tuple[Factor, Factor]]:
+    """The factors of what is carried at the end of a step, and of the same at its beginning."""
+    return [((end, f), (begin, f)) for f in range(len(rule.factors.sizes))]
 
 
 def _join_producers(
     program: Program,
     k: int,
-    part: _Part,
-    parts: Sequence[_Part],
-    groups: _Groups,
+    part: Part,
+    parts: Sequence[Part],
+    groups: Groups,
     producer: dict[Var, tuple[int, int]],
-    carried: Sequence[Carry],
+    carried: Carries,
 ) -> None:
     """Join a part with those that produce its operands, where one sharding serves both."""
     eqn = program.equations[part.equation]
@@ -220,12 +130,12 @@ def _join_producers(
 
 
 def _serves_both(
-    part: _Part,
+    part: Part,
     operand: int,
     other: int,
-    parts: Sequence[_Part],
-    groups: _Groups,
-    carried: Sequence[Carry],
+    parts: Sequence[Part],
+    groups: Groups,
+    carried: Carries,
 ) -> bool:
     """Whether a part may take the sharding of the node that makes one of its operands.
 
@@ -242,7 +152,7 @@ def _serves_both(
     return source.joins and not source.reduces and not carried[source.equation]
 
 
-def _leaving(program: Program, parts: Sequence[_Part], groups: _Groups) -> list[set[Var]]:
+def _leaving(program: Program, parts: Sequence[Part], groups: Groups) -> list[set[Var]]:
     """Per group (by its root), the values made there and used elsewhere or returned."""
     users: dict[Var, set[int]] = defaultdict(set)
     for k, part in enumerate(parts):
@@ -265,10 +175,10 @@ def _node(
     index: int,
     program: Program,
     rules: Sequence[OpRule],
-    parts: Sequence[_Part],
-    groups: _Groups,
+    parts: Sequence[Part],
+    groups: Groups,
     leaving: set[Var],
-    carried: Sequence[Carry],
+    carried: Carries,
 ) -> Node:
     roots: dict[tuple[int, int], int] = {}
     sizes: list[int] = []
@@ -287,6 +197,9 @@ def _node(
     operands, carries, results = _boundary(
         program, rules, parts, members, leaving, carried, reduced.keys()
     )
+    sums = [program.equations[p.equation] for p in parts if carried[p.equation]]
+    starts = [eqn.invars[0] for eqn in sums if eqn.primitive is carry_p]
+    adopted = {atom for atom in starts if not isinstance(atom, Literal)}
     whole, permuted = _kinds(rules, parts, members)
     composed = FactorRule(
         operands=tuple(dims for _, dims in operands),
@@ -302,8 +215,9 @@ def _node(
         results=tuple(results),
         reduced=tuple(reduced.get(var, ()) for var in results),
         members=tuple(members),
-        flops=sum(rules[p.equation].flops for p in parts),
+        flops=sum(rules[p.equation].flops * program.trips[p.equation] for p in parts),
         carries=carries,
+        adopts=frozenset(k for k in carries if operands[k][0] in adopted),
         is_region=parts[0].joins,
     )
 
@@ -311,10 +225,10 @@ def _node(
 def _boundary(
     program: Program,
     rules: Sequence[OpRule],
-    parts: Sequence[_Part],
+    parts: Sequence[Part],
     members: Sequence[Member],
     leaving: set[Var],
-    carried: Sequence[Carry],
+    carried: Carries,
     sums: Set[Var],
 ) -> tuple[list[tuple[Var, Dims]], frozenset[int], dict[Var, Dims]]:
     """Values that enter a node, which of them may be unreduced, and values that leave it.
@@ -351,9 +265,9 @@ def _mapped(dims: Dims, member: Member) -> Dims:
 def _follow_sums(
     program: Program,
     rules: Sequence[OpRule],
-    parts: Sequence[_Part],
+    parts: Sequence[Part],
     members: Sequence[Member],
-    carried: Sequence[Carry],
+    carried: Carries,
 ) -> tuple[dict[Var, tuple[tuple[int, Reduction], ...]], list[Member]]:
     """What each value made in a node is a sum (or maximum, ...) over, and what passes members."""
     reduced: dict[Any, tuple[tuple[int, Reduction], ...]] = {}
@@ -362,7 +276,9 @@ def _follow_sums(
         eqn, rule = program.equations[part.equation], rules[part.equation].factors
         passing: tuple[tuple[int, Reduction], ...] = ()
         for operand in carried[part.equation]:
-            passing = passing or reduced.get(eqn.invars[operand], ())
+            atom = eqn.invars[operand]
+            if not isinstance(atom, Literal):
+                passing = passing or reduced.get(atom, ())
         over = passing + tuple(
             (member.factors[f], r) for f, r in rule.reductions if f in part.factors
         )
@@ -373,7 +289,7 @@ def _follow_sums(
 
 
 def _kinds(
-    rules: Sequence[OpRule], parts: Sequence[_Part], members: Sequence[Member]
+    rules: Sequence[OpRule], parts: Sequence[Part], members: Sequence[Member]
 ) -> tuple[frozenset[int], frozenset[int]]:
     """Need-replication and permutation factors of a node, by its own numbering."""
     whole: set[int] = set()

@@ -92,7 +92,7 @@ class Search:
         """Cost of a value's reshards: the cheapest tree from what is produced to all wanted."""
         wanted = self.wanted(value)
         if value.remade:
-            return IMPOSSIBLE if any(w.unreduced for w in wanted) else 0.0
+            return 0.0
         produced = self.produced(value)
         wanted.discard(produced)
         if not wanted:
@@ -102,7 +102,7 @@ class Search:
         if seconds is None:
             seconds = reshard_tree(*key[:2], self.graph.mesh, *key[2:], self.graph.hardware)[0]
             self._trees[key] = seconds
-        return seconds
+        return seconds * value.trips
 
     def put(self, node: Node, axes: DimAxes) -> list[Change]:
         """Place a node, and let the nodes after it carry what they now can; what changed."""
@@ -125,8 +125,10 @@ class Search:
         if not node.carries:
             return ()
         common: set[str] | None = None
-        for operand in node.carries:
+        for operand in node.carries - node.adopts:
             value = self.graph.values[node.operands[operand]]
+            if value.var in self.graph.carries.adopting:
+                continue
             source = self.produced(value)
             is_sum = source.reduction is Reduction.SUM and not value.remade
             own = set(source.unreduced) if is_sum else set()
@@ -200,7 +202,7 @@ def _exchange_seconds(graph: Graph, node: Node, axes: DimAxes) -> float:
         if sent is None:
             return IMPOSSIBLE
         for exchange in sent:
-            total += wire_seconds(
+            total += graph.program.trips[member.equation] * wire_seconds(
                 exchange.kind, exchange.wire_bytes, graph.hardware, exchange.launches
             )
     return total

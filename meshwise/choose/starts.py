@@ -1,21 +1,84 @@
 """Where a descent begins: from completion, and from the program's own order."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from meshwise._jax import Var
+from meshwise._jax import Var, stack_p, step_p
 from meshwise.choose.candidates import candidates, natural_candidates
-from meshwise.choose.graph import Graph
+from meshwise.choose.graph import Graph, Value
 from meshwise.choose.regions import Node
 from meshwise.choose.search import node_seconds, work_seconds
 from meshwise.choose.tree import IMPOSSIBLE
 from meshwise.ir.factors import Strategy, dims_sharding, operand_sharding
-from meshwise.ir.sharding import DimAxes, Reduction, Sharding, unreduced
+from meshwise.ir.sharding import DimAxes, Reduction, Sharding, local_bytes, unreduced
 from meshwise.reshard.search import reshard_cost
 
+_STACKS = (step_p, stack_p)
 
-def work_limits(graph: Graph) -> list[float]:
-    """The most work, in seconds a device and padding aside, that each equation may be given.
+
+@dataclass(frozen=True)
+class Limits:
+    """What a strategy of a node may not exceed.
+
+    `work`: in seconds a device, padding aside. `held`: bytes of the stack that a loop reads a step
+    of, or makes a row of, by node.
+    """
+
+    work: Sequence[float]
+    held: Mapping[int, int]
+
+    def allow(self, graph: Graph, node: Node, axes: DimAxes) -> bool:
+        """Whether a strategy of a node is within both."""
+        if work_seconds(graph, node, axes, padded=False) > self.work[node.index]:
+            return False
+        most = self.held.get(node.index)
+        return most is None or _stack_bytes(graph, node, axes) <= most
+
+
+def limits_of(graph: Graph) -> Limits:
+    """The limits of a graph's nodes."""
+    return Limits(_work_limits(graph), _held_limits(graph))
+
+
+def _held_limits(graph: Graph) -> dict[int, int]:
+    """A stack is never gathered for a loop: a step's part of it is, inside.
+
+    So it is held in shards as small as completion has them, wherever dims other than that of the
+    steps can be sharded as finely.
+    """
+    found = {}
+    for node in graph.nodes:
+        if graph.program.equations[node.members[0].equation].primitive not in _STACKS:
+            continue
+        dims = nominal(graph, node)
+        operands = [Sharding(d) for d in dims[: len(node.operands)]]
+        options = candidates(node, graph.mesh, operands, (), dims, None)
+        least = min(_stack_bytes(graph, node, axes) for axes in options)
+        value, own = _stack(graph, node), dims[_stack_position(node)]
+        given = local_bytes(value.shape, value.itemsize, Sharding(own), graph.mesh)
+        found[node.index] = max(least, given)
+    return found
+
+
+def _stack_position(node: Node) -> int:
+    """The stack among a node's operands and results: the one with a dim more."""
+    tensors = (*node.rule.operands, *node.rule.results)
+    return max(range(len(tensors)), key=lambda k: len(tensors[k]))
+
+
+def _stack(graph: Graph, node: Node) -> Value:
+    return graph.values[(*node.operands, *node.results)[_stack_position(node)]]
+
+
+def _stack_bytes(graph: Graph, node: Node, axes: DimAxes) -> int:
+    value, position = _stack(graph, node), _stack_position(node)
+    dims = (*node.rule.operands, *node.rule.results)[position]
+    return local_bytes(value.shape, value.itemsize, Sharding(dims_sharding(dims, axes)), graph.mesh)
+
+
+def _work_limits(graph: Graph) -> list[float]:
+    """The most work that each equation may be given.
 
     It is the least that the shardings of its own values suggest: a product of two matrices that
     are both sharded over the contracted dim is never computed whole on every device to save an
@@ -39,9 +102,7 @@ def work_limits(graph: Graph) -> list[float]:
 def _held_everywhere(graph: Graph) -> set[Var]:
     """Values that every device has without anything being sent: made of replicated ones."""
     hinted = fixed_axes(graph)
-    held = {
-        var for var, v in graph.values.items() if v.fixed is not None and not v.fixed.used_axes
-    }
+    held = {var for var, v in graph.values.items() if v.fixed is not None and not v.fixed.used_axes}
     for node in graph.nodes:
         if held.issuperset(node.operands) and not any(hinted.get(node.index, ())):
             held.update(node.results)
@@ -56,18 +117,18 @@ def _is_light(graph: Graph, node: Node) -> bool:
     return node.flops / hardware.flops_per_s <= moved / hardware.memory_bytes_per_s
 
 
-def completion_start(graph: Graph, limits: Sequence[float]) -> list[DimAxes]:
+def completion_start(graph: Graph, limits: Limits) -> list[DimAxes]:
     """Every node as completion suggests: cheapest against the values' own shardings."""
     fixed = fixed_axes(graph)
     return [
         fixed[node.index]
         if node.index in fixed
-        else _cheapest(graph, node, nominal(graph, node), limits[node.index], keep_results=True)
+        else _cheapest(graph, node, nominal(graph, node), limits, keep_results=True)
         for node in graph.nodes
     ]
 
 
-def forward_start(graph: Graph, limits: Sequence[float]) -> list[DimAxes]:
+def forward_start(graph: Graph, limits: Limits) -> list[DimAxes]:
     """Nodes in the program's order, each where its operands already are.
 
     What is not placed yet is taken as completion has it.
@@ -86,7 +147,7 @@ def forward_start(graph: Graph, limits: Sequence[float]) -> list[DimAxes]:
         placed.append(
             fixed[node.index]
             if node.index in fixed
-            else _cheapest(graph, node, sources, limits[node.index], keep_results=False)
+            else _cheapest(graph, node, sources, limits, keep_results=False)
         )
     return placed
 
@@ -113,13 +174,13 @@ def nominal(graph: Graph, node: Node) -> list[DimAxes]:
 
 
 def _cheapest(
-    graph: Graph, node: Node, tensors: Sequence[DimAxes], limit: float, keep_results: bool
+    graph: Graph, node: Node, tensors: Sequence[DimAxes], limits: Limits, keep_results: bool
 ) -> DimAxes:
     """The candidate that is cheapest with operands (and results) lying as given."""
     operands = [Sharding(dims) for dims in tensors[: len(node.operands)]]
     found = candidates(node, graph.mesh, operands, (), tensors, None)
     found += natural_candidates(node, graph.mesh, nominal(graph, node))
-    allowed = [axes for axes in found if work_seconds(graph, node, axes, padded=False) <= limit]
+    allowed = [axes for axes in found if limits.allow(graph, node, axes)]
     return min(allowed, key=lambda axes: _price(graph, node, axes, tensors, keep_results))
 
 
@@ -140,7 +201,7 @@ def _price(
             operator = node.reduced[result][0][1] if over else Reduction.SUM
             made = dims_sharding(node.rule.results[result], axes)
             source, target = unreduced(made, over, operator), Sharding(dims)
-        total += reshard_cost(
+        total += value.trips * reshard_cost(
             value.shape, value.itemsize, graph.mesh, source, target, graph.hardware
         )
     return total

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from meshwise.cost.hardware import Hardware
 from meshwise.ir.mesh import Mesh
-from meshwise.ir.sharding import Sharding
+from meshwise.ir.sharding import Reduction, Sharding
 from meshwise.reshard.search import reshard_cost
 
 Edge = tuple[Sharding, Sharding]
@@ -60,7 +60,8 @@ def _grow(produced: Sharding, targets: Iterable[Sharding], cost) -> tuple[float,
 
 
 def _reachable(source: Sharding, target: Sharding) -> bool:
-    """A value can only become less unreduced."""
-    if not target.unreduced:
-        return True
-    return source.reduction is target.reduction and set(target.unreduced) <= set(source.unreduced)
+    """A value that is whole can become one term of a sum, not of another reduction."""
+    if target.unreduced and target.reduction is not Reduction.SUM:
+        within = set(target.unreduced) <= set(source.unreduced)
+        return within and source.reduction is target.reduction
+    return True

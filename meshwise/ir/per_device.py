@@ -14,8 +14,9 @@ class PerDeviceProgram:
     """A closed jaxpr of local arrays with explicit collectives over the axes of a refined mesh.
 
     `in_types` and `out_types` are the global abstract values; shardings say which part of each a
-    device holds. `whole` lists operators that had no rule and are computed whole on every device,
-    as `name at file:line`.
+    device holds. `loop_reads` says of each value that a loop reads in another sharding whether it
+    is made once before the loop or in each step. `whole` lists operators that had no rule and are
+    computed whole on every device, as `name at file:line`.
     """
 
     jaxpr: ClosedJaxpr
@@ -26,3 +27,4 @@ class PerDeviceProgram:
     out_types: tuple[Any, ...]
     collectives: tuple[Collective, ...]
     whole: tuple[str, ...]
+    loop_reads: tuple[str, ...] = ()

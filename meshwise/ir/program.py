@@ -6,9 +6,11 @@ are keyed by them.
 """
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
-from meshwise._jax import ClosedJaxpr, JaxprEqn, Var, source_summary
+from meshwise._jax import ClosedJaxpr, JaxprEqn, Var, carry_p, next_p, source_summary
+from meshwise.ir import bodies
 from meshwise.ir.mesh import Axes, Mesh
 from meshwise.ir.sharding import DimAxes
 
@@ -62,6 +64,25 @@ class Program:
     def outputs(self) -> list[Any]:
         """The program's results: variables or literals."""
         return self.jaxpr.jaxpr.outvars
+
+    @cached_property
+    def trips(self) -> list[int]:
+        """How often each equation runs in one call."""
+        return bodies.trips(self.equations)
+
+    @cached_property
+    def carried(self) -> dict[int, int]:
+        """For each `next` mark the `carry` mark of the same value."""
+        begins = {
+            eqn.outvars[0]: index
+            for index, eqn in enumerate(self.equations)
+            if eqn.primitive is carry_p
+        }
+        return {
+            index: begins[eqn.invars[0]]  # type: ignore[index]
+            for index, eqn in enumerate(self.equations)
+            if eqn.primitive is next_p
+        }
 
     def source(self, equation: int) -> str:
         """The user's line that an equation comes from, as `file:line`."""

@@ -1,73 +1,37 @@
-"""The walk: each equation on local arrays, its reshards before it.
+"""The emission: each equation on local arrays, its reshards before it, bodies inside their loops.
 
 `emit` runs the plan as an ordinary function of local arrays and lets JAX trace it: local rules
-are plain `lax`, reshards are `lax` collectives over the mesh's sub-axes. A copy of a value is made
-where it is first needed. Small reductions that are ready at that moment and go over the same axes
-travel together, in one collective.
+are plain `lax`, reshards are `lax` collectives over the mesh's sub-axes, loops and conditionals are
+`lax.scan`, `lax.while_loop` and `lax.switch` over bodies that are emitted the same way. What a body
+reads from around it in another sharding is made before a loop, once, but inside a branch, which may
+not be taken.
 """
 
-import math
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 from jax import lax
 
 from meshwise import _jax
-from meshwise._jax import ClosedJaxpr, JaxprEqn, Literal, Var
+from meshwise._jax import ClosedJaxpr, Literal, Var
 from meshwise.choose.plan import Plan
-from meshwise.choose.tree import Edge
 from meshwise.cost.hardware import Hardware
-from meshwise.ir.factors import FactorRule, Strategy, operand_sharding
-from meshwise.ir.program import itemsize_of, shape_of, type_of
-from meshwise.ir.sharding import Sharding, local_bytes, local_shape
+from meshwise.ir.bodies import Item, Nested, nest
+from meshwise.ir.program import shape_of, type_of
+from meshwise.ir.sharding import Sharding, local_shape
+from meshwise.partition.hoist import LoopRead, read_before
 from meshwise.partition.order import emission_order
-from meshwise.partition.padding import mask_operands
-from meshwise.reshard.emit import all_reduce, apply_steps
-from meshwise.reshard.plan import StepKind
-from meshwise.reshard.search import plan_reshard
-from meshwise.rules.registry import LocalContext, OpRule
-
-# Reductions up to this size (local bytes) share a collective. Larger ones are left to the compiler,
-# which joins all_reduces without the copies that laying them end to end takes: on the GPT of the
-# examples, laying those up to 4 KiB end to end made XLA's compile 1.3 times longer.
-SMALL_BYTES = 256
+from meshwise.partition.walk import Reason, Walk, compute, copy_of, exchange_reason, store
+from meshwise.reshard.emit import as_term
 
 
-@dataclass(frozen=True)
-class Reason:
-    """Why a collective stands in the program: the decision in words, and the user's line."""
-
-    text: str
-    line: str
-
-
-@dataclass
-class _Walk:
-    """The state of one emission: copies of values that exist, and reductions that may be shared.
-
-    `waiting` holds, by (axes, operator, dtype), the reductions of values that exist already and
-    will be wanted later; `most_bytes` what a device may hold of a value while it is resharded.
-    """
-
-    plan: Plan
-    hardware: Hardware
-    copies: dict[tuple[Var, Sharding], Any] = field(default_factory=dict)
-    sources: dict[tuple[Var, Sharding], Sharding] = field(default_factory=dict)
-    makers: dict[Var, int] = field(default_factory=dict)
-    waiting: dict[tuple[Any, ...], list[tuple[Var, Edge]]] = field(
-        default_factory=lambda: defaultdict(list)
-    )
-    reasons: list[Reason] = field(default_factory=list)
-    most_bytes: dict[Var, int] = field(default_factory=dict)
-
-
-def emit(plan: Plan, hardware: Hardware) -> tuple[ClosedJaxpr, list[Reason]]:
-    """The per-device program of a plan, and the reason of each of its reshards in order."""
-    walk = _Walk(plan, hardware)
+def emit(
+    plan: Plan, hardware: Hardware, most_hoisted_bytes: int | None = None
+) -> tuple[ClosedJaxpr, list[Reason], list[LoopRead]]:
+    """The per-device program of a plan, the reason of each of its reshards, and loops' reads."""
+    walk = Walk(plan, hardware, most_hoisted_bytes=most_hoisted_bytes)
     program = plan.program
     for var, edges in plan.copies.items():
         walk.sources.update({(var, target): source for source, target in edges})
@@ -86,7 +50,8 @@ def emit(plan: Plan, hardware: Hardware) -> tuple[ClosedJaxpr, list[Reason]]:
     ]
     axes = list(zip(program.mesh.names, program.mesh.sizes, strict=True))
     jaxpr = _jax.make_jaxpr_over_axes(per_device, axes, shapes)
-    return jaxpr, walk.reasons
+    reads = [read for _, found in sorted(walk.loop_reads.items()) for read in found]
+    return jaxpr, walk.reasons, reads
 
 
 def _local_type(var: Var, sharding: Sharding, plan: Plan) -> jax.ShapeDtypeStruct:
@@ -95,160 +60,138 @@ def _local_type(var: Var, sharding: Sharding, plan: Plan) -> jax.ShapeDtypeStruc
     return jax.ShapeDtypeStruct(shape, type_of(var).dtype, weak_type=weak)
 
 
-def _run(walk: _Walk, args: Sequence[Any]) -> list[Any]:
+def _run(walk: Walk, args: Sequence[Any]) -> list[Any]:
     plan = walk.plan
     program = plan.program
     jaxpr = program.jaxpr
     for var, sharding, arg in zip(program.inputs, plan.in_shardings, args, strict=True):
-        _store(walk, var, sharding, arg)
+        store(walk, var, sharding, arg)
     for var, const in zip(jaxpr.jaxpr.constvars, jaxpr.consts, strict=True):
-        _store(walk, var, Sharding(((),) * len(shape_of(var))), const)
-    for index in emission_order(plan):
-        eqn, decided = program.equations[index], plan.equations[index]
-        if decided.remade:
-            continue
-        with _jax.at_source(eqn):
-            operands = [
-                _copy(walk, atom, sharding, eqn)
-                for atom, sharding in zip(eqn.invars, decided.operands, strict=True)
-            ]
-            rule = plan.rules[index]
-            exchanges = rule.exchanges is not None
-            with _exchange_reason(walk, eqn, decided.operands) if exchanges else nullcontext():
-                results = compute(eqn, rule, decided.strategy, plan, operands)
-            for var, sharding, result in zip(eqn.outvars, decided.results, results, strict=True):
-                _store(walk, var, sharding, result)
+        store(walk, var, Sharding(((),) * len(shape_of(var))), const)
+    _run_items(walk, nest(program.equations))
     return [
-        _copy(walk, atom, sharding, None)
+        copy_of(walk, atom, sharding, None)
         for atom, sharding in zip(program.outputs, plan.out_shardings, strict=True)
     ]
 
 
-def compute(
-    eqn: JaxprEqn, rule: OpRule, strategy: Strategy, plan: Plan, operands: Sequence[Any]
-) -> Sequence[Any]:
-    """One equation on local operands: padding masked, then the operator's local rule."""
-    if rule.opaque:
-        return _jax.bind(_jax.without_hints(eqn), operands)
-    context = LocalContext(eqn, rule.factors, strategy, plan.program.mesh)
-    operands = mask_operands(rule, context, operands)
-    if rule.local is not None:
-        return rule.local(context, *operands)
-    return _jax.bind(eqn, operands)
-
-
-def _store(walk: _Walk, var: Var, sharding: Sharding, array: Any) -> None:
-    """Keep a value as it is produced; note the reductions that will be wanted of it."""
-    walk.copies[var, sharding] = array
-    if not sharding.unreduced:
+def _run_items(walk: Walk, items: Sequence[Item]) -> None:
+    """The equations of one body in order."""
+    if not items:
         return
-    for edge in walk.plan.copies.get(var, ()):
-        if edge[0] == sharding and _is_small_reduction(walk, var, edge):
-            walk.waiting[_reduction_key(var, edge)].append((var, edge))
+    for item in emission_order(items, walk.plan):
+        if isinstance(item, int):
+            _run_equation(walk, item)
+        else:
+            with _jax.at_source(item.control.eqn):
+                _CONTROLS[item.control.name](walk, item)
 
 
-def _is_small_reduction(walk: _Walk, var: Var, edge: Edge) -> bool:
-    source, target = edge
-    small = local_bytes(shape_of(var), itemsize_of(var), source, walk.plan.program.mesh)
-    return small <= SMALL_BYTES and target.dims == source.dims and not target.unreduced
-
-
-def _reduction_key(var: Var, edge: Edge) -> tuple[Any, ...]:
-    return edge[0].unreduced, edge[0].reduction, type_of(var).dtype
-
-
-def _copy(walk: _Walk, atom: Any, sharding: Sharding, user: JaxprEqn | None) -> Any:
-    """A value in a sharding: the copy that exists, or one made now."""
-    if isinstance(atom, Literal):
-        return _jax.literal_value(atom)
-    found = walk.copies.get((atom, sharding))
-    if found is not None:
-        return found
-    maker = walk.makers.get(atom)
-    if maker is not None and walk.plan.equations[maker].remade:
-        walk.copies[atom, sharding] = _remake(walk, atom, maker, sharding)
-        return walk.copies[atom, sharding]
-    source = walk.sources[atom, sharding]
-    array = _copy(walk, atom, source, user)
-    edge = (source, sharding)
-    together = walk.waiting.get(_reduction_key(atom, edge), []) if source.unreduced else []
-    if (atom, edge) in together and len(together) > 1:
-        _reduce_together(walk, together, user)
-    else:
-        if (atom, edge) in together:
-            together.remove((atom, edge))
-        walk.copies[atom, sharding] = _reshard(walk, atom, edge, array, user)
-    return walk.copies[atom, sharding]
-
-
-def _remake(walk: _Walk, var: Var, maker: int, sharding: Sharding) -> Any:
-    """Compute this device's part of a value that depends on no placed operand."""
+def _run_equation(walk: Walk, index: int) -> None:
     plan = walk.plan
-    eqn, rule = plan.program.equations[maker], plan.rules[maker]
-    result = eqn.outvars.index(var)
-    strategy = _strategy_for(rule.factors, result, sharding)
+    eqn, decided = plan.program.equations[index], plan.equations[index]
+    if decided.remade:
+        return
     with _jax.at_source(eqn):
         operands = [
-            _copy(walk, atom, operand_sharding(rule.factors, strategy, i), eqn)
-            for i, atom in enumerate(eqn.invars)
+            copy_of(walk, atom, sharding, eqn)
+            for atom, sharding in zip(eqn.invars, decided.operands, strict=True)
         ]
-        return compute(eqn, rule, strategy, plan, operands)[result]
+        rule = plan.rules[index]
+        exchanges = rule.exchanges is not None
+        with exchange_reason(walk, eqn, decided.operands) if exchanges else nullcontext():
+            results = compute(eqn, rule, decided.strategy, plan, operands)
+        for var, sharding, result in zip(eqn.outvars, decided.results, results, strict=True):
+            store(walk, var, sharding, result)
 
 
-def _strategy_for(rule: FactorRule, result: int, sharding: Sharding) -> Strategy:
-    axes: list[tuple[str, ...]] = [()] * len(rule.sizes)
-    for factors, own in zip(rule.results[result], sharding.dims, strict=True):
-        if factors:
-            axes[factors[0]] = own
-    return Strategy(tuple(axes))
+def _scan(walk: Walk, loop: Nested) -> None:
+    begins, steps = loop.of(_jax.carry_p), loop.of(_jax.step_p)
+    ends, stacks = loop.of(_jax.next_p), loop.of(_jax.stack_p)
+    starts = _read(walk, begins, 0)
+    stacked = _read(walk, steps, 0)
+    _read_before(walk, loop)
+
+    def step(carried: Sequence[Any], rows: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        with walk.within():
+            _bind(walk, begins, carried)
+            _bind(walk, steps, rows)
+            _run_items(walk, loop.bodies[1])
+            return _read(walk, ends, 1), _read(walk, stacks, 0)
+
+    params = {k: loop.control.eqn.params[k] for k in ("length", "reverse", "unroll")}
+    last, rows = lax.scan(step, starts, stacked, **params)
+    _bind(walk, ends, last)
+    _bind(walk, stacks, rows)
 
 
-def _reshard(walk: _Walk, var: Var, edge: Edge, array: Any, user: JaxprEqn | None) -> Any:
-    mesh = walk.plan.program.mesh
-    source, target = edge
-    what = shape_of(var), itemsize_of(var), mesh, source, target, walk.hardware
-    steps = plan_reshard(*what, walk.most_bytes.get(var))
-    if not any(step.kind is not StepKind.SLICE for step in steps.steps):
-        return apply_steps(array, steps, mesh)
-    with _reason(walk, [(var, edge)], user):
-        return apply_steps(array, steps, mesh)
+def _while(walk: Walk, loop: Nested) -> None:
+    begins, ends = loop.of(_jax.carry_p), loop.of(_jax.next_p)
+    starts = _read(walk, begins, 0)
+    _read_before(walk, loop)
+
+    def goes_on(carried: Sequence[Any]) -> Any:
+        with walk.within():
+            _bind(walk, begins, carried)
+            _run_items(walk, loop.bodies[0])
+            return _read(walk, loop.of(_jax.test_p), 0)[0]
+
+    def step(carried: Sequence[Any]) -> list[Any]:
+        with walk.within():
+            _bind(walk, begins, carried)
+            _run_items(walk, loop.bodies[1])
+            return _read(walk, ends, 1)
+
+    _bind(walk, ends, lax.while_loop(goes_on, step, starts))
 
 
-def _reason(walk: _Walk, moved: Sequence[tuple[Var, Edge]], user: JaxprEqn | None) -> Any:
-    """A name scope that ties the collectives inside to the reason recorded for them."""
-    var, (source, target) = moved[0]
-    values = var.aval.str_short(short_dtypes=True)
-    if len(moved) > 1:
-        values = f"{len(moved)} values, first {values}"
-    wanted_by = "the result" if user is None else user.primitive.name
-    maker = walk.makers.get(var)
-    origin = user if user is not None else maker and walk.plan.program.equations[maker]
-    line = _jax.source_summary(origin) if origin else "out_shardings"
-    return _because(walk, Reason(f"{values} {source} -> {target} for {wanted_by}", line))
+def _branches(walk: Walk, choice: Nested) -> None:
+    joins = choice.of(_jax.join_p)
+    (index,) = _read(walk, choice.of(_jax.branch_index_p), 0)
+
+    def branch(number: int) -> Callable[[], list[Any]]:
+        def run() -> list[Any]:
+            with walk.within():
+                _run_items(walk, choice.bodies[number])
+                return _read(walk, joins, number)
+
+        return run
+
+    results = lax.switch(index, [branch(number) for number in sorted(choice.bodies)])
+    _bind(walk, joins, results)
 
 
-def _exchange_reason(walk: _Walk, eqn: JaxprEqn, operands: Sequence[Sharding]) -> Any:
-    """The same, for the collectives of an operator's local rule."""
-    split = ", ".join(map(str, operands))
-    text = f"exchange of {eqn.primitive.name} itself, with operands {split}"
-    return _because(walk, Reason(text, _jax.source_summary(eqn)))
+_CONTROLS: dict[str, Callable[[Walk, Nested], None]] = {
+    "scan": _scan,
+    "while": _while,
+    "cond": _branches,
+}
 
 
-def _because(walk: _Walk, reason: Reason) -> Any:
-    walk.reasons.append(reason)
-    return jax.named_scope(f"meshwise_reason_{len(walk.reasons) - 1}")
+def _read(walk: Walk, marks: Sequence[int], operand: int) -> list[Any]:
+    """One operand of each mark, as the mark wants it."""
+    found = []
+    for index in marks:
+        eqn, sharding = walk.plan.program.equations[index], walk.plan.equations[index].operands
+        value = copy_of(walk, eqn.invars[operand], sharding[operand], eqn)
+        if isinstance(eqn.invars[operand], Literal) and sharding[operand].unreduced:
+            value = as_term(value, sharding[operand].unreduced)
+        found.append(value)
+    return found
 
 
-def _reduce_together(walk: _Walk, together: list[tuple[Var, Edge]], user: JaxprEqn | None) -> None:
-    """Several small reductions over the same axes in one collective, laid end to end."""
-    arrays = [walk.copies[var, edge[0]] for var, edge in together]
-    flat = lax.concatenate([lax.reshape(a, (math.prod(a.shape),)) for a in arrays], 0)
-    source = together[0][1][0]
-    with _reason(walk, together, user):
-        flat = all_reduce(flat, source.unreduced, source.reduction)
-    start = 0
-    for (var, edge), array in zip(together, arrays, strict=True):
-        part = lax.slice(flat, (start,), (start + array.size,))
-        walk.copies[var, edge[1]] = lax.reshape(part, array.shape)
-        start += array.size
-    together.clear()
+def _bind(walk: Walk, marks: Sequence[int], arrays: Sequence[Any]) -> None:
+    """The results of marks, as the loop or conditional gives them."""
+    for index, array in zip(marks, arrays, strict=True):
+        eqn, decided = walk.plan.program.equations[index], walk.plan.equations[index]
+        store(walk, eqn.outvars[0], decided.results[0], array)
+
+
+def _read_before(walk: Walk, loop: Nested) -> None:
+    """Make what a loop reads from around it, in the shardings it wants, before it."""
+    copies, reads = read_before(
+        walk.plan, loop, walk.sources, walk.hardware, walk.most_hoisted_bytes
+    )
+    walk.loop_reads[loop.of(_jax.open_p)[0]] = reads
+    for var, sharding in copies:
+        copy_of(walk, var, sharding, loop.control.eqn)

@@ -5,31 +5,41 @@ sums) is emitted as soon as its operands exist. Then the sum is ready for its re
 small reductions that wait for the same axes can be done together.
 """
 
-from meshwise._jax import Literal, Var
+from collections.abc import Sequence
+
+from meshwise._jax import JaxprEqn, Literal, Var
 from meshwise.choose.plan import Plan
+from meshwise.ir.bodies import Item
 
 
-def emission_order(plan: Plan) -> list[int]:
-    """Every equation once, each after those that make its operands."""
-    program = plan.program
-    available = {*program.inputs, *program.jaxpr.jaxpr.constvars}
+def emission_order(items: Sequence[Item], plan: Plan) -> list[Item]:
+    """The items of one body, each once and after those that make what it reads."""
+    eqns = plan.program.equations
+    reads, makes = zip(*(_reads_and_makes(item, eqns) for item in items), strict=True)
+    missing = set().union(*makes)
     followers: dict[Var, int] = {}
-    for index, (eqn, decided) in enumerate(zip(program.equations, plan.equations, strict=True)):
-        if decided.strategy.carried:
-            unreduced = zip(eqn.invars, decided.operands, strict=True)
+    for place, item in enumerate(items):
+        if isinstance(item, int) and plan.equations[item].strategy.carried:
+            unreduced = zip(eqns[item].invars, plan.equations[item].operands, strict=True)
             followers.update(
-                {a: index for a, s in unreduced if s.unreduced and not isinstance(a, Literal)}
+                {a: place for a, s in unreduced if s.unreduced and not isinstance(a, Literal)}
             )
     order: dict[int, None] = {}
-    for index in range(len(program.equations)):
-        waiting = [index]
+    for place in range(len(items)):
+        waiting = [place]
         while waiting:
             found = waiting.pop()
-            eqn = program.equations[found]
-            exist = all(isinstance(a, Literal) or a in available for a in eqn.invars)
-            if found in order or not exist:
+            if found in order or not missing.isdisjoint(reads[found]):
                 continue
             order[found] = None
-            available.update(eqn.outvars)
-            waiting += [followers[v] for v in eqn.outvars if v in followers]
-    return list(order)
+            missing -= makes[found]
+            waiting += [followers[v] for v in makes[found] if v in followers]
+    return [items[place] for place in order]
+
+
+def _reads_and_makes(item: Item, eqns: Sequence[JaxprEqn]) -> tuple[set[Var], set[Var]]:
+    """What an item reads from around it, and what it makes."""
+    positions = [item] if isinstance(item, int) else list(item.positions())
+    reads = {a for p in positions for a in eqns[p].invars if not isinstance(a, Literal)}
+    makes = {v for p in positions for v in eqns[p].outvars}
+    return reads - makes, makes

@@ -8,14 +8,17 @@ from meshwise.choose.plan import Plan
 from meshwise.cost.hardware import Hardware
 from meshwise.ir.collectives import Collective, collectives_of
 from meshwise.ir.per_device import PerDeviceProgram
-from meshwise.partition.emit import Reason, emit
+from meshwise.partition.emit import emit
+from meshwise.partition.walk import Reason
 
 _TAG = re.compile(r"meshwise_reason_(\d+)")
 
 
-def partition(plan: Plan, hardware: Hardware) -> PerDeviceProgram:
+def partition(
+    plan: Plan, hardware: Hardware, most_hoisted_bytes: int | None = None
+) -> PerDeviceProgram:
     """Write the per-device program of a plan."""
-    jaxpr, reasons = emit(plan, hardware)
+    jaxpr, reasons, reads = emit(plan, hardware, most_hoisted_bytes)
     program = plan.program
     return PerDeviceProgram(
         jaxpr=jaxpr,
@@ -25,6 +28,7 @@ def partition(plan: Plan, hardware: Hardware) -> PerDeviceProgram:
         in_types=tuple(v.aval for v in program.inputs),
         out_types=tuple(v.aval for v in program.outputs),
         collectives=_collectives(jaxpr, plan, reasons),
+        loop_reads=tuple(map(str, reads)),
         whole=tuple(
             f"{_jax.operator_name(eqn)} at {_jax.source_summary(eqn)}"
             for eqn, rule in zip(program.equations, plan.rules, strict=True)

@@ -8,12 +8,14 @@ again by the compiler.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from meshwise import _jax
 from meshwise._jax import JaxprEqn, Literal, Var, hint_p
+from meshwise.ir.bodies import places_to_read
 from meshwise.ir.program import Program, shape_of
 from meshwise.rules.registry import OpRule
 
@@ -28,36 +30,61 @@ def split_constants(
             makers.update(dict.fromkeys(eqn.outvars, index))
     if not makers:
         return program, tuple(rules)
+    copies = _Copies(program, rules, makers)
+    users = copies.of_users()
+    outputs = [copies.copy(a, len(program.equations), {}) for a in program.outputs]
     eqns: list[JaxprEqn] = []
     new_rules: list[OpRule] = []
     hints = {}
-
-    def copy(atom: Any, made: dict[Var, Var]) -> Any:
-        """The atom, or its own copy where it is a constant; `made` are the user's copies."""
-        if isinstance(atom, Literal) or atom not in makers:
-            return atom
-        if atom not in made:
-            eqn = program.equations[makers[atom]]
-            operands = [copy(a, made) for a in eqn.invars]
-            outvars = [_jax.new_var(v.aval) for v in eqn.outvars]
-            made.update(zip(eqn.outvars, outvars, strict=True))
-            eqns.append(_jax.rename(eqn, operands, outvars))
-            new_rules.append(rules[makers[atom]])
-        return made[atom]
-
-    for index, (eqn, rule) in enumerate(zip(program.equations, rules, strict=True)):
-        if eqn.outvars and eqn.outvars[0] in makers:
-            continue
-        made: dict[Var, Var] = {}
-        operands = [copy(a, made) for a in eqn.invars]
+    for index in range(len(program.equations) + 1):
+        for eqn, rule in copies.before[index]:
+            eqns.append(eqn)
+            new_rules.append(rule)
         if index in program.hints:
             hints[len(eqns)] = program.hints[index]
-        eqns.append(_jax.rename(eqn, operands, eqn.outvars))
-        new_rules.append(rule)
-    outputs = [copy(a, {}) for a in program.outputs]
+        if index in users:
+            eqns.append(users[index])
+            new_rules.append(rules[index])
     flat = program.jaxpr.jaxpr
     closed = _jax.close_jaxpr(flat.constvars, flat.invars, outputs, eqns, program.jaxpr.consts)
     return replace(program, jaxpr=closed, hints=hints), tuple(new_rules)
+
+
+@dataclass
+class _Copies:
+    """Copies of constants, by the equation before which they are to be made."""
+
+    program: Program
+    rules: Sequence[OpRule]
+    makers: dict[Var, int]
+    before: dict[int, list[tuple[JaxprEqn, OpRule]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+
+    def copy(self, atom: Any, place: int, made: dict[Var, Var]) -> Any:
+        """The atom, or its own copy where it is a constant; `made` are the user's copies."""
+        if isinstance(atom, Literal) or atom not in self.makers:
+            return atom
+        if atom not in made:
+            maker = self.makers[atom]
+            eqn = self.program.equations[maker]
+            operands = [self.copy(a, place, made) for a in eqn.invars]
+            outvars = [_jax.new_var(v.aval) for v in eqn.outvars]
+            made.update(zip(eqn.outvars, outvars, strict=True))
+            self.before[place].append((_jax.rename(eqn, operands, outvars), self.rules[maker]))
+        return made[atom]
+
+    def of_users(self) -> dict[int, JaxprEqn]:
+        """Every equation that makes no constant, reading copies of its own."""
+        places = places_to_read(self.program.equations)
+        users = {}
+        for index, eqn in enumerate(self.program.equations):
+            if not (eqn.outvars and eqn.outvars[0] in self.makers):
+                made: dict[int, dict[Var, Var]] = defaultdict(dict)
+                at = [places.get((index, k), index) for k in range(len(eqn.invars))]
+                operands = [self.copy(a, p, made[p]) for a, p in zip(eqn.invars, at, strict=True)]
+                users[index] = _jax.rename(eqn, operands, eqn.outvars)
+        return users
 
 
 def _is_cheap(eqn: JaxprEqn, rule: OpRule) -> bool:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from meshwise._jax import Literal, Var
+from meshwise._jax import Literal, Var, stack_p, step_p
 from meshwise.ir.factors import Dims, FactorRule, factor_axes
 from meshwise.ir.mesh import Axes, Mesh
 from meshwise.ir.program import Hint, Program, itemsize_of, shape_of
@@ -55,6 +55,14 @@ def propagate(program: Program, rules: Sequence[OpRule]) -> Completion:
     """Complete the hints of a program: a sharding for every variable, each with its cause."""
     state = _start(program)
     tables = [_table(program, i, rule) for i, rule in enumerate(rules)]
+    sweeps = _settle(rules, tables, state)
+    if _shard_rows_of_steps(program, state):
+        sweeps += _settle(rules, tables, state)
+    return Completion(_every_value(program, state), state.causes, sweeps)
+
+
+def _settle(rules: Sequence[OpRule], tables: Sequence[list[_Tensor]], state: _State) -> int:
+    """The fixed point, most certain steps first; how many sweeps it took."""
     directions = [levels(rule.factors) for rule in rules]
     seen: dict[tuple[int, bool], tuple[int, ...]] = {}
     sweeps = 0
@@ -73,7 +81,41 @@ def propagate(program: Program, rules: Sequence[OpRule]) -> Completion:
                         continue
                     changed |= _visit(i, rules[i].factors, tables[i], backward, state)
                     seen[i, backward] = tuple([state.version.get(t.var, 0) for t in tables[i]])
-    return Completion(_every_value(program, state), state.causes, sweeps)
+    return sweeps
+
+
+def _shard_rows_of_steps(program: Program, state: _State) -> bool:
+    """Where a loop goes through a dim that is sharded, its rows are sharded along another.
+
+    A device that holds some of the steps takes part in all of them: the first dim of the row that
+    is not sharded and divides takes the axes. Whether any row has changed.
+    """
+    changed = False
+    for index, eqn in enumerate(program.equations):
+        if eqn.primitive is step_p:
+            stack, row, tensor = eqn.invars[0], eqn.outvars[0], 0
+        elif eqn.primitive is stack_p:
+            stack, row, tensor = eqn.outvars[0], eqn.invars[0], 1
+        else:
+            continue
+        dims = state.dims.get(stack)  # type: ignore[arg-type]
+        if not isinstance(row, Literal) and dims and dims[0]:
+            changed |= _shard_row(index, row, tensor, dims, state)
+    return changed
+
+
+def _shard_row(index: int, row: Var, tensor: int, stack: DimAxes, state: _State) -> bool:
+    current = state.dims.get(row) or ((),) * (len(stack) - 1)
+    used = {a for axes in (*current, *stack[1:]) for a in axes}
+    count = state.mesh.size(stack[0])
+    for dim, size in enumerate(shape_of(row)):
+        free = not current[dim] and not state.pinned.get(row) and used.isdisjoint(stack[0])
+        if free and size % count == 0:
+            state.dims[row] = (*current[:dim], stack[0], *current[dim + 1 :])
+            state.causes[row, dim] = Cause(index, tensor)
+            state.version[row] = state.version.get(row, 0) + 1
+            return True
+    return False
 
 
 def _start(program: Program) -> _State:

@@ -50,6 +50,7 @@ def explain_plan(plan: Plan, program: PerDeviceProgram, name: str) -> str:
         _boundary(plan, program, is_result=False),
         _boundary(plan, program, is_result=True),
         _collectives(program),
+        _loops(program),
         _decisions(plan),
     ]
     return "\n\n".join("\n".join(lines) for lines in sections if lines)
@@ -123,10 +124,19 @@ def _whole(program: PerDeviceProgram) -> list[str]:
     way_out = (
         "Operands are gathered first, and every device does all of the work. Write it with "
         "operators that have a rule, or say how it is partitioned, with mw.register_rule or, for a "
-        "kernel, mw.like: docs/extending.md. The bodies of loops and branches have no rules yet. "
-        "strict=True makes it an error."
+        "kernel, mw.like: docs/extending.md. strict=True makes it an error."
     )
     return [*lines, *wrapped(way_out)]
+
+
+def _loops(program: PerDeviceProgram) -> list[str]:
+    """What loops read in another sharding, and where it is made."""
+    if not program.loop_reads:
+        return []
+    lines = ["What loops read from around them (hoist_bytes limits what is held)"]
+    for read in program.loop_reads:
+        lines += wrapped(read, indent=2, hang=2)
+    return lines
 
 
 def _boundary(plan: Plan, program: PerDeviceProgram, *, is_result: bool) -> list[str]:

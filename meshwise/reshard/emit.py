@@ -221,6 +221,16 @@ def _losing(part: Part) -> int:
     return part.dim
 
 
+def _term(x: jax.Array, step: Step, plan: ReshardPlan, mesh: Mesh) -> jax.Array:
+    return as_term(x, step.axes)
+
+
+def as_term(x: Any, axes: Axes) -> jax.Array:
+    """A value as a sum over axes: one device's term is the value, the others' are zero."""
+    is_first = lax.eq(lax.axis_index(axes), np.int32(0))
+    return jnp.where(is_first, x, jnp.zeros_like(x))
+
+
 _EMIT: Mapping[StepKind, Callable[[jax.Array, Step, ReshardPlan, Mesh], jax.Array]] = {
     StepKind.SLICE: _slice,
     StepKind.ALL_GATHER: _all_gather,
@@ -230,6 +240,7 @@ _EMIT: Mapping[StepKind, Callable[[jax.Array, Step, ReshardPlan, Mesh], jax.Arra
     StepKind.REALIGN: _realign,
     StepKind.REDUCE_SCATTER: _reduce_scatter,
     StepKind.ALL_REDUCE: _all_reduce,
+    StepKind.TERM: _term,
 }
 
 _LOCAL_REDUCE: Mapping[Reduction, Callable[[jax.Array], jax.Array]] = {

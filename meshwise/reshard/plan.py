@@ -20,6 +20,7 @@ class StepKind(StrEnum):
     - REALIGN: the rows of an uneven dim move to the neighbours, to shards of another size.
     - REDUCE_SCATTER: unreduced axes are reduced, and become the minor axes of a dim.
     - ALL_REDUCE: unreduced axes are reduced.
+    - TERM: a value becomes one device's term of a sum, and zero is the others'; nothing is sent.
     """
 
     SLICE = "slice"
@@ -30,11 +31,12 @@ class StepKind(StrEnum):
     REALIGN = "realign"
     REDUCE_SCATTER = "reduce_scatter"
     ALL_REDUCE = "all_reduce"
+    TERM = "term"
 
     @property
     def collective(self) -> CollectiveKind | None:
         """The collective it runs, None where nothing is sent."""
-        if self is StepKind.SLICE:
+        if self in (StepKind.SLICE, StepKind.TERM):
             return None
         if self in (StepKind.ROUNDS, StepKind.REALIGN):
             return CollectiveKind.PERMUTE
@@ -46,7 +48,7 @@ class Part:
     """Axes that one step takes away from a dim, adds to a dim, or both.
 
     `dim` loses the axes and `to_dim` gains them. SLICE and REDUCE_SCATTER have only `to_dim`,
-    ALL_GATHER and REALIGN only `dim`, ALL_REDUCE, PERMUTE and ROUNDS neither.
+    ALL_GATHER and REALIGN only `dim`, ALL_REDUCE, PERMUTE, ROUNDS and TERM neither.
     """
 
     axes: Axes

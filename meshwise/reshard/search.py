@@ -10,23 +10,20 @@ it exists; an uneven dim may hold the padding of its other end, unless `max_byte
 
 import heapq
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
 
 from meshwise.cost.hardware import Hardware
 from meshwise.errors import MemoryLimitError, message
-from meshwise.ir.collectives import CollectiveKind, wire_bytes
 from meshwise.ir.mesh import Mesh
 from meshwise.ir.sharding import Reduction, Sharding, local_bytes, local_shape, unreduced
 from meshwise.reshard.canonical import Naming, levels
 from meshwise.reshard.moves import Move, Moves, State
 from meshwise.reshard.plan import Part, ReshardPlan, Step, StepKind
 from meshwise.reshard.problem import Problem
-from meshwise.reshard.rounds import plan_rounds
+from meshwise.reshard.steps import steps_of
 from meshwise.reshard.straight import straight_moves
-from meshwise.reshard.tiles import tiles_over
-from meshwise.rules.halo import realignment
 
 # Costs are sums of bytes; two that differ by less than this part of one another are equal.
 _ROUNDING = 1e-9
@@ -49,8 +46,9 @@ def plan_reshard(
 
     `shape` is global, `itemsize` in bytes, `max_bytes` bounds the largest local array on the way.
 
-    Raises ValueError where the target is unreduced over an axis that the source is not, and
-    MemoryLimitError where no plan fits in `max_bytes`.
+    A target that is a sum over axes that the source is none over is made of one device's value,
+    and zeros. Raises ValueError where it is another reduction, and MemoryLimitError where no plan
+    fits in `max_bytes`.
     """
     return _plan(tuple(shape), itemsize, mesh, source, target, hardware, max_bytes)
 
@@ -86,6 +84,7 @@ def reshard_cost(
     hardware: Hardware,
 ) -> float:
     """Seconds of the plan that `plan_reshard` gives, with the price of bytes that come first."""
+    target = _before_term(source, target)
     if source == target:
         return 0.0
     _check(shape, source, target)
@@ -116,6 +115,13 @@ def _plan(
     hardware: Hardware,
     max_bytes: int | None,
 ) -> ReshardPlan:
+    whole = _before_term(source, target)
+    if whole != target:
+        plan = _plan(shape, itemsize, mesh, source, whole, hardware, max_bytes)
+        local = local_shape(shape, target, mesh)
+        axes = tuple(a for a in target.unreduced if a not in whole.unreduced)
+        term = Step(StepKind.TERM, (Part(axes),), whole, target, local, local, 0, 0)
+        return replace(plan, target=target, steps=(*plan.steps, term))
     _check(shape, source, target)
     steps: tuple[Step, ...] = ()
     cost = 0.0
@@ -123,7 +129,7 @@ def _plan(
     peak = max(math.prod(end) for end in ends) * itemsize
     if source != target and 0 not in shape:
         path, naming = _best(shape, itemsize, mesh, source, target, hardware, max_bytes)
-        steps = _steps(path, naming, shape, itemsize, mesh, source, target)
+        steps = steps_of(path.moves, naming, shape, itemsize, mesh, source, target)
         cost, peak = path.cost, path.peak_bytes
     if max_bytes is not None and peak > max_bytes:
         raise MemoryLimitError(too_large(shape, f"{source}", f"{target}", max_bytes, peak))
@@ -269,106 +275,23 @@ def _trace_back(
     return Path(tuple(reversed(path)), cost, peak)
 
 
-def _steps(
-    path: Path,
-    naming: Naming,
-    shape: tuple[int, ...],
-    itemsize: int,
-    mesh: Mesh,
-    source: Sharding,
-    target: Sharding,
-) -> tuple[Step, ...]:
-    """Steps of a path: moves that share a launch become one."""
-    steps: list[Step] = []
-    before, before_shape = source, local_shape(shape, source, mesh)
-    for move in path.moves:
-        dims, blocks, terms, _ = move.state
-        left = (*naming.axes(terms), *target.unreduced)
-        after = unreduced(naming.all_dims(dims), left, source.reduction)
-        after_shape = naming.local_shape(blocks)
-        parts = tuple(naming.part(part) for part in move.parts)
-        if steps and move.joins:
-            last = steps.pop()
-            before, before_shape = last.source, last.source_shape
-            parts = _join(last.parts, parts)
-        steps.append(
-            _step(
-                move.kind, parts, before, after, (before_shape, after_shape), shape, itemsize, mesh
-            )
-        )
-        before, before_shape = after, after_shape
-    return tuple(steps)
-
-
-def _step(
-    kind: StepKind,
-    parts: tuple[Part, ...],
-    source: Sharding,
-    target: Sharding,
-    shapes: tuple[tuple[int, ...], tuple[int, ...]],
-    global_shape: tuple[int, ...],
-    itemsize: int,
-    mesh: Mesh,
-) -> Step:
-    """One step with its wire bytes, padding included."""
-    before, after = shapes
-    group = mesh.size(axis for part in parts for axis in part.axes)
-    operand = math.prod(before) * itemsize
-    collective = kind.collective
-    if collective is None:
-        return Step(kind, parts, source, target, before, after, 0, 0)
-    if kind is StepKind.REALIGN:
-        dim = parts[0].dim
-        assert dim is not None, "a dim is realigned"
-        shards = mesh.size(source.dims[dim])
-        fetch = realignment(global_shape[dim], shards, before[dim], after[dim])
-        sent = fetch.exchange(operand // before[dim])
-        return Step(kind, parts, source, target, before, after, sent.wire_bytes, sent.launches)
-    if kind is StepKind.ROUNDS:
-        axes = parts[0].axes
-        ends = (
-            tiles_over(axes, global_shape, b, s, mesh)
-            for s, b in ((source, before), (target, after))
-        )
-        rounds = plan_rounds(*ends)
-        assert rounds is not None, "the search has found them"
-        sizes = [math.prod(r.shape) * itemsize for r in rounds if r.is_sent]
-        return Step(kind, parts, source, target, before, after, sum(sizes), len(sizes), rounds)
-    if kind in (StepKind.ALL_TO_ALL, StepKind.REDUCE_SCATTER):
-        padded = list(before)
-        for part in parts:
-            assert part.to_dim is not None, "a dim gains the axes"
-            padded[part.to_dim] = after[part.to_dim]
-        for part in parts:
-            assert part.to_dim is not None, "a dim gains the axes"
-            padded[part.to_dim] *= mesh.size(part.axes)
-        operand = math.prod(padded) * itemsize
-    sent = wire_bytes(collective, operand, operand * group, group)
-    if kind is StepKind.ALL_REDUCE and source.reduction is Reduction.PROD:
-        sent = wire_bytes(CollectiveKind.ALL_GATHER, operand, operand * group, group)
-    return Step(kind, parts, source, target, before, after, sent, 1)
-
-
-def _join(first: tuple[Part, ...], second: tuple[Part, ...]) -> tuple[Part, ...]:
-    """Parts of two steps as one: gathered axes go from minor to major, added ones the other way."""
-    parts = list(first)
-    for new in second:
-        for i, old in enumerate(parts):
-            if (old.dim, old.to_dim) == (new.dim, new.to_dim):
-                axes = new.axes + old.axes if new.to_dim is None else old.axes + new.axes
-                parts[i] = Part(axes, new.dim, new.to_dim)
-                break
-        else:
-            parts.append(new)
-    return tuple(parts)
-
-
 def _is_slice(shape: tuple[int, ...], mesh: Mesh, source: Sharding, target: Sharding) -> bool:
     """Whether each device holds its target shard already."""
     return source.unreduced == target.unreduced and all(
         mine in ((), wanted) or (mine == wanted[: len(mine)] and n % mesh.size(wanted) == 0)
         for n, mine, wanted in zip(shape, source.dims, target.dims, strict=True)
     )
+
+
+def _before_term(source: Sharding, target: Sharding) -> Sharding:
+    """What a value is before it becomes a term over axes that it is not unreduced over."""
+    added = set(target.unreduced) - set(source.unreduced)
+    if not added or target.reduction is not Reduction.SUM:
+        return target
+    kept = set(target.unreduced) & set(source.unreduced)
+    if source.reduction is not Reduction.SUM:
+        kept = set()
+    return unreduced(target.dims, tuple(kept), Reduction.SUM)
 
 
 def _check(shape: tuple[int, ...], source: Sharding, target: Sharding) -> None:

@@ -14,6 +14,7 @@ from meshwise.rules import indexing as indexing
 from meshwise.rules import largest as largest
 from meshwise.rules import like as like
 from meshwise.rules import linalg as linalg
+from meshwise.rules import marks as marks
 from meshwise.rules import pooling as pooling
 from meshwise.rules import prefix as prefix
 from meshwise.rules import random as random

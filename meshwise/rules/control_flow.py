@@ -25,6 +25,7 @@ from meshwise._jax import (
     scan_counts,
     without_hints,
 )
+from meshwise.flatten import flatten
 from meshwise.ir.collectives import CollectiveKind, wire_bytes
 from meshwise.rules.factoring import Factoring, shapes
 from meshwise.rules.registry import (
@@ -36,7 +37,6 @@ from meshwise.rules.registry import (
     opaque_rule,
     register,
 )
-from meshwise.trace import flatten
 
 _SUMS = ("add", "add_any", "sub")
 
@@ -66,6 +66,11 @@ def _independent(eqn: JaxprEqn) -> _Loop | None:
     if None in becomes:
         return None
     return _Loop(body, consts, carried, tuple(b == "sum" for b in becomes))
+
+
+def has_independent_steps(eqn: JaxprEqn) -> bool:
+    """Whether an equation is a scan whose steps do not depend on each other, but for sums."""
+    return eqn.primitive.name == "scan" and _independent(eqn) is not None
 
 
 def _becomes(body: ClosedJaxpr, operand: int, result: int) -> str | None:

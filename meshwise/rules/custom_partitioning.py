@@ -16,6 +16,7 @@ import jax
 from meshwise import _jax
 from meshwise._jax import ShardyRule
 from meshwise.errors import RuleError, message
+from meshwise.flatten import flatten
 from meshwise.ir.collectives import collectives_of
 from meshwise.ir.factors import FactorRule, Strategy, dims_sharding
 from meshwise.ir.mesh import Mesh
@@ -30,7 +31,6 @@ from meshwise.rules.registry import (
     describe_all,
     register,
 )
-from meshwise.trace import flatten
 
 
 @register("custom_partitioning")

@@ -17,12 +17,12 @@ import numpy as np
 
 from meshwise import _jax
 from meshwise._jax import ClosedJaxpr, JaxprEqn, Literal, Var
+from meshwise.flatten import flatten
 from meshwise.ir.factors import Dims, Strategy
 from meshwise.ir.mesh import Mesh
 from meshwise.ir.program import type_of
 from meshwise.rules.composition import Composition, Word, compose
 from meshwise.rules.registry import LocalContext, OpRule, describe_all
-from meshwise.trace import flatten
 
 Function = Callable[..., Sequence[Any]]
 Types = tuple[jax.ShapeDtypeStruct, ...]

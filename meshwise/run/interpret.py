@@ -101,7 +101,7 @@ class Interpreter:
         slices = [jax.eval_shape(lambda v: _trip(v, 0), x) for x in xs] if trips else []
         if not trips:
             return carry + _no_trips(eqn, len(carry))
-        axes = self._settled(lambda c: body(c, slices)[0], carry)
+        axes = self._settled(lambda c, x: body(c, x)[0], carry, slices)
         carry = [expand(v, a, self.mesh) for v, a in zip(carry, axes, strict=True)]
         ys_axes = [y.axes for y in jax.eval_shape(lambda c, x: body(c, x)[1], carry, slices)]
 
@@ -167,13 +167,13 @@ class Interpreter:
         return jax.lax.switch(index.array, [widened(run) for run in runs], operands)
 
     def _settled(
-        self, body: Callable[[list[Stacked]], list[Stacked]], carry: list[Stacked]
+        self, body: Callable[..., list[Stacked]], carry: list[Stacked], *rows: list[Stacked]
     ) -> list[Axes]:
         """Axes of each carried value, such that one more trip adds none."""
         axes = [v.axes for v in carry]
         while True:
             wide = [expand(v, a, self.mesh) for v, a in zip(carry, axes, strict=True)]
-            outs = jax.eval_shape(body, wide)
+            outs = jax.eval_shape(body, wide, *rows)
             joined = [join_axes(pair, self.mesh) for pair in zip(wide, outs, strict=True)]
             if joined == axes:
                 return axes

@@ -10,7 +10,7 @@ import pytest
 from jax import lax
 
 from meshwise import _jax
-from meshwise.trace import flatten
+from meshwise.flatten import flatten
 
 
 def table() -> dict[str, tuple[Callable[..., Any], str]]:

@@ -12,6 +12,7 @@ LAYERS = (
     "ir",
     "pairing",
     "borders",
+    "flatten",
     "trace",
     "rules",
     "cost",

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.extend.core import Primitive
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
@@ -91,7 +92,7 @@ CASES = {
     ),
     "transposed and itself": (lambda a: a + a.T, (draw(8, 8),), P("x", "y"), P("y"), N24),
     "an input returned": (lambda a, b: (a, b, a), (draw(8, 4), draw(3)), (P("x"), P()), None, N24),
-    "computed whole": (
+    "a loop over a sharded dim": (
         lambda a: lax.fori_loop(0, 3, lambda i, c: c + a[i], jnp.zeros(4)),
         (draw(8, 4),),
         P("x"),
@@ -146,14 +147,16 @@ def test_tiny_reductions_share_a_collective():
 
 
 def test_what_is_computed_whole_is_recorded():
-    fn, args, in_specs, out_specs, on = CASES["computed whole"]
-    step = mw.jit(fn, mesh=on, in_shardings=in_specs, out_shardings=out_specs)
-    program = step.partition(*args)
-    assert [w.split(" at ")[0] for w in program.per_device.whole] == ["scan"]
-    assert "scan" in program.explain()
+    smooth_p = Primitive("smooth")
+    smooth_p.def_abstract_eval(lambda x: x)
+    smooth_p.def_impl(lambda x: x)
+    step = mw.jit(lambda a: smooth_p.bind(a) * 2, mesh=N24, in_shardings=P("x"))
+    program = step.partition(draw(8, 4))
+    assert [w.split(" at ")[0] for w in program.per_device.whole] == ["smooth"]
+    assert "smooth" in program.explain()
 
 
-def test_hints_inside_what_is_computed_whole_are_left_out():
+def test_hints_inside_loops():
     def fn(a):
         return lax.fori_loop(0, 3, lambda i, c: mw.shard(c * 2, P("x")), a)
 

@@ -1,0 +1,183 @@
+"""Loops and branches in a flat program: the equations that mark where their bodies begin and end.
+
+A loop or conditional whose bodies stand in the flat program is told by marks around them. They are
+equations like others, so that completion goes through them and every value that is carried has one
+sharding, but they compute nothing: the partitioner puts the bodies between them back into a loop.
+
+    open                              open
+    carry    init -> c    (each)      branch_index  i ->
+    step     xs -> x      (each)      body 0 ... end 0
+    body 1 ... end 1                  body 1 ... end 1
+    next     c, y -> last (each)      join   a, b -> r   (each)
+    stack    y -> ys      (each)      close
+    close
+
+A while loop has a `body 0` too, its test, in which `test` reads whether it goes on.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jax._src import core as _core
+from jax._src import effects as _effects
+from jax._src.interpreters import partial_eval as _pe
+
+from meshwise._jax.bodies import scan_counts
+from meshwise._jax.jaxprs import ClosedJaxpr, JaxprEqn, Primitive, Var, opened
+
+# How often a loop is taken to run that ends when its data says so.
+ASSUMED_TRIPS = 10
+
+
+class _Marks(_effects.Effect):
+    """What keeps marks where they are: no pass may share, copy or drop them."""
+
+    def __str__(self) -> str:
+        return "marks"
+
+
+_MARKS = frozenset({_Marks()})
+
+
+@dataclass(frozen=True, eq=False)
+class Control:
+    """One loop or conditional of a program: the equation it was, and how often its bodies run.
+
+    `original` is the user's equation, `eqn` the same on the variables of the flat program.
+    """
+
+    eqn: JaxprEqn
+    original: JaxprEqn
+
+    @property
+    def name(self) -> str:
+        """`scan`, `while` or `cond`."""
+        return self.eqn.primitive.name
+
+    @property
+    def trips(self) -> int:
+        """How often a body runs; an assumption where only the data knows."""
+        if self.name == "scan":
+            return self.eqn.params["length"]
+        return ASSUMED_TRIPS if self.name == "while" else 1
+
+    def __repr__(self) -> str:
+        return f"{self.name}_{id(self.eqn) & 0xFFF:x}"
+
+
+def _mark(name: str) -> Primitive:
+    primitive = Primitive(f"mark_{name}")
+    primitive.multiple_results = True
+    return primitive
+
+
+open_p = _mark("open")
+carry_p = _mark("carry")
+step_p = _mark("step")
+branch_index_p = _mark("branch_index")
+body_p = _mark("body")
+end_p = _mark("end")
+test_p = _mark("test")
+next_p = _mark("next")
+stack_p = _mark("stack")
+join_p = _mark("join")
+close_p = _mark("close")
+
+_ALL = frozenset(
+    {
+        open_p,
+        carry_p,
+        step_p,
+        branch_index_p,
+        body_p,
+        test_p,
+        end_p,
+        next_p,
+        stack_p,
+        join_p,
+        close_p,
+    }
+)
+_CONTROLS = ("scan", "while", "cond")
+
+
+def is_mark(eqn: JaxprEqn) -> bool:
+    """Whether an equation only marks where a body begins or ends, or what enters or leaves it."""
+    return eqn.primitive in _ALL
+
+
+def new_mark(
+    primitive: Primitive,
+    operands: Sequence[Any],
+    results: Sequence[Var],
+    control: Control,
+    **params: Any,
+) -> JaxprEqn:
+    """A mark of a loop or conditional, at its line."""
+    eqn = control.eqn
+    params = {"control": control, **params}
+    return _core.new_jaxpr_eqn(
+        list(operands), list(results), primitive, params, _MARKS, eqn.source_info, eqn.ctx
+    )
+
+
+def has_bodies(eqn: JaxprEqn) -> bool:
+    """Whether a loop or conditional whose bodies can be told by marks.
+
+    Those that change references in place are not, nor a choice between platforms.
+    """
+    if eqn.primitive.name not in _CONTROLS or eqn.params.get("branches_platforms"):
+        return False
+    return all(hasattr(_aval(a), "dtype") and not _is_ref(_aval(a)) for a in eqn.invars)
+
+
+def _aval(atom: Any) -> Any:
+    return atom.aval
+
+
+def _is_ref(aval: Any) -> bool:
+    return "Ref" in type(aval).__name__
+
+
+@dataclass(frozen=True)
+class LoopParts:
+    """A scan or while loop: bodies with the operands each reads, and what is carried along.
+
+    `test` is None for a scan. Bodies read their constants, then what is carried, then (`steps` of
+    them) what is new in each step; a scan's returns what is carried on, then what is stacked.
+    """
+
+    body: ClosedJaxpr
+    body_consts: Sequence[Any]
+    test: ClosedJaxpr | None
+    test_consts: Sequence[Any]
+    carried: Sequence[Any]
+    stepped: Sequence[Any]
+
+
+def loop_parts(eqn: JaxprEqn, operands: Sequence[Any]) -> LoopParts:
+    """What a loop does with its operands."""
+    params = eqn.params
+    if eqn.primitive.name == "scan":
+        consts, carried = scan_counts(eqn)
+        first, last = consts, consts + carried
+        known = operands[:first]
+        return LoopParts(params["jaxpr"], known, None, (), operands[first:last], operands[last:])
+    first = params["cond_nconsts"]
+    last = first + params["body_nconsts"]
+    return LoopParts(
+        params["body_jaxpr"],
+        operands[first:last],
+        params["cond_jaxpr"],
+        operands[:first],
+        operands[last:],
+        (),
+    )
+
+
+def without_dead(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """A jaxpr without what nothing comes of: equations, and what loops carry or make in vain."""
+    jaxpr = closed.jaxpr
+    live, _ = _pe.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
+    return ClosedJaxpr(opened(live), closed.consts)

@@ -1,0 +1,116 @@
+"""The parts that equations consist of, and which of them are decided together so far."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from meshwise._jax import hint_p
+from meshwise.choose.carries import Carries, Carry
+from meshwise.ir.factors import FactorRule
+from meshwise.ir.program import Program
+from meshwise.rules.registry import OpRule
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A connected component of one equation's rule: its factors and its tensors."""
+
+    equation: int
+    factors: frozenset[int]
+    operands: tuple[int, ...]
+    results: tuple[int, ...]
+    joins: bool
+    reduces: bool
+    follows: bool
+
+
+def _components(factors: FactorRule, carry: Carry) -> list[frozenset[int]]:
+    """Factors that are decided together: all of them, unless the equation falls apart.
+
+    It does where each operand has a result of its own that depends on it alone, as a barrier's do.
+    """
+    tensors = [*factors.operands, *factors.results]
+    sets = [frozenset(f for dim in t for f in dim) for t in tensors]
+    everything = frozenset(range(len(factors.sizes)))
+    kinds = factors.reductions or factors.whole or factors.permuted or carry
+    if kinds or len(factors.operands) != len(factors.results):
+        return [everything]
+    own = list(zip(sets[: len(factors.operands)], sets[len(factors.operands) :], strict=True))
+    disjoint = sum(len(a) for a, _ in own) == len(everything)
+    if len(own) < 2 or not disjoint or any(a != b for a, b in own):
+        return [everything]
+    return [a for a, _ in own if a] or [everything]
+
+
+def parts_of(program: Program, index: int, rule: OpRule, carry: Carry) -> list[Part]:
+    """An equation's parts; tensors without factors go with the first."""
+    factors = rule.factors
+    sets = [frozenset(f for dim in t for f in dim) for t in (*factors.operands, *factors.results)]
+    components = _components(factors, carry)
+    count = len(factors.operands)
+    is_hint = program.equations[index].primitive is hint_p
+    parts = []
+    for k, component in enumerate(components):
+        own = [t for t, s in enumerate(sets) if s <= component and (s or k == 0)]
+        operands = tuple(t for t in own if t < count)
+        results = tuple(t - count for t in own if t >= count)
+        special = component & (factors.whole | factors.permuted | factors.compound)
+        reduces = bool(component & factors.reduction_of.keys())
+        placed = sum(bool(factors.operands[t]) for t in operands)
+        alike = placed == 1 if reduces else placed > 0
+        free = bool(results) and not is_hint and not rule.opaque
+        joins = alike and free and not special
+        parts.append(Part(index, component, operands, results, joins, reduces, free))
+    return parts
+
+
+Factor = tuple[int, int]  # an equation, and one of its rule's factors
+
+
+class Groups:
+    """Union-find over parts, and over the factors of their equations."""
+
+    def __init__(self, parts: Sequence[Part], rules: Sequence[OpRule], carried: Carries):
+        self.rules = rules
+        self.part_parent = list(range(len(parts)))
+        # Not what sums as well: another term of an addition after it is no sum over that factor.
+        self.only_carries = [bool(carried[p.equation]) and not p.reduces for p in parts]
+        self.factor_parent: dict[Factor, Factor] = {}
+        self.beside: dict[Factor, set[Factor]] = {}
+        for equation in dict.fromkeys(p.equation for p in parts):
+            rule = rules[equation].factors
+            for tensor in (*rule.operands, *rule.results):
+                own = {(equation, f) for dim in tensor for f in dim}
+                for factor in own:
+                    self.beside.setdefault(factor, set()).update(own - {factor})
+
+    def find(self, part: int) -> int:
+        """The first part of a part's group."""
+        while self.part_parent[part] != part:
+            self.part_parent[part] = self.part_parent[self.part_parent[part]]
+            part = self.part_parent[part]
+        return part
+
+    def factor(self, factor: Factor) -> Factor:
+        """The factor that stands for all that are one with it."""
+        while (parent := self.factor_parent.get(factor, factor)) != factor:
+            factor = parent
+        return factor
+
+    def may_be_one(self, pairs: Sequence[tuple[Factor, Factor]]) -> bool:
+        """Whether factors can be made one in pairs: not if a tensor has both in its dims."""
+        for pair in pairs:
+            x, y = (self.factor(f) for f in pair)
+            if x != y and any(self.factor(f) == y for f in self.beside[x]):
+                return False
+        return True
+
+    def join(self, a: int, b: int, pairs: Sequence[tuple[Factor, Factor]]) -> None:
+        """Merge the groups of two parts, and the factors that meet in the value between them."""
+        low, high = sorted((self.find(a), self.find(b)))
+        self.part_parent[high] = low
+        self.only_carries[low] = self.only_carries[low] and self.only_carries[high]
+        for pair in pairs:
+            x, y = sorted(self.factor(f) for f in pair)
+            if x != y:
+                self.factor_parent[y] = x
+                self.beside[x] |= self.beside[y]

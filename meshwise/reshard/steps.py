@@ -1,0 +1,108 @@
+"""From the moves of a search to the steps of a plan, each with its bytes."""
+
+import math
+from collections.abc import Sequence
+
+from meshwise.ir.collectives import CollectiveKind, wire_bytes
+from meshwise.ir.mesh import Mesh
+from meshwise.ir.sharding import Reduction, Sharding, local_shape, unreduced
+from meshwise.reshard.canonical import Naming
+from meshwise.reshard.moves import Move
+from meshwise.reshard.plan import Part, Step, StepKind
+from meshwise.reshard.rounds import plan_rounds
+from meshwise.reshard.tiles import tiles_over
+from meshwise.rules.halo import realignment
+
+
+def steps_of(
+    path: Sequence[Move],
+    naming: Naming,
+    shape: tuple[int, ...],
+    itemsize: int,
+    mesh: Mesh,
+    source: Sharding,
+    target: Sharding,
+) -> tuple[Step, ...]:
+    """Steps of a path of moves: moves that share a launch become one."""
+    steps: list[Step] = []
+    before, before_shape = source, local_shape(shape, source, mesh)
+    for move in path:
+        dims, blocks, terms, _ = move.state
+        left = (*naming.axes(terms), *target.unreduced)
+        after = unreduced(naming.all_dims(dims), left, source.reduction)
+        after_shape = naming.local_shape(blocks)
+        parts = tuple(naming.part(part) for part in move.parts)
+        if steps and move.joins:
+            last = steps.pop()
+            before, before_shape = last.source, last.source_shape
+            parts = _join(last.parts, parts)
+        steps.append(
+            _step(
+                move.kind, parts, before, after, (before_shape, after_shape), shape, itemsize, mesh
+            )
+        )
+        before, before_shape = after, after_shape
+    return tuple(steps)
+
+
+def _step(
+    kind: StepKind,
+    parts: tuple[Part, ...],
+    source: Sharding,
+    target: Sharding,
+    shapes: tuple[tuple[int, ...], tuple[int, ...]],
+    global_shape: tuple[int, ...],
+    itemsize: int,
+    mesh: Mesh,
+) -> Step:
+    """One step with its wire bytes, padding included."""
+    before, after = shapes
+    group = mesh.size(axis for part in parts for axis in part.axes)
+    operand = math.prod(before) * itemsize
+    collective = kind.collective
+    if collective is None:
+        return Step(kind, parts, source, target, before, after, 0, 0)
+    if kind is StepKind.REALIGN:
+        dim = parts[0].dim
+        assert dim is not None, "a dim is realigned"
+        shards = mesh.size(source.dims[dim])
+        fetch = realignment(global_shape[dim], shards, before[dim], after[dim])
+        sent = fetch.exchange(operand // before[dim])
+        return Step(kind, parts, source, target, before, after, sent.wire_bytes, sent.launches)
+    if kind is StepKind.ROUNDS:
+        axes = parts[0].axes
+        ends = (
+            tiles_over(axes, global_shape, b, s, mesh)
+            for s, b in ((source, before), (target, after))
+        )
+        rounds = plan_rounds(*ends)
+        assert rounds is not None, "the search has found them"
+        sizes = [math.prod(r.shape) * itemsize for r in rounds if r.is_sent]
+        return Step(kind, parts, source, target, before, after, sum(sizes), len(sizes), rounds)
+    if kind in (StepKind.ALL_TO_ALL, StepKind.REDUCE_SCATTER):
+        padded = list(before)
+        for part in parts:
+            assert part.to_dim is not None, "a dim gains the axes"
+            padded[part.to_dim] = after[part.to_dim]
+        for part in parts:
+            assert part.to_dim is not None, "a dim gains the axes"
+            padded[part.to_dim] *= mesh.size(part.axes)
+        operand = math.prod(padded) * itemsize
+    sent = wire_bytes(collective, operand, operand * group, group)
+    if kind is StepKind.ALL_REDUCE and source.reduction is Reduction.PROD:
+        sent = wire_bytes(CollectiveKind.ALL_GATHER, operand, operand * group, group)
+    return Step(kind, parts, source, target, before, after, sent, 1)
+
+
+def _join(first: tuple[Part, ...], second: tuple[Part, ...]) -> tuple[Part, ...]:
+    """Parts of two steps as one: gathered axes go from minor to major, added ones the other way."""
+    parts = list(first)
+    for new in second:
+        for i, old in enumerate(parts):
+            if (old.dim, old.to_dim) == (new.dim, new.to_dim):
+                axes = new.axes + old.axes if new.to_dim is None else old.axes + new.axes
+                parts[i] = Part(axes, new.dim, new.to_dim)
+                break
+        else:
+            parts.append(new)
+    return tuple(parts)

@@ -1,0 +1,72 @@
+"""What a loop reads in another sharding: before it, or in each step."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+import meshwise as mw
+from tests.end_to_end.sent import assert_same, mesh_of, reals
+
+STEPS, SIZE = 4, 32
+GATHER = 7 * SIZE * SIZE * 4 // 8
+HELD = SIZE * SIZE * 4
+
+
+def recurrent(v, w, h, rows):
+    return lax.scan(lambda h, row: (jnp.tanh(h @ v) @ w + row, None), h, rows)[0]
+
+
+ARGS = reals(SIZE, SIZE), reals(SIZE, SIZE) / 2, reals(128, SIZE), reals(STEPS, 128, SIZE)
+
+
+def program(hoist_bytes, function=recurrent):
+    step = mw.jit(
+        function,
+        mesh=mesh_of(8),
+        in_shardings=(P("x"), P("x"), P("x"), P(None, "x")),
+        out_shardings=P("x"),
+        hoist_bytes=hoist_bytes,
+    )
+    return step.partition(*ARGS)
+
+
+@pytest.mark.parametrize(
+    ("hoist_bytes", "before"), [(None, 2), (2 * HELD, 2), (2 * HELD - 1, 1), (HELD, 1), (0, 0)]
+)
+def test_a_limit_keeps_gathers_in_the_loop(hoist_bytes, before):
+    found = program(hoist_bytes)
+    gathers = [c for c in found.collectives if c.kind == "all_gather"]
+    assert sorted(c.count for c in gathers) == [1] * before + [STEPS] * (2 - before)
+    assert sum(c.wire_bytes for c in gathers) == GATHER * (before + STEPS * (2 - before))
+    assert sum("once before it" in read for read in found.per_device.loop_reads) == before
+    assert_same(found.simulate(*ARGS), recurrent(*ARGS), 1e-5)
+
+
+def test_the_report_says_which():
+    text = " ".join(program(HELD).explain().split())
+    assert f"once before it, {GATHER:,} bytes sent each time, {HELD:,} held" in text
+    assert f"in each of its {STEPS} steps, {GATHER:,} bytes sent each time, {HELD:,} held" in text
+
+
+def test_a_branch_gathers_for_itself():
+    """What only a branch reads is not gathered where the branch is not taken."""
+
+    def function(v, w, h, rows):
+        def step(h, row):
+            return lax.cond(h[0, 0] > 9, lambda: jnp.tanh(h @ v), lambda: h + row), None
+
+        return lax.scan(step, h @ w, rows)[0]
+
+    found = program(None, function)
+    assert not found.per_device.loop_reads
+    assert_same(found.simulate(*ARGS), function(*ARGS), 1e-5)
+    gathers = [c for c in found.collectives if c.kind == "all_gather"]
+    assert sorted(c.count for c in gathers if c.shape == (SIZE // 8, SIZE)) == [1, STEPS]
+
+
+def test_nothing_is_said_of_loops_that_read_nothing_else():
+    step = mw.jit(lambda x: lax.fori_loop(0, 3, lambda i, x: x * 2, x), mesh=mesh_of(8))
+    assert not step.partition(jax.ShapeDtypeStruct((8,), np.float32)).per_device.loop_reads
