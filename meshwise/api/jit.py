@@ -85,10 +85,10 @@ def jit(
         fn: a function of arrays and trees of arrays, written for one device.
         mesh: `jax.sharding.Mesh` or `AbstractMesh`; by default that of the shardings, or of
             `jax.set_mesh`.
-        in_shardings: a `PartitionSpec`, `NamedSharding` or None for each argument, or trees of
-            them (prefixes of the arguments' trees). None is completed from the other hints; an
-            argument that comes committed to the mesh keeps its sharding.
-        out_shardings: the same for the results.
+        in_shardings: a `PartitionSpec`, `NamedSharding` or None for each argument, or trees of them
+            (prefixes of arguments' trees). None is completed from the others; an argument that
+            comes committed to the mesh keeps its sharding.
+        out_shardings: the same for results.
         static_argnums, static_argnames: arguments that are no arrays and select another program,
             as in `jax.jit`.
         donate_argnums, donate_argnames: arguments whose buffers the results may reuse.
@@ -99,9 +99,8 @@ def jit(
         hoist_bytes: the most a device may hold of what is gathered before a loop; the rest is
             gathered in each step. By default all is gathered before it.
 
-    Raises:
-        HintError, TreeError, MeshError, ArgumentError, MissingRuleError: when called, for what
-            does not fit.
+    Raises HintError, TreeError, MeshError, ArgumentError or MissingRuleError when called, for what
+    does not fit.
     """
     if fn is None:
         return functools.partial(
