@@ -6,7 +6,8 @@ is shared out anew over the devices, and then the slice again. So, in a traced p
 - a slice of a slice, a slice of a pad and a pad of a slice become one slice or pad;
 - a pad with what a window over it would pad with (the gradient of average pooling, `jnp.pad` before
   a convolution) becomes the window's own padding and dilation;
-- two slices laid side by side the other way round (`jnp.roll`) become one roll;
+- two pads with zero that share no row, added up, are rows laid side by side;
+- two slices laid side by side the other way round (`jnp.roll`, its gradient) become one roll;
 - a reshape that transposes first becomes a transpose and a reshape;
 - a slice, or an update of most of a dim, at positions that are known while tracing becomes a
   plain slice, or a pad and a choice between old and new (`u.at[1:-1].set(...)` of a stencil).
@@ -16,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from meshwise._jax import JaxprEqn, Var
-from meshwise.borders import rows, updates
+from meshwise.borders import joins, rows, updates
 from meshwise.pairing import Counts
 
 _MERGES: Mapping[str, Callable[..., list[JaxprEqn] | None]] = {
@@ -25,7 +26,9 @@ _MERGES: Mapping[str, Callable[..., list[JaxprEqn] | None]] = {
     "pad": rows.merge_pad,
     "reduce_window_sum": rows.merge_reduce_window_sum,
     "conv_general_dilated": rows.merge_convolution,
-    "concatenate": rows.merge_concatenate,
+    "concatenate": joins.merge_concatenate,
+    "add": joins.merge_add,
+    "add_any": joins.merge_add,
     "dynamic_slice": rows.merge_dynamic_slice,
     "dynamic_update_slice": updates.merge_dynamic_update_slice,
     "scatter": updates.merge_scatter,

@@ -1,12 +1,11 @@
-"""Slices, pads and joins of rows that follow each other."""
+"""Slices and pads of rows that follow each other."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from jax import lax
 
-from meshwise import _jax
-from meshwise._jax import JaxprEqn, Literal
+from meshwise._jax import JaxprEqn
 from meshwise.borders.equations import (
     Makers,
     equations_of,
@@ -14,6 +13,7 @@ from meshwise.borders.equations import (
     maker_of,
     one_equation,
 )
+from meshwise.borders.joins import zero_pad
 from meshwise.ir.program import shape_of
 from meshwise.pairing import Counts
 
@@ -87,7 +87,7 @@ def merge_pad(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn] |
 
 def merge_reduce_window_sum(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn] | None:
     """Sums over windows of a pad with zero."""
-    inner = _zero_pad(eqn.invars[0], makers)
+    inner = zero_pad(eqn.invars[0], makers)
     if inner is None:
         return None
     config, dilations = inner.params["padding_config"], eqn.params["base_dilation"]
@@ -105,7 +105,7 @@ def merge_reduce_window_sum(eqn: JaxprEqn, makers: Makers, counts: Counts) -> li
 
 def merge_convolution(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn] | None:
     """A convolution of spatial dims that were padded with zero."""
-    inner = _zero_pad(eqn.invars[0], makers)
+    inner = zero_pad(eqn.invars[0], makers)
     if inner is None:
         return None
     batch, feature, *spatial = eqn.params["dimension_numbers"][0]
@@ -126,45 +126,12 @@ def merge_convolution(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[Jax
     return [eqn.replace(invars=[inner.invars[0], eqn.invars[1]], params=params)]
 
 
-def _zero_pad(atom: Any, makers: Makers) -> JaxprEqn | None:
-    """The pad with zero that makes a value."""
-    inner = maker_of(atom, makers, "pad")
-    if inner is None or not isinstance(inner.invars[1], Literal) or inner.invars[1].val:
-        return None
-    return inner
-
-
 def split_transpose(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn] | None:
     """A reshape that transposes first, as two."""
     order, sizes = eqn.params["dimensions"], eqn.params["new_sizes"]
     if order is None:
         return None
     return equations_of(eqn, eqn.invars, lambda x: lax.reshape(lax.transpose(x, order), sizes))
-
-
-def merge_concatenate(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn] | None:
-    """The end of a dim and then its beginning."""
-    dim = eqn.params["dimension"]
-    if len(eqn.invars) != 2:
-        return None
-    end, begin = (maker_of(x, makers, "slice") for x in eqn.invars)
-    if end is None or begin is None:
-        return None
-    x = end.invars[0]
-    shape = shape_of(x)
-    at = end.params["start_indices"][dim]
-    wanted = ((at, shape[dim]), (0, at))
-    for part, (first, limit) in zip((end, begin), wanted, strict=True):
-        starts, limits = ([0] * len(shape), list(shape))
-        starts[dim], limits[dim] = first, limit
-        taken = part.params["start_indices"], part.params["limit_indices"]
-        if part.invars[0] is not x or taken != (tuple(starts), tuple(limits)):
-            return None
-        if any(s != 1 for s in _strides(part)):
-            return None
-    if not 0 < at < shape[dim]:
-        return None
-    return one_equation(eqn, _jax.roll_p, [x], dimension=dim, shift=shape[dim] - at)
 
 
 def merge_dynamic_slice(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn] | None:

@@ -27,6 +27,22 @@ def table() -> dict[str, tuple[Callable[..., Any], str]]:
                                             "slice pad"),
         "roll": (lambda x, u: jnp.roll(x, -5, 1), "roll"),
         "roll of two dims": (lambda x, u: jnp.roll(x, (3, 2), (0, 1)), "roll roll"),
+        "gradient of a roll": (lambda x, u: jax.vjp(lambda x: jnp.roll(x, 5, 0), x)[1](x)[0],
+                               "roll add"),
+        "gradient of a split": (
+            lambda x, u: jax.vjp(lambda x: (x[:5] * 2, x[5:]), x)[1](
+                (jnp.sin(x[3:8]), jnp.sin(x[:7])))[0],
+            "slice sin mul slice sin concatenate add"),
+        "pads that share a row": (
+            lambda x, u: jnp.pad(x[:7], ((0, 5), (0, 0))) + jnp.pad(x[:6], ((6, 0), (0, 0))),
+            "pad pad slice add"),
+        "pads of other dims": (
+            lambda x, u: jnp.pad(x[:7], ((0, 5), (0, 0))) + jnp.pad(x[:, :2], ((0, 0), (7, 0))),
+            "pad pad slice add"),
+        "pads with other fill": (
+            lambda x, u: jnp.pad(x[:7], ((0, 5), (0, 0)), constant_values=1.0)
+            + jnp.pad(x[:5], ((7, 0), (0, 0))),
+            None),
         "two slices of two values": (lambda x, u: jnp.concatenate([x[6:], u[:6]]),
                                      "slice concatenate"),
         "two slices that are no roll": (lambda x, u: jnp.concatenate([x[5:], x[:6]]),
