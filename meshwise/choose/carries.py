@@ -6,6 +6,7 @@ is where it is reduced, and so is one that the next equation would make larger.
 
 What a loop carries along may be such a sum too, where each step only adds to it: then it is reduced
 once, after the loop. What it starts from then is one device's term, and the others' are zero.
+So may what a loop stacks, row by row.
 """
 
 import math
@@ -14,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from meshwise._jax import Literal, Var, next_p
+from meshwise._jax import Literal, Var, next_p, stack_p
 from meshwise.ir.program import Program, itemsize_of, shape_of
 from meshwise.ir.sharding import Reduction
 from meshwise.rules.registry import OpRule
@@ -101,6 +102,7 @@ def _follow(
     for index, (eqn, rule) in enumerate(zip(program.equations, rules, strict=True)):
         carry: Carry = frozenset()
         linear = ((1,),) if index in ends else rule.linear
+        stacks = eqn.primitive is stack_p  # each row is as large as what it is made of
         for operands in linear:
             atoms = [eqn.invars[i] for i in operands]
             travels = all(
@@ -109,7 +111,7 @@ def _follow(
                 and len(uses[a]) == atoms.count(a)
                 for a in atoms
             )
-            if travels and _bytes(eqn.outvars) <= _bytes(atoms):
+            if travels and (stacks or _bytes(eqn.outvars) <= _bytes(atoms)):
                 carry = frozenset(operands)
                 break
         if index in starts:

@@ -18,7 +18,7 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
-from meshwise._jax import Literal, Var, carry_p
+from meshwise._jax import Literal, Var, carry_p, stack_p
 from meshwise.choose.carries import Carries
 from meshwise.choose.parts import Factor, Groups, Part, parts_of
 from meshwise.ir.factors import Dims, FactorRule
@@ -73,9 +73,10 @@ def build_nodes(program: Program, rules: Sequence[OpRule], carried: Carries) -> 
     first = {p.equation: k for k, p in reversed(list(enumerate(parts)))}
     for end, begin in program.carried.items():
         groups.join(first[end], first[begin], _same_factors(rules[end], end, begin))
-    starts_of_sums = {begin for begin in program.carried.values() if carried[begin]}
+    apart = {begin for begin in program.carried.values() if carried[begin]}
+    apart.update(i for i, eqn in enumerate(program.equations) if eqn.primitive is stack_p)
     for k, part in enumerate(parts):
-        if part.equation in starts_of_sums:  # the sum is what is added, not what it starts from
+        if part.equation in apart:  # what a sum starts from, and a stack, need not follow it
             continue
         if part.joins or (carried[part.equation] and not part.factors):
             _join_producers(program, k, part, parts, groups, producer, carried)

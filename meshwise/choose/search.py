@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from meshwise._jax import Var
+from meshwise._jax import Var, stack_p
 from meshwise.choose.graph import Graph, Value
 from meshwise.choose.regions import Node
 from meshwise.choose.tree import IMPOSSIBLE, reshard_tree
@@ -44,6 +44,7 @@ class Search:
         self._same: dict[Sharding, Sharding] = {}
         self._around = [_values_around(graph, node) for node in graph.nodes]
         self._carriers = _carriers(graph)
+        self._scattered = [_scattered(graph, node) for node in graph.nodes]
         self.placed = [
             self.placement(node, own) for node, own in zip(graph.nodes, axes, strict=True)
         ]
@@ -133,7 +134,7 @@ class Search:
             is_sum = source.reduction is Reduction.SUM and not value.remade
             own = set(source.unreduced) if is_sum else set()
             common = own if common is None else common & own
-        used = {a for factor in axes for a in factor}
+        used = {a for factor in axes for a in factor}.union(self._scattered[node.index])
         return tuple(sorted((common or set()) - used))
 
     def undo(self, changes: Iterable[Change]) -> None:
@@ -221,6 +222,17 @@ def _produced(node: Node, strategy: Strategy, result: int) -> Sharding:
 
 def _values_around(graph: Graph, node: Node) -> list[Value]:
     return [graph.values[v] for v in dict.fromkeys((*node.operands, *node.results))]
+
+
+def _scattered(graph: Graph, node: Node) -> frozenset[str]:
+    """Axes over which a stack is sharded in the end: over these its rows are reduced at once.
+
+    A row that is reduced and scattered in its step leaves a stack of shards; one that is not would
+    leave all of it on every device.
+    """
+    if graph.program.equations[node.members[0].equation].primitive is not stack_p:
+        return frozenset()
+    return frozenset(a for axes in graph.nominal(node.results[0]) for a in axes)
 
 
 def _carriers(graph: Graph) -> dict[int, list[int]]:

@@ -57,4 +57,4 @@ def _stack_rule(application: Application) -> OpRule:
     steps, *_ = shapes(application.results)[0]
     dims = factoring.dims(shapes(application.operands)[0])
     whole = factoring.new(steps, "whole")
-    return OpRule(factoring.rule([dims], [[whole, *dims]]))
+    return OpRule(factoring.rule([dims], [[whole, *dims]]), linear=((0,),))

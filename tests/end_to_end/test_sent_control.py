@@ -180,7 +180,7 @@ TABLE = [
         (P("x"), P("x")), P("x"),
         {"all_to_all": gathered(1, WEIGHT), "all_gather": gathered(8, WEIGHT)}, 1e-5),
     Row("gradient of layers, data parallel", gradient(layers), (W, X), (8,), (P(), P("x")), P(),
-        {"all_reduce": reduced(WEIGHT, times=LAYERS)["all_reduce"]}, 1e-5),
+        reduced(LAYERS * WEIGHT), 1e-5),
     Row("gradient of layers, weights sharded", gradient(layers), (W, X), (8,), (STACK, P("x")),
         STACK, FSDP_GRADIENT, 1e-5),
     *(Row(f"gradient of layers, recomputed but {name}", with_policy(getattr(POLICIES, name)),
@@ -222,7 +222,7 @@ TABLE = [
     Row("a sum of a constant is taken once", invariant, (X, reals(5, BATCH, WIDTH), X), (8,),
         (P("x"), STACK, P("x")), P("x"), reduced(WIDTH), 1e-4),
     Row("a rule for derivatives inside", gradient(partial(layers, step=lambda h, w: clipped(
-        layer(h, w)))), (W, X), (8,), (P(), P("x")), P(), reduced(WEIGHT, times=LAYERS), 1e-5),
+        layer(h, w)))), (W, X), (8,), (P(), P("x")), P(), reduced(LAYERS * WEIGHT), 1e-5),
     Row("three axes", gradient(layers), (W, X), (2, 2, 2), (P(None, "x", "y"), P(("x", "z"), "y")),
         P(None, "x", "y"), None, 1e-5),
 ]  # fmt: skip
