@@ -4,6 +4,7 @@ from meshwise.api.extend import register_rule as register_rule
 from meshwise.api.jit import jit as jit
 from meshwise.api.jit import shard as shard
 from meshwise.api.like import like as like
+from meshwise.api.pipelines import pipeline_value_and_grad as pipeline_value_and_grad
 from meshwise.api.reshard import reshard as reshard
 from meshwise.api.reshard import reshard_plan as reshard_plan
 from meshwise.api.spmd_program import SpmdProgram as SpmdProgram
@@ -19,8 +20,7 @@ from meshwise.errors import ReplicationError as ReplicationError
 from meshwise.errors import RuleError as RuleError
 from meshwise.errors import TracerLeakError as TracerLeakError
 from meshwise.errors import TreeError as TreeError
-from meshwise.pipeline.boundary import stage_boundary as stage_boundary
-from meshwise.pipeline.gradients import pipeline_value_and_grad as pipeline_value_and_grad
+from meshwise.pipeline import stage_boundary as stage_boundary
 from meshwise.run.uneven import UnevenArray as UnevenArray
 
 __all__ = [

@@ -10,15 +10,22 @@ An equation of `mw_pipeline` holds a *call*, a hashable object with
 - `result_types`: the types of its results.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
 from jax._src import ad_util as _ad_util
+from jax._src import source_info_util as _source_info_util
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import mlir as _mlir
 from jax.extend.core import Primitive
+from jax.sharding import NamedSharding
+
+from meshwise._jax.bodies import constraint_of
+from meshwise._jax.hints import hint_p
+from meshwise._jax.jaxprs import JaxprEqn, is_jaxpr, new_eqn, opened, rewritten
 
 stage_boundary_p = Primitive("stage_boundary")
 pipeline_p = Primitive("mw_pipeline")
@@ -77,3 +84,51 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: Any) -> tuple
 
 
 _ad.primitive_jvps[pipeline_p] = _jvp
+
+
+def without_names(jaxpr: Any) -> Any:
+    """The same jaxpr, open or closed, its equations in no name scope; they keep their lines."""
+    nowhere = _source_info_util.NameStack()
+
+    def nameless(eqn: JaxprEqn) -> JaxprEqn:
+        return eqn.replace(source_info=eqn.source_info.replace(name_stack=nowhere))
+
+    return _each_equation(jaxpr, nameless)
+
+
+def hints_as_specs(jaxpr: Any) -> Any:
+    """The same jaxpr, open or closed, with hints that name axes but no mesh."""
+
+    def meshless(eqn: JaxprEqn) -> JaxprEqn:
+        sharding = eqn.params["sharding"] if eqn.primitive is hint_p else constraint_of(eqn)
+        if not isinstance(sharding, NamedSharding):
+            return eqn
+        params = {"reshards": True, **(eqn.params if eqn.primitive is hint_p else {})}
+        params["sharding"] = sharding.spec
+        return new_eqn(hint_p, eqn.invars, eqn.outvars, params, eqn)
+
+    return _each_equation(jaxpr, meshless)
+
+
+def _each_equation(jaxpr: Any, function: Callable[[JaxprEqn], JaxprEqn]) -> Any:
+    """A jaxpr with every equation replaced, those of bodies too."""
+
+    def inside(value: Any) -> Any:
+        if isinstance(value, tuple | list):
+            if not any(map(is_jaxpr, value)):
+                return value
+            return getattr(type(value), "_make", type(value))(map(inside, value))
+        return _each_equation(value, function) if is_jaxpr(value) else value
+
+    eqns = [
+        function(eqn.replace(params={k: inside(v) for k, v in eqn.params.items()}))
+        for eqn in opened(jaxpr).eqns
+    ]
+    return rewritten(jaxpr, eqns=eqns)
+
+
+def same_place() -> Callable[[], AbstractContextManager[None]]:
+    """For the body of a loop: a context in which equations have the line and names of here."""
+    names = _source_info_util.current_name_stack()
+    traceback = _source_info_util.current().traceback
+    return lambda: _source_info_util.user_context(traceback, name_stack=names)

@@ -10,7 +10,7 @@ from meshwise.choose.regions import Member, Node, build_nodes
 from meshwise.cost.hardware import Hardware
 from meshwise.ir.mesh import Mesh
 from meshwise.ir.program import Hint, Program, itemsize_of, shape_of
-from meshwise.ir.sharding import DimAxes, Sharding, replicated
+from meshwise.ir.sharding import DimAxes, Reduction, Sharding, replicated, unreduced
 from meshwise.propagate.completion import Completion
 from meshwise.rules.registry import OpRule
 
@@ -112,7 +112,7 @@ def _out_sharding(var: Var | Literal, hint: Hint | None, completion: Completion)
         dims: DimAxes = ((),) * len(shape_of(var))
     else:
         dims = completion.dims[var]
-    return Sharding(_filled(hint, dims))
+    return unreduced(_filled(hint, dims), hint.unreduced if hint else (), Reduction.SUM)
 
 
 def _values(

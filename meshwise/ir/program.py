@@ -19,11 +19,15 @@ OpenDims = tuple[Axes | None, ...]  # per dim its axes, or None where the hint l
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """A sharding the user gave to one value: axes per dim, None for a dim left open."""
+    """A sharding the user gave to one value: axes per dim, None for a dim left open.
+
+    A result may be hinted to be left as the terms of a sum over the axes `unreduced`.
+    """
 
     dims: OpenDims
     given_as: str
     source: str
+    unreduced: Axes = ()
 
     @property
     def closed(self) -> DimAxes | None:

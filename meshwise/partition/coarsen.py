@@ -117,7 +117,8 @@ class _Renaming:
         return Strategy(self.dims(old.axes), self.axes(old.carried))
 
     def hint(self, old: Hint) -> Hint:
-        return replace(old, dims=tuple(None if d is None else self.axes(d) for d in old.dims))
+        dims = tuple(None if d is None else self.axes(d) for d in old.dims)
+        return replace(old, dims=dims, unreduced=self.axes(old.unreduced))
 
     def equation(self, old: EquationPlan) -> EquationPlan:
         return EquationPlan(

@@ -1,1 +1,7 @@
-"""Pipelines: a model cut into stages, which lie on the devices along one axis of the mesh."""
+"""Pipelines: a model cut into stages, which lie on the devices along one axis of the mesh.
+
+Importing this package registers the rules of its operators.
+"""
+
+from meshwise.pipeline import rule as rule
+from meshwise.pipeline.boundary import stage_boundary as stage_boundary

@@ -1,13 +1,14 @@
-"""A pipelined loss and its gradients as one operator: what it computes, and its rule.
+"""A pipelined loss and its gradients as one operator: what it computes, and how a device does.
 
 Its operands are the parameters, the values that the loss function closes over, and the
 microbatches; its results the mean loss and the gradients of the parameters. Parameters are the
-leaves of a tree, which each device has all of, or rows of which each device has its own.
+leaves of a tree, which each device along the pipeline has all of, or rows of which each device has
+its own.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import jax
@@ -16,15 +17,18 @@ from jax import lax
 
 from meshwise import _jax
 from meshwise._jax import ClosedJaxpr
-from meshwise.ir.collectives import CollectiveKind, wire_bytes
+from meshwise.ir.mesh import Axes, Mesh
 from meshwise.pipeline.execute import Loop, sum_dtype
+from meshwise.pipeline.inner import Placement, partitioned_stage, stage_key, without_axis
 from meshwise.pipeline.local import LocalStage, local_stage
-from meshwise.pipeline.packing import Buffers, size_in_bytes
-from meshwise.pipeline.parameters import Rows
+from meshwise.pipeline.packing import Buffers
+from meshwise.pipeline.parameters import Packing, Rows
 from meshwise.pipeline.schedules import Schedule
 from meshwise.pipeline.stages import Cut
-from meshwise.rules.factoring import Dim, Factoring
-from meshwise.rules.registry import Application, Exchange, LocalContext, OpRule, register
+from meshwise.pipeline.tiles import Tiling
+from meshwise.rules.registry import LocalContext, shard_index
+
+Lead = tuple[str | None, ...]  # of each dim the axis of the mesh that it is, None for others
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,16 +36,22 @@ class PipelineCall:
     """What an equation of a pipeline computes, and in which stages.
 
     `loss` maps (parameter leaves, closed-over values, leaves of a microbatch) to the loss.
+    `placement` is how all lies over the other axes of the mesh; its axes are leading dims of the
+    operands and results (see `tiles.py`).
     """
 
     loss: ClosedJaxpr
     cut: Cut
-    rows: Rows
+    packing: Packing
+    placement: Placement
     schedule: Schedule
     axis: str
     is_packed: bool
-    held: int
-    name: str
+
+    @property
+    def rows(self) -> Rows:
+        """How parameters lie in rows, of each device its part."""
+        return self.packing.rows
 
     @property
     def params(self) -> int:
@@ -49,124 +59,176 @@ class PipelineCall:
         return len(self.rows.lengths) if self.is_packed else len(self.rows.types)
 
     @cached_property
-    def result_types(self) -> list[Any]:
-        """Types of the loss and of the gradients, as of the loss function and of the parameters."""
-        (loss,) = self.loss.out_avals
-        types: list[Any] = list(self.rows.types)
-        if self.is_packed:
-            lead = self.rows.devices, self.schedule.chunks
-            types = [jax.ShapeDtypeStruct((*lead, n), d) for d, n in self.rows.lengths.items()]
-        return [_jax.array_type(jax.ShapeDtypeStruct(t.shape, t.dtype)) for t in (loss, *types)]
+    def fed(self) -> list[Tiling]:
+        """How all microbatches together lie: as one does, with a dim more."""
+        count = self.schedule.microbatches
+        return [replace(t, shape=(count, *t.shape), dims=((), *t.dims)) for t in self.placement.fed]
 
     @cached_property
-    def stages(self) -> list[LocalStage]:
-        """The stages, each computed whole by the devices that have it."""
-        last = len(self.cut.stages) - 1
-        return [local_stage(stage, k == last) for k, stage in enumerate(self.cut.stages)]
+    def result_types(self) -> list[Any]:
+        """Types of the loss and of the gradients."""
+        types: list[Any] = [self.loss.out_avals[0]]
+        if self.is_packed:
+            lead = self.rows.devices, self.schedule.chunks, *(n for _, n in self.packing.others)
+            types += [jax.ShapeDtypeStruct((*lead, n), d) for d, n in self.rows.lengths.items()]
+        else:
+            types += [
+                jax.ShapeDtypeStruct((*t.lead, *t.local.shape), t.dtype)
+                for t in self.packing.tilings
+            ]
+        return [_jax.array_type(jax.ShapeDtypeStruct(t.shape, t.dtype)) for t in types]
+
+    @cached_property
+    def leads(self) -> list[Lead]:
+        """For each operand which of its dims are axes of the mesh."""
+        if self.is_packed:
+            others = tuple(a for a, _ in self.packing.others)
+            params: list[Lead] = [(self.axis, None, *others, None)] * self.params
+        else:
+            params = [(*t.axes, *[None] * len(t.shape)) for t in self.packing.tilings]
+        held: list[Lead] = [
+            (None,) * len(t.shape) for t in self.loss.in_avals[self.cut.params :][: self.cut.held]
+        ]
+        return [*params, *held, *((*t.axes, *[None] * len(t.shape)) for t in self.fed)]
+
+    def operands(self, params: Sequence[Any], held: Sequence[Any], fed: Sequence[Any]) -> list[Any]:
+        """The operands of the equation, of parameters, closed-over values and microbatches.
+
+        Parameters are whole leaves, or rows; of the microbatches all have `[M, ...]`.
+        """
+        if not self.is_packed:
+            params = [t.split(x) for t, x in zip(self.packing.tilings, params, strict=True)]
+        return [*params, *held, *(t.split(x) for t, x in zip(self.fed, fed, strict=True))]
+
+    def gradients(self, results: Sequence[Any]) -> list[Any]:
+        """The gradients among the equation's results, like the parameters given."""
+        if self.is_packed:
+            return list(results[1:])
+        return [t.join(x) for t, x in zip(self.packing.tilings, results[1:], strict=True)]
 
     def parted(self, args: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
         """Operands as parameters, closed-over values, microbatches."""
-        first, last = self.params, self.params + self.held
+        first, last = self.params, self.params + self.cut.held
         return list(args[:first]), list(args[first:last]), list(args[last:])
 
     def reference(self, *args: Any) -> list[Any]:
         """The same on one device: one microbatch after the other through the whole model."""
-        params, held, fed = self.parted(args)
-        leaves = self.rows.unpack(self._buffers(params)) if self.is_packed else params
+        params, held, split = self.parted(args)
+        tilings = self.packing.tilings
+        if self.is_packed:
+            leaves = self.packing.unpack(dict(zip(self.rows.lengths, params, strict=True)))
+        else:
+            leaves = [t.join(x) for t, x in zip(tilings, params, strict=True)]
         loss = jax.value_and_grad(self._loss)
 
         def step(sums: Any, microbatch: Sequence[Any]) -> tuple[Any, None]:
             found = loss(leaves, held, microbatch)
             return jax.tree.map(lambda total, x: total + x.astype(total.dtype), sums, found), None
 
-        types = (self.result_types[0], list(self.rows.types))
-        start = jax.tree.map(lambda t: jnp.zeros(t.shape, sum_dtype(t.dtype)), types)
-        sums, _ = lax.scan(step, start, fed, length=self.schedule.microbatches)
-        scale = 1 / self.schedule.microbatches
-        mean = jax.tree.map(lambda total, t: (total * scale).astype(t.dtype), sums, types)
-        value, gradients = mean
-        return [value, *(self.rows.pack(gradients).values() if self.is_packed else gradients)]
+        count = self.schedule.microbatches
+        types = (self.result_types[0], list(tilings))
+        is_type = {"is_leaf": lambda t: isinstance(t, Tiling)}
+        start = jax.tree.map(lambda t: jnp.zeros(t.shape, sum_dtype(t.dtype)), types, **is_type)
+        fed = [t.join(x) for t, x in zip(self.fed, split, strict=True)]
+        sums, _ = lax.scan(step, start, fed, length=count)
+        value, gradients = jax.tree.map(
+            lambda t, total: (total / count).astype(t.dtype), types, sums, **is_type
+        )
+        if self.is_packed:
+            return [value, *self.packing.pack(gradients).values()]
+        return [value, *(t.split(x) for t, x in zip(tilings, gradients, strict=True))]
 
     def _loss(self, leaves: Sequence[Any], held: Sequence[Any], fed: Sequence[Any]) -> Any:
         return _jax.jaxpr_as_fun(self.loss)(*leaves, *held, *fed)[0]
 
-    def _buffers(self, params: Sequence[Any]) -> Buffers:
-        return dict(zip(self.rows.lengths, params, strict=True))
 
-    def loop(self, context: LocalContext) -> Loop:
-        """The loop over the ticks on the mesh of a program."""
-        axes = context.mesh.sub_axes[self.axis]
-        return Loop(self.stages, self.schedule, axes, context.mesh)
+def loop_of(call: PipelineCall, mesh: Mesh) -> Loop:
+    """The loop over the ticks on a mesh."""
+    deferred = mesh.refine(call.placement.deferred)
+    return Loop(local_stages(call, mesh), call.schedule, mesh.sub_axes[call.axis], mesh, deferred)
 
-    def local(self, context: LocalContext, *args: Any) -> list[Any]:
-        """What a device computes."""
-        loop = self.loop(context)
-        params, held, fed = self.parted(args)
-        if not self.is_packed:
-            loss, sums = loop.run(self._own_rows(loop, params), held, fed)
-            return [loss, *self.rows.unpack_sums(_gathered(loop, sums))]
-        own = self._buffers(params)
-        is_split = self._is_split(context)
-        rows = {d: x[0] if is_split else _at(x, loop.device) for d, x in own.items()}
+
+@lru_cache(maxsize=16)
+def local_stages(call: PipelineCall, mesh: Mesh) -> list[LocalStage]:
+    """The stages as devices run them; equal ones are partitioned once."""
+    stages, last = call.cut.stages, len(call.cut.stages) - 1
+    if not call.placement.is_split:
+        return [local_stage(stage, k == last) for k, stage in enumerate(stages)]
+    known: dict[Any, LocalStage] = {}
+    found = []
+    for k, stage in enumerate(stages):
+        key = stage_key(call.cut, k, call.placement)
+        if key not in known:
+            others = without_axis(mesh, call.axis)
+            known[key] = partitioned_stage(call.cut, k, call.placement, others)
+        found.append(replace(known[key], params=stage.params))
+    return found
+
+
+def local(call: PipelineCall, context: LocalContext, *args: Any) -> list[Any]:
+    """What a device computes."""
+    own = [_own(x, lead, context) for x, lead in zip(args, call.leads, strict=True)]
+    params, held, fed = call.parted(own)
+    loop = loop_of(call, context.mesh)
+    if not call.is_packed:
+        rows = _switch(loop, lambda device: call.rows.pack_device(params, device))
         loss, sums = loop.run(rows, held, fed)
-        sums = self._with_ties(loop, sums)
-        whole = {d: x[None] for d, x in sums.items()} if is_split else _gathered(loop, sums)
-        return [loss, *whole.values()]
-
-    def _own_rows(self, loop: Loop, leaves: Sequence[Any]) -> Buffers:
-        """This device's rows of what all devices have."""
-        packs = [lambda d=d: self.rows.pack_device(leaves, d) for d in range(self.rows.devices)]
-        return lax.switch(loop.device, packs)
-
-    def _with_ties(self, loop: Loop, sums: Buffers) -> Buffers:
-        """Gradients of rows, where the leaves that several stages read have the sum of all."""
-        if not self.rows.tied:
-            return sums
-        devices = range(self.rows.devices)
-        parts = lax.switch(
-            loop.device, [lambda d=d: self.rows.tied_parts(sums, d) for d in devices]
-        )
-        tied = [lax.psum(x, loop.axes) if loop.axes else x for x in parts]
-        return lax.switch(
-            loop.device, [lambda d=d: self.rows.with_tied(sums, tied, d) for d in devices]
-        )
-
-    def _is_split(self, context: LocalContext) -> bool:
-        """Whether each device has its own rows alone."""
-        if not self.is_packed or not self.params:
-            return False
-        return bool(context.operand_axes(0, 0)) or self.rows.devices == 1
-
-    def exchanges(self, context: LocalContext) -> list[Exchange] | None:
-        """What the loop sends, and what is sent once after it."""
-        axes = context.mesh.sub_axes[self.axis]
-        if any(own not in ((), axes) for own in context.strategy.axes):
-            return None
-        loop, ticks = self.loop(context), len(self.schedule.ticks)
-        devices = self.schedule.devices
-        if devices == 1:
-            return []
-        found = [
-            Exchange(CollectiveKind.PERMUTE, ticks * size_in_bytes(lengths), ticks * len(lengths))
-            for lengths in (loop.activations, loop.gradients)
-        ]
-        loss = float(jnp.dtype(sum_dtype(self.result_types[0].dtype)).itemsize)
-        sums = [loss]
-        if self.is_packed:
-            tied = [self.rows.types[i] for i in self.rows.tied]
-            sums += [float(t.size * t.dtype.itemsize) for t in tied]
-        kind = CollectiveKind.ALL_REDUCE
-        found += [Exchange(kind, wire_bytes(kind, n, n, devices)) for n in sums]
-        if not self._is_split(context):
-            own = size_in_bytes(loop.rows) * self.schedule.chunks
-            kind = CollectiveKind.ALL_GATHER
-            sent = wire_bytes(kind, own, own * devices, devices)
-            found.append(Exchange(kind, sent, len(loop.rows)))
-        return found
+        results = call.rows.unpack_sums(_gathered(loop, sums))
+    else:
+        rows = dict(zip(call.rows.lengths, params, strict=True))
+        loss, sums = loop.run(rows, held, fed, left_unreduced(call, context))
+        results = list(_with_ties(call.rows, loop, sums).values())
+    given = zip(results, call.leads, strict=False)
+    return [loss, *(_given(x, lead, context, call) for x, lead in given)]
 
 
-def _at(array: Any, device: Any) -> Any:
-    return lax.dynamic_index_in_dim(array, device, 0, keepdims=False)
+def _own(array: Any, lead: Lead, context: LocalContext) -> Any:
+    """This device's part of an operand, of which it has some part along each axis."""
+    for dim in reversed([d for d, axis in enumerate(lead) if axis is not None]):
+        if array.shape[dim] == 1:
+            array = lax.squeeze(array, (dim,))
+        else:
+            index = shard_index(context.mesh.sub_axes[str(lead[dim])], context.mesh)
+            array = lax.dynamic_index_in_dim(array, index, dim, keepdims=False)
+    return array
+
+
+def _given(array: Any, lead: Lead, context: LocalContext, call: PipelineCall) -> Any:
+    """The part of a result that this device is to have along each axis."""
+    for dim in [d for d, axis in enumerate(lead) if axis is not None]:
+        axes = context.mesh.sub_axes[str(lead[dim])]
+        array = lax.expand_dims(array, (dim,))
+        if axes and not is_sharded(str(lead[dim]), context, call):
+            array = lax.all_gather(array, axes, axis=dim, tiled=True)
+    return array
+
+
+def is_sharded(axis: str, context: LocalContext, call: PipelineCall) -> bool:
+    """Whether a strategy shards the dims that are an axis of the mesh."""
+    for operand, lead in enumerate(call.leads):
+        if axis in lead:
+            return bool(context.operand_axes(operand, lead.index(axis)))
+    return False
+
+
+def left_unreduced(call: PipelineCall, context: LocalContext) -> Axes:
+    """Axes over which results are to be unreduced: those of the rule's sums."""
+    factors = context.rule.reduction_of
+    return tuple(a for factor in factors for a in context.axes(factor))
+
+
+def _switch(loop: Loop, function: Callable[[int], Any]) -> Any:
+    """A function of the number of this device along the pipeline."""
+    return lax.switch(loop.device, [partial(function, d) for d in range(loop.schedule.devices)])
+
+
+def _with_ties(rows: Rows, loop: Loop, sums: Buffers) -> Buffers:
+    """Gradients of rows, where the leaves that several stages read have the sum of all."""
+    if not rows.tied:
+        return sums
+    parts = _switch(loop, lambda device: rows.tied_parts(sums, device))
+    tied = [lax.psum(x, loop.axes) if loop.axes else x for x in parts]
+    return _switch(loop, lambda device: rows.with_tied(sums, tied, device))
 
 
 def _gathered(loop: Loop, buffers: Buffers) -> Buffers:
@@ -174,22 +236,3 @@ def _gathered(loop: Loop, buffers: Buffers) -> Buffers:
     if not loop.axes:
         return {dtype: x[None] for dtype, x in buffers.items()}
     return {dtype: lax.all_gather(x, loop.axes) for dtype, x in buffers.items()}
-
-
-@register("mw_pipeline")
-def _pipeline_rule(application: Application) -> OpRule:
-    """Everything whole, but rows: each device along the pipeline's axis has its own."""
-    call: PipelineCall = application.params["call"]
-    factoring = Factoring()
-    devices = factoring.new(call.rows.devices, "permute")
-
-    def dims(index: int, aval: Any) -> list[Dim]:
-        if call.is_packed and index < call.params:
-            return [devices, *factoring.dims(aval.shape[1:], "whole")]
-        return factoring.dims(aval.shape, "whole")
-
-    operands = [dims(i, aval) for i, aval in enumerate(application.operands)]
-    results: list[list[Dim]] = [[], *operands[: call.params]]
-    return OpRule(
-        factoring.rule(operands, results), local=call.local, exchanges=call.exchanges, masked=()
-    )

@@ -21,6 +21,7 @@ import numpy as np
 from jax import lax
 
 from meshwise import _jax
+from meshwise._jax.pipelines import same_place
 from meshwise.ir.mesh import Axes, Mesh
 from meshwise.pipeline.local import LocalStage, distinct
 from meshwise.pipeline.packing import Buffers, Lengths, longest, zeros
@@ -33,13 +34,15 @@ from meshwise.rules.registry import shard_index
 class Loop:
     """The pipelined loop of some stages over some axes of a mesh.
 
-    `axes` are those that the user's pipeline axis became, in the mesh's order.
+    `axes` are those that the user's pipeline axis became, in the mesh's order. Over the axes
+    `deferred` the loss and the gradients of all parameters are unreduced in the loop.
     """
 
     stages: Sequence[LocalStage]
     schedule: Schedule
     axes: Axes
     mesh: Mesh
+    deferred: Axes = ()
 
     @cached_property
     def table(self) -> Table:
@@ -71,19 +74,22 @@ class Loop:
         """Where this device is along the pipeline (int32 scalar)."""
         return shard_index(self.axes, self.mesh)
 
-    def run(self, rows: Buffers, held: Sequence[Any], fed: Sequence[Any]) -> tuple[Any, Buffers]:
+    def run(
+        self, rows: Buffers, held: Sequence[Any], fed: Sequence[Any], unreduced: Axes = ()
+    ) -> tuple[Any, Buffers]:
         """The mean loss over the microbatches, and the gradients of this device's parameters.
 
         `rows` are the parameters of the device's stages, `[V, length]` for each dtype, `held` what
         the function closes over, and `fed` the leaves of all microbatches, `[M, ...]`. The
-        gradients are like `rows`; the loss is the same on all devices.
+        gradients are like `rows`; the loss is the same along the pipeline. Over the axes
+        `unreduced` both are left so.
         """
         chunks = self.schedule.chunks
         columns = {
             name: lax.dynamic_index_in_dim(jnp.asarray(x), self.device, 0, keepdims=False)
             for name, x in self._columns().items()
         }
-        passes = _Passes(self, rows, held, fed)
+        passes = _Passes(self, rows, held, fed, same_place())
         loss = self.stages[-1].forward.out_avals[0]
         start = (
             zeros(self.activations, (self.table.inputs,)),
@@ -93,8 +99,9 @@ class Loop:
         )
         (_, _, sums, total), _ = lax.scan(passes.tick, start, columns)
         scale = 1 / self.schedule.microbatches
-        total = lax.psum(total, self.axes) if self.axes else total
-        gradients = {dtype: (x * scale).astype(dtype) for dtype, x in sums.items()}
+        over = tuple(a for a in self.deferred if a not in unreduced)
+        total = _sum(total, (*self.axes, *over))
+        gradients = {d: (_sum(x, over) * scale).astype(d) for d, x in sums.items()}
         return (total * scale).astype(loss.dtype), gradients
 
     def _columns(self) -> dict[str, np.ndarray]:
@@ -138,6 +145,7 @@ class _Passes:
     rows: Buffers
     held: Sequence[Any]
     fed: Sequence[Any]
+    place: Callable[[], Any]
 
     def tick(self, carry: Any, at: dict[str, Any]) -> tuple[Any, None]:
         """Forward, backward, send, keep."""
@@ -145,8 +153,9 @@ class _Passes:
         made = self._switch("forward", at, _slot(inputs, at["forward_input"]))
         saved = _slot(inputs, at["backward_input"]), _slot(gradients, at["gradient"])
         loss, own, back = self._switch("backward", at, saved)
-        inputs = _keep(inputs, self._sent(made, 1), at["keep_input"])
-        gradients = _keep(gradients, self._sent(back, -1), at["keep_gradient"])
+        with self.place():
+            inputs = _keep(inputs, self._sent(made, 1), at["keep_input"])
+            gradients = _keep(gradients, self._sent(back, -1), at["keep_gradient"])
         sums = {dtype: _add(sums[dtype], own[dtype], at["backward_chunk"]) for dtype in sums}
         return (inputs, gradients, sums, total + loss), None
 
@@ -206,6 +215,10 @@ class _Passes:
         if not pairs or not self.loop.axes:
             return buffers
         return {dtype: lax.ppermute(x, self.loop.axes, pairs) for dtype, x in buffers.items()}
+
+
+def _sum(value: Any, axes: Axes) -> Any:
+    return lax.psum(value, axes) if axes else value
 
 
 def sum_dtype(dtype: Any) -> str:

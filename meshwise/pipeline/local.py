@@ -26,7 +26,8 @@ class LocalStage:
     `forward` maps (parameters, held values, leaves of a microbatch, what arrives) to what leaves.
     `backward` maps the same and the gradients of what leaves to the gradients of the parameters
     and of what arrives; the last stage's needs no gradients, and gives the loss before all others.
-    Only floating-point values have gradients.
+    Only floating-point values have gradients. The loss and the gradients of parameters may be
+    unreduced, all over the same axes.
     """
 
     forward: ClosedJaxpr

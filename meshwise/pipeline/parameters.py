@@ -16,6 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from meshwise import _jax
 from meshwise.pipeline.packing import Buffers, Layout, Lengths, longest
+from meshwise.pipeline.tiles import Tiling
 
 
 @dataclass(frozen=True)
@@ -115,10 +116,59 @@ class Rows:
         return [(c, self.layouts[k], self.stages[k]) for c, k in enumerate(numbers)]
 
 
+@dataclass(frozen=True)
+class Packing:
+    """All parameters in rows, of each device its part of each.
+
+    `tilings` say how the leaves lie over the axes `others` (with their sizes) that cut some of
+    them; a leaf that an axis does not cut is there once for each of its devices.
+    """
+
+    rows: Rows
+    tilings: tuple[Tiling, ...]
+    others: tuple[tuple[str, int], ...] = ()
+
+    def pack(self, leaves: Sequence[Any]) -> Buffers:
+        """The rows `[S, V, *others, length]` of whole leaves."""
+        pack = self.rows.pack
+        for _ in self.others:
+            pack = jax.vmap(pack)
+        spread = [self._spread(t, x) for t, x in zip(self.tilings, leaves, strict=True)]
+        found, count = pack(spread), len(self.others)
+        order = (count, count + 1, *range(count), count + 2)
+        return {dtype: jnp.transpose(x, order) for dtype, x in found.items()}
+
+    def _spread(self, tiling: Tiling, leaf: Any) -> Any:
+        """`[*shape]` to `[*others, *local]`."""
+        array, rank = tiling.split(jnp.asarray(leaf)), len(tiling.shape)
+        order = [tiling.axes.index(a) for a, _ in self.others if a in tiling.axes]
+        array = jnp.transpose(array, (*order, *range(len(order), array.ndim)))
+        kept = [n if a in tiling.axes else 1 for a, n in self.others]
+        local = array.shape[array.ndim - rank :]
+        sizes = (*(n for _, n in self.others), *local)
+        return jnp.broadcast_to(jnp.reshape(array, (*kept, *local)), sizes)
+
+    def unpack(self, buffers: Buffers) -> list[Any]:
+        """The whole leaves of rows."""
+        unpack, count = self.rows.unpack, len(self.others)
+        for _ in self.others:
+            unpack = jax.vmap(unpack)
+        order = (*range(2, 2 + count), 0, 1, 2 + count)
+        leaves = unpack({dtype: jnp.transpose(x, order) for dtype, x in buffers.items()})
+        return [self._gather(t, x) for t, x in zip(self.tilings, leaves, strict=True)]
+
+    def _gather(self, tiling: Tiling, array: Any) -> Any:
+        """`[*others, *local]` to `[*shape]`."""
+        array = array[tuple(slice(None) if a in tiling.axes else 0 for a, _ in self.others)]
+        present = [a for a, _ in self.others if a in tiling.axes]
+        order = [present.index(a) for a in tiling.axes]
+        return tiling.join(jnp.transpose(array, (*order, *range(len(order), array.ndim))))
+
+
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class PackedParams:
-    """Parameters in rows: `[S, V, length]` for each dtype, a device's own under its number.
+    """Parameters in rows: `[S, V, ..., length]` for each dtype, a device's own under its number.
 
     Made by `pack` of what `mw.pipeline_value_and_grad` returns. It is a tree of a few arrays: an
     optimizer that works element by element takes it as it takes the parameters themselves, and its
@@ -127,13 +177,18 @@ class PackedParams:
     """
 
     buffers: Buffers
-    rows: Rows = field(metadata={"static": True})
+    packing: Packing = field(metadata={"static": True})
     tree: Any = field(metadata={"static": True})
+
+    @property
+    def types(self) -> tuple[Any, ...]:
+        """Types of the whole leaves."""
+        return tuple(jax.ShapeDtypeStruct(t.shape, t.dtype) for t in self.packing.tilings)
 
     def unpack(self) -> Any:
         """The tree of parameters (or of gradients); zero where no stage reads a leaf."""
         buffers = {dtype: _of_auto_axes(x) for dtype, x in self.buffers.items()}
-        return jax.tree.unflatten(self.tree, self.rows.unpack(buffers))
+        return jax.tree.unflatten(self.tree, self.packing.unpack(buffers))
 
 
 def _of_auto_axes(array: Any) -> Any:

@@ -54,11 +54,16 @@ class Stage:
 class Cut:
     """A loss function in stages.
 
-    `lines` says for each stage but the first where its mark stands.
+    `lines` says for each stage but the first where its mark stands. `chain` is the whole function:
+    of `params` parameters, `held` values it closes over, and a microbatch, to the loss and then
+    everything that leaves the first stage, the second, and so on.
     """
 
     stages: tuple[Stage, ...]
     lines: tuple[str, ...]
+    chain: ClosedJaxpr
+    params: int
+    held: int
 
     @cached_property
     def holders(self) -> dict[int, tuple[int, ...]]:
@@ -95,13 +100,22 @@ def cut(closed: ClosedJaxpr, params: int, held: int, name: str) -> Cut:
     parts = inputs[:params], inputs[params:known], inputs[known:]
     leaving: list[Any] = [loss]
     stages: list[Stage] = []
+    sent: list[list[Var]] = []  # what arrives at each stage, from the last to the first
     for number in range(len(flat.lines), -1, -1):
         own = [r or s == number for r, s in zip(remade, flat.stages, strict=True)]
         eqns, needed = _slice(flat.eqns, own, leaving)
         arriving = sorted((v for v in needed if v in makers), key=makers.__getitem__)
         stages.append(_stage(flat, eqns, needed, arriving, leaving, parts))
         leaving = arriving
-    return Cut(tuple(stages[::-1]), tuple(flat.lines))
+        sent.append(arriving)
+    stages.reverse()
+    sent.reverse()
+    results = [loss, *(v for values in sent for v in values)]
+    constants = list(flat.constants)
+    chain = _jax.close_jaxpr(
+        constants, inputs, results, flat.eqns, [flat.constants[v] for v in constants]
+    )
+    return Cut(tuple(stages), tuple(flat.lines), chain, params, held)
 
 
 def _stage(

@@ -1,11 +1,11 @@
 """What a person is told of a pipeline that cannot be made: every word of it."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
 from jax.sharding import AbstractMesh
+from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
 
@@ -204,5 +204,52 @@ def test_numbers_of_microbatches(count):
     )
 
 
-def test_jax_tells_of_leaks_and_marks_of_nothing_else():
-    assert jax.tree.leaves(mw.stage_boundary([1.0, "text"]))[1] == "text"
+PAIR = AbstractMesh((2, 2), ("stage", "data"))
+
+
+def test_shardings_that_do_not_divide():
+    check(
+        mw.PipelineError,
+        "two_stages has shardings that do not divide:\n"
+        "  - params['w'] of shape (3, 3) is to be P(None, 'data')\n"
+        "  - batch['x'] of shape (1, 3) is to be P('data',)\n"
+        "What is sharded over other axes than the pipeline's has dims that their sizes divide; rows"
+        " of the batch count by microbatch.\n"
+        "Choose other sizes, or leave the dim whole.",
+        lambda: call(
+            two_stages,
+            mesh=PAIR,
+            microbatches=8,
+            in_shardings=({"w": P(None, "data"), "n": None}, P("data")),
+        ),
+    )
+
+
+def test_hints_along_the_pipeline_and_of_another_tree():
+    check(
+        mw.HintError,
+        "two_stages has hints that do not fit its values on the mesh (data=2):"
+        " params['w']: P('stage',) names axis 'stage', the mesh has 'data'\n"
+        "A hint has at most one entry per dim, names only axes of the mesh, each once.\n"
+        "Correct the PartitionSpec; None or a missing entry leaves a dim unsharded,"
+        " PartitionSpec.UNCONSTRAINED leaves it to completion.",
+        lambda: call(two_stages, mesh=PAIR, in_shardings=({"w": P("stage"), "n": None}, None)),
+    )
+    with pytest.raises(mw.TreeError, match="in_shardings of two_stages does not match the tree"):
+        call(two_stages, mesh=PAIR, in_shardings=({"v": P("data")}, None))
+
+
+def test_rows_that_were_packed_for_something_else():
+    specs = ({"w": P(None, "data"), "n": None}, None)
+    params = PARAMS | {"w": np.ones((3, 4), np.float32)}
+    step = mw.pipeline_value_and_grad(two_stages, axis="stage", microbatches=4, in_shardings=specs)
+    rows = step.pack(params, BATCH)
+    check(
+        mw.PipelineError,
+        "two_stages was given parameters that are packed for something else:"
+        " the rows were made for other stages, shapes, or shardings\n"
+        "Rows are made for one model, cut in one way, over one mesh.\n"
+        "Pack them with this step's own `pack`, and its mesh.",
+        lambda: mw.jit(step, mesh=PAIR).partition(rows, BATCH),
+    )
+    assert mw.jit(step, mesh=PAIR).partition(step.pack(params, BATCH, PAIR), BATCH)

@@ -111,10 +111,12 @@ def test_rows_of_tied_leaves_stay_equal():
     packed = step.pack(model.params, batch)
     _, found = mw.jit(step, mesh=mesh_of(stage=2))(packed, batch)
     changed = jax.tree.map(lambda p, g: p - 0.1 * g, packed, found)
-    tied = packed.rows.tied
-    assert [packed.rows.types[i].shape for i in tied] == [model.params["embedding"].shape]
+    tied = packed.packing.rows.tied
+    assert [packed.packing.rows.types[i].shape for i in tied] == [model.params["embedding"].shape]
     for device in range(2):
-        (own,) = packed.rows.tied_parts({d: x[device] for d, x in changed.buffers.items()}, device)
+        (own,) = packed.packing.rows.tied_parts(
+            {d: x[device] for d, x in changed.buffers.items()}, device
+        )
         want = changed.unpack()["embedding"]
         np.testing.assert_array_equal(own, want)
 

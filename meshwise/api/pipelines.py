@@ -1,6 +1,5 @@
 """`mw.pipeline_value_and_grad`: a loss and its gradients, computed by a pipeline of stages."""
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,11 +9,16 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from meshwise import _jax
-from meshwise._jax.pipelines import pipeline_p
+from meshwise._jax.explicit import auto_mesh
+from meshwise._jax.pipelines import hints_as_specs, pipeline_p
+from meshwise.api.arguments import name_of
+from meshwise.api.specs import given_in_specs
 from meshwise.errors import ArgumentError, MeshError, PipelineError, message
+from meshwise.ir.mesh import refine_mesh
 from meshwise.pipeline.call import PipelineCall
+from meshwise.pipeline.inner import Placement, place, without_axis
 from meshwise.pipeline.local import has_gradient
-from meshwise.pipeline.parameters import PackedParams, Rows
+from meshwise.pipeline.parameters import PackedParams, Packing, Rows
 from meshwise.pipeline.schedules import (
     Schedule,
     eager_one_f_one_b,
@@ -22,7 +26,8 @@ from meshwise.pipeline.schedules import (
     interleaved_one_f_one_b,
     one_f_one_b,
 )
-from meshwise.pipeline.stages import cut
+from meshwise.pipeline.stages import Cut, cut
+from meshwise.pipeline.tiles import axes_of, whole
 
 SCHEDULES: Mapping[str, Callable[..., Schedule]] = {
     "1f1b": one_f_one_b,
@@ -39,6 +44,7 @@ def pipeline_value_and_grad(
     microbatches: int,
     schedule: str = "1f1b",
     chunks: int = 1,
+    in_shardings: Any = None,
 ) -> "PipelinedLoss":
     """`jax.value_and_grad` of a loss, its model cut into stages along an axis of the mesh.
 
@@ -57,6 +63,8 @@ def pipeline_value_and_grad(
             is sharded stays where it is.
         schedule: "1f1b", "eager", "gpipe" or "interleaved"; see `meshwise.pipeline.schedules`.
         chunks: with "interleaved", how many stages each device has. Stage k lies on device `k % S`.
+        in_shardings: hints for (params, batch) over the other axes of the mesh, as `mw.jit` takes
+            them. Hints inside of the function count too.
 
     Raises:
         PipelineError, ArgumentError, MeshError: when called, for what does not fit.
@@ -80,10 +88,10 @@ def pipeline_value_and_grad(
                 "Use at least as many as there are stages, or most devices are idle.",
             )
         )
-    return PipelinedLoss(loss, axis, microbatches, schedule, chunks)
+    return PipelinedLoss(loss, axis, microbatches, schedule, chunks, in_shardings)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PipelinedLoss:
     """A loss and its gradients by a pipeline: `loss, gradients = step(params, batch)`."""
 
@@ -92,60 +100,117 @@ class PipelinedLoss:
     microbatches: int
     schedule: str = "1f1b"
     chunks: int = 1
+    in_shardings: Any = None
 
     @property
     def __name__(self) -> str:
         """What messages call the loss function; a partial is called as what it calls."""
-        fn = self.loss
-        while isinstance(fn, functools.partial):
-            fn = fn.func
-        return getattr(fn, "__name__", type(fn).__name__)
+        return name_of(self.loss)
 
     def __call__(self, params: Any, batch: Any) -> tuple[Any, Any]:
         """The mean loss over the microbatches, and its gradients, a tree like `params`.
 
-        `params` is a tree of arrays, which every device then has all of, or `PackedParams`.
+        `params` is a tree of arrays, which every device along the axis then has all of, or
+        `PackedParams`.
         """
         fed = jax.tree.map(self._microbatches, self._checked(batch))
         packed = params if isinstance(params, PackedParams) else None
         tree = packed.tree if packed else jax.tree.structure(params)
-        types = list(packed.rows.types) if packed else _types(jax.tree.leaves(params))
+        types = list(packed.types) if packed else _types(jax.tree.leaves(params))
         call, held = self._call(types, tree, batch, packed is not None)
-        if packed is None:
-            operands = [jnp.asarray(x) for x in jax.tree.leaves(params)]
-        else:
-            operands = [self._hinted(x) for x in packed.buffers.values()]
-        value, *found = pipeline_p.bind(*operands, *held, *jax.tree.leaves(fed), call=call)
-        if packed is None:
-            return value, jax.tree.unflatten(tree, found)
-        buffers = dict(zip(packed.buffers, map(self._hinted, found), strict=True))
-        return value, PackedParams(buffers, packed.rows, packed.tree)
+        if packed and packed.packing != call.packing:
+            raise self._packed_otherwise()
+        given = list(packed.buffers.values()) if packed else jax.tree.leaves(params)
+        operands = call.operands([jnp.asarray(x) for x in given], held, jax.tree.leaves(fed))
+        hinted = map(self._hinted, operands, call.leads)
+        value, *found = pipeline_p.bind(*hinted, call=call)
+        gradients = call.gradients([value, *map(self._hinted, found, call.leads)])
+        if not packed:
+            return value, jax.tree.unflatten(tree, gradients)
+        buffers = dict(zip(packed.buffers, gradients, strict=True))
+        return value, PackedParams(buffers, packed.packing, packed.tree)
 
-    def pack(self, params: Any, batch: Any) -> PackedParams:
+    def pack(self, params: Any, batch: Any, mesh: Any = None) -> PackedParams:
         """Parameters in rows, one a stage, for devices to have only their own.
 
-        Of `batch` the shapes are read alone: `jax.ShapeDtypeStruct`s will do.
+        Of `batch` the shapes are read alone: `jax.ShapeDtypeStruct`s will do. The mesh, by default
+        that in context, is needed where its other axes shard parameters.
         """
         leaves, tree = jax.tree.flatten(params)
-        call, _ = self._call(_types(leaves), tree, self._checked(batch), is_packed=True)
-        return PackedParams(call.rows.pack(leaves), call.rows, tree)
+        context = auto_mesh(mesh) if mesh is not None else jax.sharding.get_abstract_mesh()
+        with jax.sharding.use_abstract_mesh(context):
+            call, _ = self._call(_types(leaves), tree, self._checked(batch), is_packed=True)
+        return PackedParams(call.packing.pack(leaves), call.packing, tree)
 
     def _call(
         self, types: Sequence[Any], tree: Any, batch: Any, is_packed: bool
     ) -> tuple[PipelineCall, list[Any]]:
-        """The loss function traced and cut, and the values it closes over."""
-        self._check_params(types, tree)
+        """The loss function traced, cut and placed, and the values it closes over."""
+        params = jax.tree.unflatten(tree, types)
+        self._check_params(params)
         parts = jax.tree.map(self._microbatch_type, batch)
         closed, held = self._traced(types, tree, parts)
+        closed = hints_as_specs(closed)
         found = cut(closed, len(types), len(held), self.__name__)
         devices = self._devices(len(found.stages), found.lines)
-        rows = Rows(tuple(types), tuple(stage.params for stage in found.stages), devices)
+        placement = self._placed(found, params, parts)
         extra = (self.chunks,) if self.schedule == "interleaved" else ()
         schedule = SCHEDULES[self.schedule](devices, self.microbatches, *extra)
-        call = PipelineCall(
-            closed, found, rows, schedule, self.axis, is_packed, len(held), self.__name__
-        )
+        local = tuple(t.local for t in placement.params)
+        rows = Rows(local, tuple(stage.params for stage in found.stages), devices)
+        others = axes_of(placement.params, jax.sharding.get_abstract_mesh().axis_names)
+        sizes = dict(pair for t in placement.params for pair in t.sizes)
+        packing = Packing(rows, placement.params, tuple((a, sizes[a]) for a in others))
+        call = PipelineCall(closed, found, packing, placement, schedule, self.axis, is_packed)
         return call, held
+
+    def _placed(self, found: Cut, params: Any, parts: Any) -> Placement:
+        """How all lies over the other axes of the mesh; whole where there is no mesh."""
+        mesh = jax.sharding.get_abstract_mesh()
+        specs = given_in_specs(self.__name__, self.in_shardings, (params, parts), {}, (0, 1))
+        if not mesh.axis_names:
+            known = found.params + found.held
+            tilings = tuple(map(whole, found.chain.in_avals))
+            boundaries = tuple(tuple(map(whole, s.leaving)) for s in found.stages[:-1])
+            return Placement(tilings[: found.params], tilings[known:], boundaries, (), 0.0)
+        first = found.params
+        paths = [f"params{p}" for p in _paths(params)]
+        paths += [f"closed-over value {i}" for i in range(found.held)]
+        paths += [f"batch{p}" for p in _paths(parts)]
+        hints = [*specs[:first], *[None] * found.held, *specs[first:]]
+        others = without_axis(refine_mesh(mesh.axis_names, mesh.axis_sizes), self.axis)
+        placed = place(found, others, hints, paths, self.__name__)
+        self._check_placed(placed, specs, [*paths[:first], *paths[first + found.held :]])
+        return placed
+
+    def _check_placed(self, placed: Placement, specs: Sequence[Any], paths: Sequence[str]) -> None:
+        """An error for what cannot lie as it was hinted."""
+        inputs = [*placed.params, *placed.fed]
+        offenders = [
+            f"{path} of shape {t.shape} is to be {spec}"
+            for path, t, spec in zip(paths, inputs, specs, strict=True)
+            if spec is not None and _named(spec) - set(t.axes)
+        ]
+        if offenders:
+            raise PipelineError(
+                message(
+                    f"{self.__name__} has shardings that do not divide",
+                    offenders,
+                    "What is sharded over other axes than the pipeline's has dims that their sizes "
+                    "divide; rows of the batch count by microbatch.",
+                    "Choose other sizes, or leave the dim whole.",
+                )
+            )
+
+    def _packed_otherwise(self) -> PipelineError:
+        return PipelineError(
+            message(
+                f"{self.__name__} was given parameters that are packed for something else",
+                ["the rows were made for other stages, shapes, or shardings"],
+                "Rows are made for one model, cut in one way, over one mesh.",
+                "Pack them with this step's own `pack`, and its mesh.",
+            )
+        )
 
     def _traced(self, types: Sequence[Any], tree: Any, parts: Any) -> tuple[Any, list[Any]]:
         """The loss function's jaxpr, closed-over values as inputs between the others; and these."""
@@ -227,13 +292,9 @@ class PipelinedLoss:
             )
         return batch
 
-    def _check_params(self, types: Sequence[Any], tree: Any) -> None:
-        paths = jax.tree_util.tree_flatten_with_path(jax.tree.unflatten(tree, types))[0]
-        offenders = [
-            f"params{jax.tree_util.keystr(path)} is {_show(t)}"
-            for path, t in paths
-            if not has_gradient(t)
-        ]
+    def _check_params(self, params: Any) -> None:
+        leaves = zip(_paths(params), jax.tree.leaves(params), strict=True)
+        offenders = [f"params{p} is {_show(t)}" for p, t in leaves if not has_gradient(t)]
         if offenders:
             raise ArgumentError(
                 message(
@@ -253,12 +314,24 @@ class PipelinedLoss:
         x = jnp.asarray(x)
         return jnp.swapaxes(x.reshape(-1, self.microbatches, *x.shape[1:]), 0, 1)
 
-    def _hinted(self, x: Any) -> Any:
-        """`[S, V, length]`, to lie along the pipeline's axis."""
+    def _hinted(self, x: Any, lead: Sequence[str | None]) -> Any:
+        """An array whose leading dims are axes of the mesh, each to lie along it."""
         mesh = jax.sharding.get_abstract_mesh()
-        if self.axis not in mesh.axis_names:
+        if not any(lead) or self.axis not in mesh.axis_names:
             return x
-        return _jax.hint_p.bind(x, sharding=PartitionSpec(self.axis))
+        entries = [PartitionSpec.UNCONSTRAINED if axis is None else axis for axis in lead]
+        return _jax.hint_p.bind(x, sharding=PartitionSpec(*entries))
+
+
+def _paths(tree: Any) -> list[str]:
+    return [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
+
+
+def _named(spec: Any) -> set[str]:
+    """The axes that a hint names."""
+    entries = getattr(spec, "spec", spec)
+    parts = [e if isinstance(e, tuple) else (e,) for e in entries]
+    return {a for part in parts for a in part if isinstance(a, str)}
 
 
 def _types(leaves: Sequence[Any]) -> list[Any]:

@@ -1,0 +1,204 @@
+"""Stages on the other axes of the mesh: data and tensor parallelism within a stage.
+
+The whole loss function is completed once, from the hints on parameters and batch and from those
+inside. That says how parameters, inputs, and what goes from stage to stage lie over the other axes.
+With that given, each stage's forward and backward are planned and partitioned as any program is.
+
+Gradients of parameters that are sums over the rows of a batch are left unreduced in each
+microbatch, and reduced once for all.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from meshwise import _jax
+from meshwise._jax import ClosedJaxpr, Literal
+from meshwise._jax.pipelines import without_names
+from meshwise.choose.choose import choose
+from meshwise.choose.plan import Plan
+from meshwise.cost.hardware import GENERIC
+from meshwise.ir.mesh import Axes, Mesh
+from meshwise.ir.program import Program
+from meshwise.partition.partition import partition
+from meshwise.pipeline.local import LocalStage, has_gradient, make_backward
+from meshwise.pipeline.stages import Cut
+from meshwise.pipeline.tiles import Tiling, axes_of, tiling, whole
+from meshwise.propagate.completion import Completion
+from meshwise.propagate.constants import split_constants
+from meshwise.propagate.propagate import propagate
+from meshwise.propagate.transforms import split_transforms
+from meshwise.rules.registry import OpRule, describe_all
+from meshwise.trace import make_program
+
+
+@dataclass(frozen=True, eq=False)
+class Placement:
+    """How everything lies over the other axes of the mesh.
+
+    `boundaries` are the values that go from each stage to the next; `deferred` the user's axes over
+    which gradients of parameters are summed after the loop, and `flops` those of one microbatch,
+    forward.
+    """
+
+    params: tuple[Tiling, ...]
+    fed: tuple[Tiling, ...]
+    boundaries: tuple[tuple[Tiling, ...], ...]
+    deferred: Axes
+    flops: float
+
+    @property
+    def is_split(self) -> bool:
+        """Whether anything is sharded over another axis than the pipeline's."""
+        tilings = (*self.params, *self.fed, *(t for b in self.boundaries for t in b))
+        return any(t.axes for t in tilings)
+
+
+def without_axis(mesh: Mesh, axis: str) -> Mesh:
+    """The other axes of a mesh."""
+    names = [a for a in mesh.names if mesh.user_axis_of[a] != axis]
+    sizes = tuple(mesh.axis_size[a] for a in names)
+    return Mesh(tuple(names), sizes, tuple(pair for pair in mesh.user_axes if pair[0] != axis))
+
+
+def place(
+    found: Cut, mesh: Mesh, specs: Sequence[Any], paths: Sequence[str], name: str
+) -> Placement:
+    """Complete the loss function: how its parameters, inputs and boundaries lie.
+
+    `mesh` has the other axes alone; `specs` are hints on its inputs (None where nothing is said),
+    `paths` what messages call them.
+    """
+    chain = _jax.without_dead(found.chain)
+    outputs = [f"boundary {i}" for i in range(len(chain.out_avals))]
+    read = make_program(chain, mesh, specs, [None] * len(outputs), paths, outputs, name)
+    program, rules, completion = _completed(read)
+    avals = [*chain.in_avals, *chain.out_avals]
+    atoms = [*program.inputs, *program.outputs]
+    dims = [
+        ((),) * len(aval.shape) if isinstance(atom, Literal) else completion.dims[atom]
+        for atom, aval in zip(atoms, avals, strict=True)
+    ]
+    tilings = [tiling(aval, own, mesh) for aval, own in zip(avals, dims, strict=True)]
+    first = found.params
+    inputs, rest = tilings[: len(chain.in_avals)], tilings[len(chain.in_avals) + 1 :]
+    boundaries = []
+    for stage in found.stages[:-1]:
+        boundaries.append(tuple(rest[: len(stage.leaving)]))
+        rest = rest[len(stage.leaving) :]
+    params, fed = tuple(inputs[:first]), tuple(inputs[first + found.held :])
+    names = list(mesh.sub_axes)
+    passing = [*fed, *(t for boundary in boundaries for t in boundary)]
+    in_params = axes_of(params, names)
+    deferred = tuple(a for a in axes_of(passing, names) if a not in in_params)
+    flops = sum(rule.flops for rule in rules)
+    return Placement(params, fed, tuple(boundaries), deferred, flops)
+
+
+Completed = tuple[Program, tuple[OpRule, ...], Completion]
+
+
+def _completed(program: Program) -> Completed:
+    rules = describe_all(program.equations)
+    program, rules = split_constants(program, rules)
+    completion = propagate(program, rules)
+    apart = split_transforms(program, completion)
+    if apart is not program:
+        program, rules = apart, describe_all(apart.equations)
+        completion = propagate(program, rules)
+    return program, rules, completion
+
+
+def stage_key(found: Cut, number: int, placement: Placement) -> Any:
+    """Equal for stages that one partitioned stage serves, each with parameters of its own."""
+    stage = found.stages[number]
+    return (
+        _jax.structure_key(stage.jaxpr),
+        tuple(placement.params[i] for i in stage.params),
+        stage.held,
+        tuple((i, placement.fed[i]) for i in stage.fed),
+        placement.boundaries[max(number - 1, 0) : number + 1],
+        (number == 0, number == len(found.stages) - 1),
+    )
+
+
+def partitioned_stage(found: Cut, number: int, placement: Placement, mesh: Mesh) -> LocalStage:
+    """A stage partitioned over a mesh, which has the other axes alone."""
+    stage, is_last = found.stages[number], number == len(found.stages) - 1
+    params = [placement.params[i] for i in stage.params]
+    held = [whole(t) for t in stage.jaxpr.in_avals[len(params) :][: len(stage.held)]]
+    fed = [placement.fed[i] for i in stage.fed]
+    arriving = placement.boundaries[number - 1] if number else ()
+    leaving = placement.boundaries[number] if not is_last else tuple(map(whole, stage.leaving))
+    takes = [*params, *held, *fed, *arriving]
+    own = _without_known_hints(stage.jaxpr, takes)
+    forward = _plan(own, takes, leaving, mesh)
+    jaxpr = make_backward(own, len(params), len(arriving), is_last)
+    gradients = [] if is_last else list(filter(has_gradient, leaving))
+    back = list(filter(has_gradient, arriving))
+    gives = [*(leaving if is_last else ()), *params, *back]
+    terms = [mesh.refine(placement.deferred)] * (len(gives) - len(back))
+    backward = _plan(jaxpr, [*takes, *gradients], gives, mesh, terms)
+    return LocalStage(
+        _emitted(forward), _emitted(backward), stage.params, stage.held, stage.fed, is_last
+    )
+
+
+def _without_known_hints(jaxpr: ClosedJaxpr, takes: Sequence[Tiling]) -> ClosedJaxpr:
+    """A stage without hints that say of what it takes how that lies anyway.
+
+    The gradient of a hinted value is hinted too, and could not be left unreduced.
+    """
+    inner = jaxpr.jaxpr
+    lies = dict(zip(inner.invars, takes, strict=True))
+    same: dict[Any, Any] = {}
+
+    def read(atom: Any) -> Any:
+        return atom if isinstance(atom, Literal) else same.get(atom, atom)
+
+    eqns = []
+    for eqn in inner.eqns:
+        operands = [read(a) for a in eqn.invars]
+        if eqn.primitive is _jax.hint_p and not isinstance(operands[0], Literal):
+            given = lies.get(operands[0])
+            rank = len(eqn.outvars[0].aval.shape)
+            if given and _entries(given.spec, rank) == _entries(eqn.params["sharding"], rank):
+                same[eqn.outvars[0]] = operands[0]
+                continue
+        eqns.append(eqn.replace(invars=operands))
+    outs = [read(a) for a in inner.outvars]
+    return _jax.close_jaxpr(inner.constvars, inner.invars, outs, eqns, jaxpr.consts)
+
+
+def _entries(spec: Any, rank: int) -> list[tuple[Any, ...]]:
+    """The axes that a spec gives each of `rank` dims."""
+    parts = [e if isinstance(e, tuple) else (e,) for e in spec]
+    parts += [(None,)] * (rank - len(parts))
+    return [tuple(a for a in part if a is not None) for part in parts]
+
+
+def _plan(
+    jaxpr: ClosedJaxpr,
+    takes: Sequence[Tiling],
+    gives: Sequence[Tiling],
+    mesh: Mesh,
+    terms: Sequence[Axes] = (),
+) -> Plan:
+    """The plan of a stage, given how what it takes and gives lies.
+
+    The first results are left as terms of sums over the axes `terms`.
+    """
+    ins, outs = ([t.spec for t in tilings] for tilings in (takes, gives))
+    names = [f"input {i}" for i in range(len(ins))], [f"result {i}" for i in range(len(outs))]
+    program = make_program(_jax.without_dead(jaxpr), mesh, ins, outs, *names, "stage")
+    hints = list(program.out_hints)
+    for i, axes in enumerate(terms):
+        hint = hints[i]
+        assert hint is not None
+        hints[i] = replace(hint, unreduced=axes)
+    return choose(*_completed(replace(program, out_hints=tuple(hints))), GENERIC)
+
+
+def _emitted(plan: Plan) -> ClosedJaxpr:
+    """The per-device program; its collectives go by their lines alone."""
+    return without_names(partition(plan, GENERIC).jaxpr)
