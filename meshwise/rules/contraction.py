@@ -6,8 +6,10 @@ is rounded on each device before the terms are summed. Ask for float32 with
 """
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from jax import lax
 
@@ -78,7 +80,7 @@ def _ragged_dot_general_rule(application: Application) -> OpRule:
     """As `dot_general`, with groups of rows: rows and groups may be sharded too.
 
     A device finds in the sizes of all groups which of its rows are in which of its groups. Where
-    sizes differ along a batch, groups begin at different rows there, and stay whole.
+    sizes differ along a batch, groups begin at other rows in each element of it.
     """
     numbers = application.params["ragged_dot_dimension_numbers"]
     (contract_l, contract_r), (batch_l, batch_r) = numbers.dot_dimension_numbers
@@ -88,16 +90,15 @@ def _ragged_dot_general_rule(application: Application) -> OpRule:
     factoring = Factoring()
     lhs = [factoring.new(n, Reduction.SUM if d in contract_l else None) for d, n in enumerate(left)]
     paired = dict(zip((*contract_r, *batch_r), (*contract_l, *batch_l), strict=True))
-    split = len(sizes) == 1
     rhs = []
     for d, n in enumerate(right):
-        kind = None if d not in group_dims else Reduction.SUM if split else "whole"
+        kind = Reduction.SUM if d in group_dims else None
         rhs.append(lhs[paired[d]] if d in paired else factoring.new(n, kind))
     result = [lhs[d] for d in batch_l]
     result += [dim for d, dim in enumerate(lhs) if d not in batch_l and d not in contract_l]
     result += [dim for d, dim in enumerate(rhs) if d not in paired and d not in group_dims]
     if set(ragged) & set(contract_l):  # a group of the contracted dim each: groups lead the result
-        result.insert(0, factoring.new(groups, None if split else "whole"))
+        result.insert(0, factoring.new(groups))
     before = [lhs[d] for d in _dims_before(numbers, len(left))] if len(sizes) > 1 else []
     contracted = math.prod(left[d] for d in contract_l)
     return OpRule(
@@ -138,14 +139,32 @@ def _ragged_dot_local(context: LocalContext, lhs: Any, rhs: Any, sizes: Any) -> 
     if not groups or not context.axes(groups[0]):
         return context.bind(lhs, rhs, sizes)
     sizes, first = _own_sizes(context, sizes, groups[0])
-    lhs = _rows_from(lhs, first, ragged)
-    (contract_l, contract_r), _ = numbers.dot_dimension_numbers
+    before = _dims_before(numbers, lhs.ndim) if sizes.ndim > 1 else []
+    lhs = _each(_rows_from, before, ragged, lhs, first)
+    (contract_l, contract_r), (batch_l, batch_r) = numbers.dot_dimension_numbers
     if ragged in contract_l:
-        rhs = _rows_from(rhs, first, contract_r[contract_l.index(ragged)])
+        paired = dict(zip((*contract_l, *batch_l), (*contract_r, *batch_r), strict=True))
+        rhs = _each(_rows_from, [paired[d] for d in before], paired[ragged], rhs, first)
         return context.bind(lhs, rhs, sizes)
     (found,) = context.bind(lhs, rhs, sizes)
-    count = lax.reduce_sum(sizes, (0,))
-    return [_rows_back(found, first, count, _place_of_rows(numbers, lhs.ndim))]
+    count = lax.reduce_sum(sizes, (sizes.ndim - 1,))
+    free = _order_of_dims(numbers, lhs.ndim)
+    return [
+        _each(_rows_back, [free.index(d) for d in before], free.index(ragged), found, first, count)
+    ]
+
+
+def _each(function: Callable[..., Any], dims: Sequence[int], dim: int, x: Any, *starts: Any) -> Any:
+    """A function of rows along a dim, for each element of other dims, which has its own starts."""
+    if not dims:
+        return function(x, *starts, dim)
+    first, *others = dims
+
+    def inner(x: Any, *starts: Any) -> Any:
+        rest = [d - (d > first) for d in others]
+        return _each(function, rest, dim - (dim > first), x, *starts)
+
+    return jax.vmap(inner, (first, *(0 for _ in starts)), first)(x, *starts)
 
 
 def _groups(context: LocalContext, numbers: Any) -> Dim:
@@ -157,12 +176,10 @@ def _groups(context: LocalContext, numbers: Any) -> Dim:
     return context.rule.results[0][0] if ragged in contract else ()
 
 
-def _place_of_rows(numbers: Any, rank: int) -> int:
-    """Which dim of the result the rows are."""
+def _order_of_dims(numbers: Any, rank: int) -> list[int]:
+    """The dims of the left operand in the order in which they stand in the result."""
     (contract, _), (batch, _) = numbers.dot_dimension_numbers
-    (ragged,) = numbers.lhs_ragged_dimensions
-    free = [d for d in range(rank) if d not in batch and d not in contract]
-    return len(batch) + free.index(ragged)
+    return [*batch, *(d for d in range(rank) if d not in batch and d not in contract)]
 
 
 def _sizes_here(context: LocalContext, sizes: Any, factor: int, local: int) -> Any:
@@ -179,14 +196,18 @@ def _sizes_here(context: LocalContext, sizes: Any, factor: int, local: int) -> A
 
 def _own_sizes(context: LocalContext, sizes: Any, factor: int) -> tuple[Any, Any]:
     """The sizes of the groups that a device has, and at which row the first of them begins."""
-    local = context.local_size(factor)
-    missing = local * context.shards(factor) - sizes.shape[0]
-    starts = lax.sub(lax.cumsum(sizes, 0), sizes)
+    local, last = context.local_size(factor), sizes.ndim - 1
+    missing = local * context.shards(factor) - sizes.shape[last]
+    starts = lax.sub(lax.cumsum(sizes, last), sizes)
     offset = context.offset(factor)
-    padded = lax.pad(sizes, sizes.dtype.type(0), [(0, missing, 0)])
-    own = lax.dynamic_slice(padded, (offset,), (local,), allow_negative_indices=False)
-    first = lax.dynamic_slice(starts, (offset,), (1,), allow_negative_indices=False)
-    return own, lax.convert_element_type(lax.reshape(first, ()), np.int32)
+    padded = lax.pad(sizes, sizes.dtype.type(0), [(0, 0, 0)] * last + [(0, missing, 0)])
+
+    def from_offset(x: Any, count: int) -> Any:
+        place = [np.int32(0)] * last + [offset]
+        return lax.dynamic_slice(x, place, (*x.shape[:last], count), allow_negative_indices=False)
+
+    first = lax.squeeze(from_offset(starts, 1), (last,))
+    return from_offset(padded, local), lax.convert_element_type(first, np.int32)
 
 
 def _rows_from(x: Any, first: Any, dim: int) -> Any:

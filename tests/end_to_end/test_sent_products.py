@@ -29,6 +29,10 @@ def half_square(function: Any, which: Any = 0) -> Any:
     return jax.grad(lambda *args: 0.5 * (function(*args) ** 2).sum(), which)
 
 
+# The rows of each of four have sizes of their own; some are in no group.
+BATCHED = ragged(((2,), (1,)), ((), ()), [1], [0])
+FEW, OF_EACH = reals(4, 24, K), below(5, 4, 8)
+
 RAGGED = [
     Row("rows", lax.ragged_dot, (LEFT, RIGHT, SIZES), (8,), (X, NONE, NONE), X, {}, 1e-5),
     Row("uneven rows", lax.ragged_dot, (LEFT[:61], RIGHT[:4], OF_FEW), (8,), (X, NONE, NONE), X,
@@ -58,6 +62,14 @@ RAGGED = [
         {}, 1e-5),
     Row("sizes of each batch", jax.vmap(lax.ragged_dot),
         (reals(16, 12, 8), reals(16, 3, 8, 4), below(5, 16, 3)), (8,), (X, X, X), X, {}, 1e-5),
+    Row("experts, sizes of each of a few", BATCHED, (FEW, RIGHT, OF_EACH), (8,), (NONE, X, NONE),
+        NONE, reduced(4 * 24 * N), 1e-5),
+    Row("uneven experts, sizes of each of a few", BATCHED, (FEW, RIGHT[:7], OF_EACH[:, :7]), (2, 4),
+        (X, P("y"), X), X, reduced(2 * 24 * N, 4), 1e-5),
+    Row("gradients by experts, sizes of each of a few", half_square(BATCHED, (0, 1)),
+        (FEW, RIGHT, OF_EACH), (2, 4), (X, P("y"), X), (X, P("y")),
+        {"all_reduce": (2, 2 * 24 * (N + K) * 6),  # rows travel, as the experts are larger
+         "all_to_all": (1, 48 * K * 2), "all_gather": (3, (48 * N + K * N + 16) * 4)}, 1e-4),
     Row("gradients by experts", half_square(lax.ragged_dot, (0, 1)), (LEFT, RIGHT, SIZES), (8,),
         (NONE, X, NONE), (NONE, X),
         {"all_reduce": (2, (TOKENS * N + TOKENS * K) * 4 * 14 // 8)}, 1e-4),
