@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,16 @@ def step(state: State, config: Config) -> State:
     flow_north = north * (config.depth + (height + northern(height)) / 2)
     gathered = flow_east - western(flow_east) + flow_north - southern(flow_north)
     return State(height - config.step / config.cell * gathered, east, north)
+
+
+def steps(state: State, config: Config, count: int) -> tuple[State, jax.Array]:
+    """The state some time steps later, in one loop, and the energy after each of them."""
+
+    def body(state: State, _: None) -> tuple[State, jax.Array]:
+        state = step(state, config)
+        return state, energy(state, config)
+
+    return lax.scan(body, state, length=count)
 
 
 def init(config: Config) -> State:

@@ -1,16 +1,18 @@
 """Shallow water: the edges of each tile are sent; XLA's bytes; the numbers of one device."""
 
 from dataclasses import replace
+from functools import partial
 
 import jax
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 from examples.beside import deviation
 from examples.cases import Case, ours, real_mesh
 from examples.stencil import hints, model
 from examples.stencil.__main__ import COLUMNS, LINES, picture
-from tests.examples.stepping import F32, check_peers, host, sent
+from tests.examples.stepping import F32, all_reduce, check_peers, host, sent
 
 EVEN = model.Config(rows=32, columns=48)
 UNEVEN = model.Config(rows=29, columns=43)
@@ -44,6 +46,32 @@ def test_sends_the_edges_of_each_tile_to_the_byte(name: str, config: model.Confi
 def test_thousands_of_devices_send_the_edges_of_each_tile_to_the_byte():
     for case in hints.large_cases():
         assert sent(case) == {"ppermute": edges(case, case.step.keywords["config"])}
+
+
+def in_a_loop(name: str, config: model.Config) -> Case:
+    """Twenty steps in one program, and the energy after each."""
+    case = hints.case(name, config)
+    return replace(case, step=partial(model.steps, config=config, count=20), outs=(case.outs, P()))
+
+
+@NAMES
+@CONFIGS
+def test_a_loop_sends_as_much_as_its_steps_and_the_energies_once(name: str, config: model.Config):
+    count, total = edges(hints.case(name, config), config)
+    found = sent(in_a_loop(name, config))
+    assert found == {"ppermute": (20 * count, 20 * total), "all_reduce": (1, all_reduce(20, 8))}
+
+
+@pytest.mark.parametrize("config", [UNEVEN])
+def test_a_loop_has_the_numbers_of_one_device(config: model.Config):
+    case = in_a_loop("tiles", config)
+    start = host(model.init(config))
+    (wanted, energies), (found, those) = (
+        jax.jit(case.step)(start),
+        ours(case, real_mesh(case))(start),
+    )
+    assert deviation(wanted.height, start.height) > 0.1
+    assert deviation((found, those), (wanted, energies)) < 1e-5
 
 
 @NAMES
