@@ -3,6 +3,7 @@
 from tests.mutants.mutant import Mutant
 
 PROGRAMS = (
+CONTROL = ("tests/end_to_end/test_sent_control.py",)
     "tests/fuzz/test_found.py",
     "tests/fuzz/test_fuzz.py",
     "tests/choose",
@@ -97,9 +98,17 @@ CHOOSE = (
         "choose",
         "a sum is carried to several users",
         "meshwise/choose/carries.py",
-        "a in may_be_unreduced and uses[a] == atoms.count(a)",
-        "a in may_be_unreduced",
+        "                and len(uses[a]) == atoms.count(a)\n",
+        "",
         PROGRAMS,
+    ),
+    Mutant(
+        "choose",
+        "a sum that steps read is carried along as a sum",
+        "meshwise/choose/carries.py",
+        "        while len(uses[value]) == 1:",
+        "        while uses[value]:",
+        CONTROL,
     ),
     Mutant(
         "choose",
@@ -122,10 +131,26 @@ PARTITION = (
     Mutant(
         "partition",
         "values that are reduced together are cut apart wrongly",
-        "meshwise/partition/emit.py",
+        "meshwise/partition/walk.py",
         "        start += array.size\n",
         "        start += 1\n",
         PROGRAMS,
+    ),
+    Mutant(
+        "partition",
+        "what a sum in a loop starts from is every device's term",
+        "meshwise/reshard/emit.py",
+        "    return jnp.where(is_first, x, jnp.zeros_like(x))",
+        "    return jnp.asarray(x)",
+        CONTROL,
+    ),
+    Mutant(
+        "partition",
+        "constants of a branch are made in another",
+        "meshwise/propagate/constants.py",
+        "places.get((index, k), index)",
+        "index",
+        CONTROL,
     ),
     Mutant(
         "partition",
@@ -138,7 +163,7 @@ PARTITION = (
     Mutant(
         "partition",
         "an operator's operands are taken as they lie",
-        "meshwise/partition/emit.py",
+        "meshwise/partition/walk.py",
         "itemsize_of(var), mesh, source, target, walk.hardware\n    steps",
         "itemsize_of(var), mesh, source, source, walk.hardware\n    steps",
         ("tests/partition",),

@@ -70,10 +70,21 @@ def test_too_little_memory_says_the_least_possible():
         plan_reshard(*args, max_bytes=least - 1)
 
 
-def test_what_is_whole_cannot_become_unreduced():
+def test_what_is_whole_becomes_a_term_of_a_sum():
+    target = unreduced(((), ()), X, Reduction.SUM)
+    plan = plan_reshard((8, 8), 4, MESH, replicated(2), target, GENERIC)
+    assert [step.kind for step in plan.steps] == [StepKind.TERM]
+    assert plan.wire_bytes == plan.seconds == 0
+    sharded = Sharding((X, ()))
+    plan = plan_reshard((8, 8), 4, MESH, sharded, target, GENERIC)
+    assert [step.kind for step in plan.steps] == [StepKind.ALL_GATHER, StepKind.TERM]
+
+
+def test_what_is_whole_becomes_no_term_of_a_maximum():
     target = unreduced(((), ()), X, Reduction.SUM)
     with pytest.raises(ValueError, match="the target is unreduced over x"):
-        plan_reshard((8, 8), 4, MESH, replicated(2), target, GENERIC)
+        least = unreduced(((), ()), X, Reduction.MIN)
+        plan_reshard((8, 8), 4, MESH, replicated(2), least, GENERIC)
     other = unreduced(((), ()), X, Reduction.MAX)
     with pytest.raises(ValueError, match="another operator"):
         reshard_cost((8, 8), 4, MESH, target, other, GENERIC)

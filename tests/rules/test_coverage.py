@@ -56,7 +56,16 @@ def test_no_primitive_has_both():
     assert not set(REGISTRY.rules) & set(unsupported())
 
 
-OWN = {"hint", "mw_like", "roll"}  # primitives of this package
+MARKS = "open body end close carry next step stack test branch_index join".split()
+OWN = {  # primitives of this package
+    "hint",
+    "mw_like",
+    "mw_pipeline",
+    "roll",
+    "stage",
+    "stage_boundary",
+    *(f"mark_{name}" for name in MARKS),
+}
 
 # Primitives that only some of the supported versions of JAX have: up to 0.10, and some of 0.11.
 OF_SOME_VERSIONS = set(
