@@ -3,12 +3,12 @@
 from tests.mutants.mutant import Mutant
 
 PROGRAMS = (
-CONTROL = ("tests/end_to_end/test_sent_control.py",)
     "tests/fuzz/test_found.py",
     "tests/fuzz/test_fuzz.py",
     "tests/choose",
     "tests/partition",
 )
+CONTROL = ("tests/end_to_end/test_sent_control.py",)
 RESHARD = (
     Mutant(
         "reshard",
