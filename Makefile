@@ -41,6 +41,7 @@ format: $(VENV)/.dev ## rewrite files in the project's format
 
 bench: $(VENV)/.examples ## measure beside XLA's own partitioners (half an hour on two cores)
 	$(RUN) -m benchmarks.operators
+	$(RUN) -m benchmarks.loops
 	$(RUN) -m benchmarks.gpt
 	$(RUN) -m benchmarks.reshard
 

@@ -104,14 +104,6 @@ CHOOSE = (
     ),
     Mutant(
         "choose",
-        "a sum that steps read is carried along as a sum",
-        "meshwise/choose/carries.py",
-        "        while len(uses[value]) == 1:",
-        "        while uses[value]:",
-        CONTROL,
-    ),
-    Mutant(
-        "choose",
         "a sum is carried where only one term is",
         "meshwise/choose/search.py",
         "common = own if common is None else common & own",
