@@ -24,6 +24,16 @@ def sent(case: Case) -> Sent:
     return found
 
 
+def check_sent(case: Case, wanted: Sent) -> None:
+    """A case sends exactly so many bytes, in so many collectives; small sums may go as one."""
+    found = sent(case)
+    assert {k: total for k, (_, total) in found.items()} == {k: t for k, (_, t) in wanted.items()}
+    counts = {k: count for k, (count, _) in found.items()}
+    sums = counts.pop("all_reduce", 0)
+    assert counts == {k: count for k, (count, _) in wanted.items() if k != "all_reduce"}
+    assert 0 < sums <= wanted["all_reduce"][0]
+
+
 def all_reduce(elements: int, devices: int) -> int:
     """Wire bytes of an all_reduce of float32."""
     return round(2 * (devices - 1) / devices * elements * F32)

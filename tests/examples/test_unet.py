@@ -73,7 +73,9 @@ def gradients(case: Case) -> int:
     return all_reduce(elements + 1, case.devices)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", ["slabs", "bars", "blocks", pytest.param("batch", marks=pytest.mark.slow)]
+)
 def test_sends_halos_and_gradients_to_the_byte(name: str):
     found = sent(CASES[name])
     assert found["ppermute"] == halos(CASES[name])
@@ -93,8 +95,13 @@ def test_large_volumes_send_halos_and_gradients_to_the_byte(place: int):
     assert set(found) == {"ppermute", "all_reduce"}
 
 
+def start(config: model.Config):
+    return host(jax.jit(model.init, static_argnums=1)(jax.random.key(0), config))
+
+
 def volumes(config: model.Config, steps: int):
-    return [host(model.spheres(jax.random.key(i), config)) for i in range(steps)]
+    spheres = jax.jit(model.spheres, static_argnums=1)
+    return [host(spheres(jax.random.key(i), config)) for i in range(steps)]
 
 
 QUICK = pytest.mark.parametrize(
@@ -105,7 +112,7 @@ QUICK = pytest.mark.parametrize(
 
 @QUICK
 def test_training_has_the_numbers_of_one_device(name: str):
-    params = host(model.init(jax.random.key(0), SMALL))
+    params = start(SMALL)
     check_numbers(CASES[name], params, volumes(SMALL, 1), 1e-5)
 
 
@@ -116,7 +123,7 @@ def test_uneven_volumes_have_the_numbers_of_one_device(name: str):
     case = hints.case(name, UNEVEN)
     program = program_of(case)
     assert not any(str(c.kind) == "all_gather" and len(c.shape) == 5 for c in program.collectives)
-    params = host(model.init(jax.random.key(0), UNEVEN))
+    params = start(UNEVEN)
     check_numbers(case, params, volumes(UNEVEN, 1), 1e-5)
 
 
