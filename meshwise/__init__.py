@@ -20,7 +20,9 @@ from meshwise.errors import ReplicationError as ReplicationError
 from meshwise.errors import RuleError as RuleError
 from meshwise.errors import TracerLeakError as TracerLeakError
 from meshwise.errors import TreeError as TreeError
+from meshwise.pipeline import stack_stages as stack_stages
 from meshwise.pipeline import stage_boundary as stage_boundary
+from meshwise.pipeline.vectorised import pipeline as pipeline
 from meshwise.run.uneven import UnevenArray as UnevenArray
 
 __all__ = [
@@ -40,10 +42,12 @@ __all__ = [
     "UnevenArray",
     "jit",
     "like",
+    "pipeline",
     "pipeline_value_and_grad",
     "register_rule",
     "reshard",
     "reshard_plan",
     "shard",
+    "stack_stages",
     "stage_boundary",
 ]

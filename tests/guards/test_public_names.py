@@ -22,11 +22,13 @@ ERRORS = [
 FUNCTIONS = [
     "jit",
     "like",
+    "pipeline",
     "pipeline_value_and_grad",
     "register_rule",
     "reshard",
     "reshard_plan",
     "shard",
+    "stack_stages",
     "stage_boundary",
 ]
 PUBLIC = [*ERRORS, "SpmdProgram", "UnevenArray", *FUNCTIONS]

@@ -253,3 +253,83 @@ def test_rows_that_were_packed_for_something_else():
         lambda: mw.jit(step, mesh=PAIR).partition(rows, BATCH),
     )
     assert mw.jit(step, mesh=PAIR).partition(step.pack(params, BATCH, PAIR), BATCH)
+
+
+STACK_RULE = (
+    "Leaves of params are [S, ...], those of inputs [M, ...]. A 'circular' pipeline of repeat=R has"
+    " params [S, R, ...] and M of at least S; a 'gpipe' is not repeated.\n"
+    "Stack parameters with mw.stack_stages, and the microbatches along a first dim."
+)
+
+
+@pytest.mark.parametrize(
+    ("offenders", "params", "inputs", "more"),
+    [
+        (" schedule='zigzag', repeat=1", 4, 3, {"schedule": "zigzag"}),
+        (" schedule='gpipe', repeat=2", (4, 2), 4, {"repeat": 2}),
+        (
+            " 3 microbatches, 4 stages at a time, repeat=2",
+            (4, 2),
+            3,
+            {"schedule": "circular", "repeat": 2},
+        ),
+        (
+            " params['w'] has shape (4, 3)",
+            (4, 3),
+            4,
+            {"schedule": "circular", "repeat": 2},
+        ),
+        (" inputs has shape ()", 4, (), {}),
+    ],
+)
+def test_what_is_no_pipeline(offenders, params, inputs, more):
+    check(
+        mw.PipelineError,
+        f"mw.pipeline was given what is no pipeline:{offenders}\n{STACK_RULE}",
+        lambda: mw.pipeline(lambda p, x: x, {"w": np.ones(params)}, np.ones(inputs), **more),
+    )
+
+
+def test_stages_that_change_what_they_take():
+    rule = (
+        "What a stage returns goes into the next, which is the same function.\n"
+        "Return activations like those that came in; what changes shape belongs before or after the"
+        " pipeline, or into mw.pipeline_value_and_grad."
+    )
+    x = {"x": np.ones((3, 4), np.float32)}
+
+    def widened(w, state):
+        return {"x": jnp.concatenate([state["x"] * w] * 2)}
+
+    check(
+        mw.PipelineError,
+        "widened is no stage of mw.pipeline:"
+        f" inputs['x'] is float32[4], the result float32[8]\n{rule}",
+        lambda: mw.pipeline(widened, np.ones(2, np.float32), x),
+    )
+    with pytest.raises(mw.PipelineError, match=r"it takes PyTreeDef.* and returns PyTreeDef"):
+        mw.pipeline(lambda w, state: state["x"], np.ones(2, np.float32), x)
+
+
+def test_layers_that_cannot_be_stacked():
+    check(
+        mw.PipelineError,
+        "mw.stack_stages was given layers that cannot be stacked:\n"
+        "  - layer 0 is {'w': 'float32[2]'}\n"
+        "  - layer 1 is {'w': 'float32[3]'}\n"
+        "Layers that are computed by one function have parameters of the same structure, shapes and"
+        " types.\n"
+        "Apply others before or after the pipeline, or cut the model with mw.stage_boundary.",
+        lambda: mw.stack_stages(
+            [{"w": np.ones(2, np.float32)}, {"w": np.ones(3, np.float32)}], stages=2
+        ),
+    )
+    check(
+        mw.PipelineError,
+        "mw.stack_stages was asked for 2 stages, repeat=1:"
+        " first dims of the layers' arrays: [3, 4]\n"
+        "Layers are a list with a tree for each, or one tree whose arrays have all layers along"
+        " their first dim.\n"
+        "Stack layers of the same shapes alone.",
+        lambda: mw.stack_stages({"a": np.ones(3), "b": np.ones((4, 2))}, stages=2),
+    )

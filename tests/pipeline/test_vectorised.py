@@ -1,0 +1,173 @@
+"""Pipelines of equal stages as a loop: values, gradients, iterations, and what is sent."""
+
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import meshwise as mw
+from tests.pipeline.models import normal
+from tests.pipeline.test_values import assert_same, every_equation, mesh_of
+
+WIDTH = 8
+
+
+def layer(p, x):
+    return x + jnp.tanh(x @ p["w"] + p["b"])
+
+
+def layers_of(count):
+    rng = np.random.default_rng(count)
+    return [{"w": normal(rng, WIDTH, WIDTH), "b": normal(rng, WIDTH)} for _ in range(count)]
+
+
+def stage(layers, x):
+    return layers.apply(layer, x)
+
+
+def inputs_of(microbatches, size=4):
+    return normal(np.random.default_rng(microbatches), microbatches, size, WIDTH) * 3
+
+
+def plain(layers, x):
+    for p in layers:
+        x = layer(p, x)
+    return x
+
+
+def pipelined(stacked, x, **more):
+    if stacked.repeat > 1:
+        more |= {"schedule": "circular", "repeat": stacked.repeat}
+    return mw.pipeline(stage, stacked, x, axis="stage", **more)
+
+
+def loss(function):
+    return lambda layers, x: (function(layers, x) ** 2).mean()
+
+
+CASES = [(8, 4, 2, 6), (7, 2, 2, 2), (3, 4, 1, 2), (2, 1, 2, 3)]  # layers, S, repeat, M
+MORE = [(4, 4, 1, 6), (8, 4, 2, 4), (6, 4, 1, 3), (13, 3, 4, 5)]
+
+
+@pytest.mark.parametrize(
+    "case", [*CASES, *(pytest.param(c, marks=pytest.mark.slow) for c in MORE)], ids=str
+)
+def test_values_and_gradients_without_a_mesh(case):
+    count, stages, repeat, microbatches = case
+    layers, x = layers_of(count), inputs_of(microbatches)
+    stacked = mw.stack_stages(layers, stages, repeat)
+    want = jax.value_and_grad(loss(plain))(layers, x)
+    value, gradients = jax.jit(jax.value_and_grad(loss(pipelined)))(stacked, x)
+    rows = gradients.unstack()
+    assert_same((value, [jax.tree.map(lambda r, i=i: r[i], rows) for i in range(count)]), want)
+    # Copies have gradients of their own: none.
+    total = sum(float(jnp.abs(r).sum()) for r in jax.tree.leaves(gradients.params))
+    assert total == pytest.approx(sum(float(jnp.abs(r).sum()) for r in jax.tree.leaves(rows)), 1e-5)
+
+
+@pytest.mark.parametrize("case", [(8, 4, 2, 5), (6, 4, 1, 3)], ids=str)
+def test_values_and_gradients_on_devices(case):
+    count, stages, repeat, microbatches = case
+    layers, x = layers_of(count), inputs_of(microbatches)
+    stacked = mw.stack_stages(layers, stages, repeat)
+    mesh = mesh_of(stage=stages, data=2)
+    step = mw.jit(
+        jax.value_and_grad(loss(pipelined)), mesh=mesh, in_shardings=(None, P(None, "data"))
+    )
+    value, gradients = step(stacked, x)
+    want = jax.value_and_grad(loss(plain))(layers, x)
+    rows = gradients.unstack()
+    assert_same((value, [jax.tree.map(lambda r, i=i: r[i], rows) for i in range(count)]), want)
+
+
+def sent(program):
+    found = Counter()
+    for c in program.collectives:
+        found[str(c.kind), c.axes, np.prod(c.shape)] += c.count
+    return found
+
+
+@pytest.mark.parametrize("case", [(4, 4, 1, 6), (8, 4, 2, 6), (12, 4, 3, 4)], ids=str)
+def test_one_ppermute_an_iteration(case):
+    count, stages, repeat, microbatches = case
+    stacked, x = mw.stack_stages(layers_of(count), stages, repeat), inputs_of(microbatches)
+    iterations = repeat * microbatches + stages - 1
+    program = mw.jit(pipelined, mesh=mesh_of(stage=stages)).partition(stacked, x)
+    shift, result = ("ppermute", ("stage",), 4 * WIDTH), ("all_reduce", ("stage",), x.size)
+    assert sent(program) == {shift: iterations, result: 1}
+    (loop,) = [e for e in program.jaxpr.eqns if e.primitive.name == "scan"]
+    assert loop.params["length"] == iterations
+    backward = mw.jit(jax.grad(loss(pipelined)), mesh=mesh_of(stage=stages)).partition(stacked, x)
+    assert sent(backward) == {shift: 2 * iterations, result: 1}
+
+
+def test_gradients_are_summed_over_the_data_once():
+    stacked, x = mw.stack_stages(layers_of(4), 4), inputs_of(4, 32)
+    mesh = mesh_of(stage=4, data=2)
+    step = mw.jit(jax.grad(loss(pipelined)), mesh=mesh, in_shardings=(None, P(None, "data")))
+    counts = Counter()
+    for c in step.partition(stacked, x).collectives:
+        counts[str(c.kind), c.axes] += c.count
+    assert counts["ppermute", ("stage",)] == 2 * 7
+    assert counts["all_reduce", ("data",)] <= 2
+
+
+@pytest.mark.parametrize("remat", [True, False])
+def test_what_is_saved_for_the_backward_pass(remat):
+    """With remat, of each iteration the stages' inputs alone: no hidden values, and no queue."""
+    stacked, x = mw.stack_stages(layers_of(8), 4, 2), inputs_of(6)
+
+    def run(stacked):
+        return (pipelined(stacked, x, remat=remat) ** 2).sum()
+
+    def saved(stacked):
+        return jax.vjp(run, stacked)[1]
+
+    jaxpr = jax.make_jaxpr(saved)(stacked).jaxpr
+    loops = [
+        e for e in every_equation(jaxpr) if e.primitive.name == "scan" and e.params["length"] == 15
+    ]
+    stacks = [v.aval.shape for e in loops for v in e.outvars if v.aval.shape[:1] == (15,)]
+    floats = [s for s in stacks if s[1:] == (4, 4, WIDTH)]
+    assert len(floats) <= (2 if remat else 4)
+    assert all(s[1:2] != (2,) for s in stacks)
+
+
+def test_stages_of_ones_own_and_several_values():
+    """Plain arrays as parameters, a tree of activations, an integer that passes through."""
+
+    def scaled(w, state):
+        x, shift = state["x"], state["shift"]
+        return {"x": w * x + shift, "shift": shift}
+
+    w = np.array([2.0, 3.0], np.float32)
+    state = {"x": inputs_of(5), "shift": np.arange(5, dtype=np.int32)}
+    got = mw.jit(lambda w, s: mw.pipeline(scaled, w, s, axis="stage"), mesh=mesh_of(stage=2))(
+        w, state
+    )
+    shift = state["shift"][:, None, None]
+    np.testing.assert_allclose(got["x"], 3 * (2 * state["x"] + shift) + shift, rtol=1e-6)
+    np.testing.assert_array_equal(got["shift"], state["shift"])
+
+
+def test_stacking():
+    layers = layers_of(7)
+    for stages, repeat, sizes in [
+        (4, 1, (2, 2, 2, 1)),
+        (2, 2, (2, 2, 2, 1)),
+        (8, 1, (1,) * 7 + (0,)),
+    ]:
+        stacked = mw.stack_stages(layers, stages, repeat)
+        assert stacked.sizes == sizes
+        shape = (stages, repeat, max(sizes)) if repeat > 1 else (stages, max(sizes))
+        assert {p.shape[: len(shape)] for p in jax.tree.leaves(stacked)} == {shape}
+        rows = stacked.unstack()
+        for i, p in enumerate(layers):
+            np.testing.assert_array_equal(rows["w"][i], p["w"])
+        again = mw.stack_stages(rows, stages, repeat)
+        jax.tree.map(np.testing.assert_array_equal, again.params, stacked.params)
+    order = mw.stack_stages({"w": np.arange(8.0)}, 2, 2).params["w"]
+    np.testing.assert_array_equal(order, [[[0, 1], [4, 5]], [[2, 3], [6, 7]]])
