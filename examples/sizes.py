@@ -84,13 +84,14 @@ def device_flops(program: mw.SpmdProgram) -> float:
     """Operations of one device in a step: its share of what every operator's rule says it takes."""
     plan = program.plan
     total = 0.0
-    for rule, decided in zip(plan.rules, plan.equations, strict=True):
+    decisions = zip(plan.rules, plan.equations, plan.program.trips, strict=True)
+    for rule, decided, trips in decisions:
         factors = zip(rule.factors.sizes, decided.strategy.axes, strict=True)
         share = 1.0
         for size, axes in factors:
             if size:
                 share *= -(-size // plan.program.mesh.size(axes)) / size
-        total += rule.flops * share
+        total += rule.flops * share * trips
     return total
 
 

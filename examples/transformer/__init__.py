@@ -1,0 +1,1 @@
+"""A dense transformer, its layers in a loop."""
