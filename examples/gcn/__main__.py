@@ -42,7 +42,7 @@ def club() -> tuple[model.Nodes, model.Edges]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--steps", type=int, default=50, help="training steps (default: 50)")
+    parser.add_argument("--steps", type=int, default=100, help="training steps (default: 100)")
     parser.add_argument("--metis", action="store_true", help="cut the graph by METIS (pymetis)")
     options = parser.parse_args()
     console, config = terminal(), model.Config()
