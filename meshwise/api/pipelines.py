@@ -310,9 +310,9 @@ class PipelinedLoss:
         return jax.ShapeDtypeStruct((shape[0] // self.microbatches, *shape[1:]), _dtype(x))
 
     def _microbatches(self, x: Any) -> Any:
-        """`[M * b, ...]` to `[M, b, ...]`, the rows dealt out in turn."""
+        """`[b * M, ...]` to `[b, M, ...]`: row i belongs to microbatch `i % M`; nothing moves."""
         x = jnp.asarray(x)
-        return jnp.swapaxes(x.reshape(-1, self.microbatches, *x.shape[1:]), 0, 1)
+        return x.reshape(-1, self.microbatches, *x.shape[1:])
 
     def _hinted(self, x: Any, lead: Sequence[str | None]) -> Any:
         """An array whose leading dims are axes of the mesh, each to lie along it."""

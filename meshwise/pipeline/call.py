@@ -60,9 +60,12 @@ class PipelineCall:
 
     @cached_property
     def fed(self) -> list[Tiling]:
-        """How all microbatches together lie: as one does, with a dim more."""
+        """How all microbatches together lie, `[b, M, ...]`: as one does, with a dim more."""
         count = self.schedule.microbatches
-        return [replace(t, shape=(count, *t.shape), dims=((), *t.dims)) for t in self.placement.fed]
+        return [
+            replace(t, shape=(t.shape[0], count, *t.shape[1:]), dims=(t.dims[0], (), *t.dims[1:]))
+            for t in self.placement.fed
+        ]
 
     @cached_property
     def result_types(self) -> list[Any]:
@@ -94,7 +97,7 @@ class PipelineCall:
     def operands(self, params: Sequence[Any], held: Sequence[Any], fed: Sequence[Any]) -> list[Any]:
         """The operands of the equation, of parameters, closed-over values and microbatches.
 
-        Parameters are whole leaves, or rows; of the microbatches all have `[M, ...]`.
+        Parameters are whole leaves, or rows; microbatches lie side by side, `[b, M, ...]`.
         """
         if not self.is_packed:
             params = [t.split(x) for t, x in zip(self.packing.tilings, params, strict=True)]
@@ -129,7 +132,7 @@ class PipelineCall:
         types = (self.result_types[0], list(tilings))
         is_type = {"is_leaf": lambda t: isinstance(t, Tiling)}
         start = jax.tree.map(lambda t: jnp.zeros(t.shape, sum_dtype(t.dtype)), types, **is_type)
-        fed = [t.join(x) for t, x in zip(self.fed, split, strict=True)]
+        fed = [jnp.swapaxes(t.join(x), 0, 1) for t, x in zip(self.fed, split, strict=True)]
         sums, _ = lax.scan(step, start, fed, length=count)
         value, gradients = jax.tree.map(
             lambda t, total: (total / count).astype(t.dtype), types, sums, **is_type

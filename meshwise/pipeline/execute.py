@@ -80,7 +80,7 @@ class Loop:
         """The mean loss over the microbatches, and the gradients of this device's parameters.
 
         `rows` are the parameters of the device's stages, `[V, length]` for each dtype, `held` what
-        the function closes over, and `fed` the leaves of all microbatches, `[M, ...]`. The
+        the function closes over, and `fed` the leaves of all microbatches, `[b, M, ...]`. The
         gradients are like `rows`; the loss is the same along the pipeline. Over the axes
         `unreduced` both are left so.
         """
@@ -90,7 +90,7 @@ class Loop:
             for name, x in self._columns().items()
         }
         passes = _Passes(self, rows, held, fed, same_place())
-        loss = self.stages[-1].forward.out_avals[0]
+        loss = self.stages[-1].backward.out_avals[0]
         start = (
             zeros(self.activations, (self.table.inputs,)),
             zeros(self.gradients, (self.table.gradients,)),
@@ -175,6 +175,7 @@ class _Passes:
 
     def _forward(self, stage: LocalStage, at: dict[str, Any], arrived: Buffers) -> Buffers:
         values = self._values(stage, at, "forward", arrived)
+        assert stage.forward is not None, "the last stage has no forward of its own"
         made = _jax.jaxpr_as_fun(stage.forward)(*values)
         return stage.leaving.pack(made, self.loop.activations)
 
@@ -184,7 +185,7 @@ class _Passes:
         values = self._values(stage, at, "backward", arrived)
         values += stage.arriving_gradients.unpack(gradients)
         found = list(_jax.jaxpr_as_fun(stage.backward)(*values))
-        last = self.loop.stages[-1].forward.out_avals[0]
+        last = self.loop.stages[-1].backward.out_avals[0]
         dtype = sum_dtype(last.dtype)
         loss = found.pop(0).astype(dtype) if stage.is_last else jnp.zeros((), dtype)
         count = len(stage.params)
@@ -198,7 +199,7 @@ class _Passes:
         """What a stage takes: parameters, held values, a microbatch, what arrived."""
         microbatch = at[f"{way}_microbatch"]
         fed = [
-            lax.dynamic_index_in_dim(self.fed[i], microbatch, 0, keepdims=False) for i in stage.fed
+            lax.dynamic_index_in_dim(self.fed[i], microbatch, 1, keepdims=False) for i in stage.fed
         ]
         held = [self.held[i] for i in stage.held]
         if self.loop.schedule.chunks > 1:

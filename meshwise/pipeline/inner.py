@@ -12,6 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax
+from jax.ad_checkpoint import checkpoint_name
+
 from meshwise import _jax
 from meshwise._jax import ClosedJaxpr, Literal
 from meshwise._jax.pipelines import without_names
@@ -131,17 +134,16 @@ def partitioned_stage(found: Cut, number: int, placement: Placement, mesh: Mesh)
     arriving = placement.boundaries[number - 1] if number else ()
     leaving = placement.boundaries[number] if not is_last else tuple(map(whole, stage.leaving))
     takes = [*params, *held, *fed, *arriving]
-    own = _without_known_hints(stage.jaxpr, takes)
-    forward = _plan(own, takes, leaving, mesh)
+    own = _named(_without_known_hints(stage.jaxpr, takes), len(fed) + len(arriving))
+    forward = None if is_last else _plan(own, takes, leaving, mesh)
     jaxpr = make_backward(own, len(params), len(arriving), is_last)
     gradients = [] if is_last else list(filter(has_gradient, leaving))
     back = list(filter(has_gradient, arriving))
     gives = [*(leaving if is_last else ()), *params, *back]
     terms = [mesh.refine(placement.deferred)] * (len(gives) - len(back))
     backward = _plan(jaxpr, [*takes, *gradients], gives, mesh, terms)
-    return LocalStage(
-        _emitted(forward), _emitted(backward), stage.params, stage.held, stage.fed, is_last
-    )
+    ahead = _emitted(forward) if forward else None
+    return LocalStage(ahead, _emitted(backward), stage.params, stage.held, stage.fed)
 
 
 def _without_known_hints(jaxpr: ClosedJaxpr, takes: Sequence[Tiling]) -> ClosedJaxpr:
@@ -168,6 +170,16 @@ def _without_known_hints(jaxpr: ClosedJaxpr, takes: Sequence[Tiling]) -> ClosedJ
         eqns.append(eqn.replace(invars=operands))
     outs = [read(a) for a in inner.outvars]
     return _jax.close_jaxpr(inner.constvars, inner.invars, outs, eqns, jaxpr.consts)
+
+
+def _named(jaxpr: ClosedJaxpr, count: int) -> ClosedJaxpr:
+    """A stage whose last inputs are values that it makes: they lie as what is done with them."""
+    run, first = _jax.jaxpr_as_fun(jaxpr), len(jaxpr.in_avals) - count
+
+    def named(*args: Any) -> Any:
+        return run(*args[:first], *(checkpoint_name(x, "arriving") for x in args[first:]))
+
+    return jax.make_jaxpr(named)(*jaxpr.in_avals)
 
 
 def _entries(spec: Any, rank: int) -> list[tuple[Any, ...]]:

@@ -23,34 +23,45 @@ from meshwise.pipeline.stages import Stage
 class LocalStage:
     """One stage on a device: its two jaxprs, and how what they take and give is laid out.
 
-    `forward` maps (parameters, held values, leaves of a microbatch, what arrives) to what leaves.
-    `backward` maps the same and the gradients of what leaves to the gradients of the parameters
-    and of what arrives; the last stage's needs no gradients, and gives the loss before all others.
+    `forward` maps (parameters, held values, leaves of a microbatch, what arrives) to what leaves;
+    the last stage has none, as its backward computes it again at once. `backward` maps the same
+    and the gradients of what leaves to the gradients of the parameters and of what arrives; the
+    last stage's needs no gradients, and gives the loss before all others.
     Only floating-point values have gradients. The loss and the gradients of parameters may be
     unreduced, all over the same axes.
     """
 
-    forward: ClosedJaxpr
+    forward: ClosedJaxpr | None
     backward: ClosedJaxpr
     params: tuple[int, ...]
     held: tuple[int, ...]
     fed: tuple[int, ...]
-    is_last: bool
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the stage makes the loss."""
+        return self.forward is None
+
+    @property
+    def _takes(self) -> list[Any]:
+        """Types of everything that goes in, gradients left out."""
+        return list((self.forward or self.backward).in_avals)
 
     @cached_property
     def row(self) -> Layout:
         """The stage's parameters."""
-        return Layout(tuple(self.forward.in_avals[: len(self.params)]))
+        return Layout(tuple(self._takes[: len(self.params)]))
 
     @cached_property
     def arriving(self) -> Layout:
         """What arrives from the stage before."""
-        return Layout(tuple(self.forward.in_avals[self._first_arriving :]))
+        first = len(self.params) + len(self.held) + len(self.fed)
+        return Layout(tuple(self._takes[first:]))
 
     @cached_property
     def leaving(self) -> Layout:
         """What goes to the next stage."""
-        return Layout(() if self.is_last else tuple(self.forward.out_avals))
+        return Layout(tuple(self.forward.out_avals) if self.forward else ())
 
     @cached_property
     def arriving_gradients(self) -> Layout:
@@ -62,15 +73,11 @@ class LocalStage:
         """The gradients that go to the stage before."""
         return Layout(tuple(filter(has_gradient, self.arriving.types)))
 
-    @property
-    def _first_arriving(self) -> int:
-        return len(self.params) + len(self.held) + len(self.fed)
-
     @cached_property
     def key(self) -> Any:
         """Equal for stages that run the same code on the same leaves."""
         counts = len(self.params), self.held, self.fed, self.is_last
-        return _jax.structure_key(self.forward), counts
+        return _jax.structure_key(self.forward or self.backward), counts
 
 
 def has_gradient(aval: Any) -> bool:
@@ -82,7 +89,8 @@ def local_stage(stage: Stage, is_last: bool) -> LocalStage:
     """A stage that every device along the other axes computes whole."""
     forward = _jax.without_context_mesh(without_hints_in(stage.jaxpr))
     backward = make_backward(forward, len(stage.params), len(stage.arriving), is_last)
-    return LocalStage(forward, backward, stage.params, stage.held, stage.fed, is_last)
+    own = stage.params, stage.held, stage.fed
+    return LocalStage(None if is_last else forward, backward, *own)
 
 
 def make_backward(forward: ClosedJaxpr, params: int, arriving: int, is_last: bool) -> ClosedJaxpr:

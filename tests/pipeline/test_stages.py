@@ -1,9 +1,11 @@
 """Where a model is cut: what each stage computes, reads, and sends; and marks elsewhere."""
 
+import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
@@ -144,3 +146,40 @@ def test_custom_derivatives_are_kept():
     got = mw.jit(step, mesh=mesh)(model.params, batch)[1]
     want = jax.grad(loss)(model.params, batch)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), got, want)
+
+
+OPERATORS = {
+    "add": lambda a, b: a + b,
+    "mul": lambda a, b: a * b,
+    "sin": lambda a, b: jnp.sin(a),
+    "where": lambda a, b: jnp.where(a > 0, a, b),
+}
+
+
+@hypothesis.given(st.data())
+def test_random_programs_cut_anywhere(data):
+    """Values read by any later stage, marks anywhere: the stages are the program."""
+    steps = data.draw(st.lists(st.sampled_from([*OPERATORS, "mark", "mark"]), max_size=14))
+    choose = [(data.draw(st.integers(0, 99)), data.draw(st.integers(0, 99))) for _ in steps]
+
+    def loss(w, v, x, y):
+        values = [w, v, x, y]
+        for step, (i, j) in zip(steps, choose, strict=True):
+            a, b = values[i % len(values)], values[j % len(values)]
+            values.append(mw.stage_boundary(a) if step == "mark" else OPERATORS[step](a, b))
+        return sum(values[-3:]).sum()
+
+    args = [X[0, :3] + k for k in range(4)]
+    found = cut(jax.make_jaxpr(loss)(*args), 2, 0, "loss")
+    assert len(found.stages) == 1 + steps.count("mark")
+    arriving, sent = [], []
+    for stage in found.stages:
+        inputs = [*(args[i] for i in stage.params), *(args[2 + i] for i in stage.fed), *arriving]
+        arriving = jax.core.eval_jaxpr(stage.jaxpr.jaxpr, stage.jaxpr.consts, *inputs)
+        sent.append(arriving)
+    np.testing.assert_allclose(arriving[0], loss(*args), rtol=1e-5)
+    chain = found.chain
+    whole = jax.core.eval_jaxpr(chain.jaxpr, chain.consts, *args)
+    wanted = [*sent.pop(), *(value for values in sent for value in values)]
+    for a, b in zip(whole, wanted, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)

@@ -10,6 +10,7 @@ from jax.sharding import AxisType
 
 import meshwise as mw
 from meshwise.pipeline.schedules import one_f_one_b
+from meshwise.rules.registry import LocalContext
 from tests.pipeline.models import language_model, mixed, mlp, rows, skips
 
 
@@ -166,6 +167,39 @@ def test_exactly_these_collectives(schedule):
             found[str(c.kind), c.shape] += c.count
         assert found == expected
         expected["all_gather", (1, width * (width + 1))] = 1  # a tree, the second time
+
+
+@pytest.mark.parametrize("in_rows", [True, False])
+def test_what_is_sent_is_what_was_priced(in_rows):
+    model = language_model(4, tied=True)
+    batch, step = model.batch(6), pipelined(model, 3)
+    params = step.pack(model.params, batch) if in_rows else model.params
+    program = mw.jit(step, mesh=mesh_of(stage=4)).partition(params, batch)
+    plan = program.plan
+    names = [eqn.primitive.name for eqn in plan.program.equations]
+    index = names.index("mw_pipeline")
+    rule, eqn = plan.rules[index], plan.program.equations[index]
+    strategy = plan.equations[index].strategy
+    context = LocalContext(eqn, rule.factors, strategy, plan.program.mesh)
+    priced, sent = Counter(), Counter()
+    for exchange in rule.exchanges(context):
+        priced[str(exchange.kind)] += exchange.wire_bytes
+    for c in program.collectives:
+        sent[str(c.kind)] += c.wire_bytes
+    assert priced.keys() == sent.keys()
+    assert all(abs(priced[kind] - sent[kind]) <= 2 for kind in sent)
+
+
+def test_memory_does_not_grow_with_microbatches():
+    """Beside the batch itself: the slots of 1F1B are as many for 4 microbatches as for 64."""
+    model, mesh = mlp(4), mesh_of(stage=4)
+    held = []
+    for microbatches in (4, 64):
+        step, batch = pipelined(model, microbatches), rows(microbatches * 64)
+        program = mw.jit(step, mesh=mesh).partition(step.pack(model.params, batch), batch)
+        held.append(program.compile().memory_analysis().temp_size_in_bytes)
+    table = 11 * 4 * 2 * 64 * 4  # numbers of all devices, for each tick
+    assert held[1] < held[0] + 2 * table
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "eager"])
