@@ -11,11 +11,13 @@ So may what a loop stacks, row by row.
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
-from meshwise._jax import Literal, Var, next_p, stack_p
+import numpy as np
+
+from meshwise._jax import JaxprEqn, Literal, Var, next_p, stack_p
 from meshwise.ir.program import Program, itemsize_of, shape_of
 from meshwise.ir.sharding import Reduction
 from meshwise.rules.registry import OpRule
@@ -28,7 +30,8 @@ _START: Carry = frozenset({0})
 class Carries:
     """For each equation the operands through which a sum passes together (empty: none).
 
-    `adopting` are values that lie as the sum that is added to them: what a step of a loop adds to.
+    `adopting` are values that lie as the sum that is added to them: what a step of a loop adds to,
+    and zeros.
     """
 
     of: tuple[Carry, ...]
@@ -41,14 +44,23 @@ class Carries:
 def find_carries(program: Program, rules: Sequence[OpRule]) -> Carries:
     """Where sums may pass in a program."""
     uses = _uses(program)
+    zeros = {eqn.outvars[0] for eqn in program.equations if _is_zero(eqn)}
     sums = _accumulators(program, rules, uses)
     while True:
-        carries = _follow(program, rules, uses, sums)
+        carries = _follow(program, rules, uses, sums, zeros)
         lost = {n for n in sums if not carries[n]}
         if not lost:
             begins = [program.equations[program.carried[n]] for n in sums]
-            return Carries(tuple(carries), frozenset(eqn.outvars[0] for eqn in begins))
+            starts = {eqn.outvars[0] for eqn in begins}
+            return Carries(tuple(carries), frozenset(starts | zeros))
         sums -= lost
+
+
+def _is_zero(eqn: JaxprEqn) -> bool:
+    """Whether an equation makes an array of zeros."""
+    if eqn.primitive.name != "broadcast_in_dim" or not isinstance(eqn.invars[0], Literal):
+        return False
+    return np.ndim(eqn.invars[0].val) == 0 and not eqn.invars[0].val
 
 
 Use = tuple[int, int]  # an equation, and the position of its operand; (-1, k) is the k-th result
@@ -93,7 +105,11 @@ def _accumulators(
 
 
 def _follow(
-    program: Program, rules: Sequence[OpRule], uses: dict[Var, list[Use]], sums: Iterable[int]
+    program: Program,
+    rules: Sequence[OpRule],
+    uses: dict[Var, list[Use]],
+    sums: Iterable[int],
+    zeros: Set[Var],
 ) -> list[Carry]:
     starts = {program.carried[n] for n in sums}
     ends = set(sums)
@@ -107,10 +123,11 @@ def _follow(
             atoms = [eqn.invars[i] for i in operands]
             travels = all(
                 not isinstance(a, Literal)
-                and a in may_be_unreduced
+                and (a in may_be_unreduced or a in zeros)
                 and len(uses[a]) == atoms.count(a)
                 for a in atoms
             )
+            travels = travels and not zeros.issuperset(atoms)
             if travels and (stacks or _bytes(eqn.outvars) <= _bytes(atoms)):
                 carry = frozenset(operands)
                 break

@@ -230,9 +230,10 @@ def _scattered(graph: Graph, node: Node) -> frozenset[str]:
     A row that is reduced and scattered in its step leaves a stack of shards; one that is not would
     leave all of it on every device.
     """
-    if graph.program.equations[node.members[0].equation].primitive is not stack_p:
+    eqn = graph.program.equations[node.members[0].equation]
+    if eqn.primitive is not stack_p:
         return frozenset()
-    return frozenset(a for axes in graph.nominal(node.results[0]) for a in axes)
+    return frozenset(a for axes in graph.nominal(eqn.outvars[0]) for a in axes)
 
 
 def _carriers(graph: Graph) -> dict[int, list[int]]:

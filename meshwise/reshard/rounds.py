@@ -25,9 +25,8 @@ import scipy
 
 from meshwise.reshard.tiles import Tiles
 
-# A program grows with its rounds, and their schedule takes time with the devices.
+# A program grows with its rounds.
 MOST_ROUNDS = 16
-MOST_DEVICES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +161,7 @@ def _matchings(pieces: Sequence[Piece], devices: int) -> list[list[Piece]]:
     empty = _fill(degree - left.sum(1), degree - left.sum(0))
     weights = np.zeros((devices, devices))
     for pair, piece in piece_of.items():
-        weights[pair] = float(np.prod(piece.size))
+        weights[pair] = prod(piece.size)
     forbidden = -1.0 - weights.sum()
     found = []
     for _ in range(degree):
@@ -176,7 +175,7 @@ def _matchings(pieces: Sequence[Piece], devices: int) -> list[list[Piece]]:
             else:
                 empty[pair] -= 1
         found.append(matching)
-    return sorted(found, key=lambda m: -max(float(np.prod(p.size)) for p in m))
+    return sorted(found, key=lambda m: -max(prod(p.size) for p in m))
 
 
 def _fill(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:

@@ -11,8 +11,12 @@ from meshwise.reshard.moves import Move, Moves, State
 from meshwise.reshard.places import DimIds, Ids
 from meshwise.reshard.plan import StepKind
 from meshwise.reshard.problem import Problem
-from meshwise.reshard.rounds import MOST_DEVICES, plan_rounds
+from meshwise.reshard.rounds import plan_rounds
 from meshwise.reshard.tiles import Tiles, received_bytes, tiles_of
+
+# Of a group that a reshard is over. The schedule of rounds over more takes long to find, for each of
+# the thousands of reshards that a plan weighs.
+MOST_DEVICES = 16
 
 
 def straight_moves(moves: Moves, state: State, below: float) -> Iterator[Move]:

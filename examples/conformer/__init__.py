@@ -1,0 +1,1 @@
+"""A narrow, deep transformer with convolutions, in a pipeline."""
