@@ -252,11 +252,39 @@ def _atom_key(atom: Any) -> Any:
 
 
 def _live(eqns: list[JaxprEqn], outputs: Sequence[Any]) -> list[JaxprEqn]:
-    """The equations whose results are used or that have effects."""
+    """The equations whose results are used or that have effects.
+
+    A loop or choice is there for what is used of its results, and for effects in it. What is
+    carried is used where a step reads it, or its last value is read.
+    """
     needed = {x for x in outputs if not isinstance(x, Literal)}
+    entered: set[Control] = set()
+    while True:
+        known = len(needed), len(entered)
+        kept = _needed_so_far(eqns, needed, entered)
+        if known == (len(needed), len(entered)):
+            return kept
+
+
+def _needed_so_far(eqns: list[JaxprEqn], needed: set[Var], entered: set[Control]) -> list[JaxprEqn]:
+    """The equations that make what is needed; they add what they need, and what they stand in."""
     kept = []
+    around: list[Control] = []
     for eqn in reversed(eqns):
-        if eqn.effects or any(v in needed for v in eqn.outvars):
+        mark = _jax.is_mark(eqn)
+        if eqn.primitive is _jax.close_p:
+            around.append(eqn.params["control"])
+        elif eqn.primitive is _jax.open_p:
+            around.pop()
+        if mark and not eqn.outvars:
+            stays = eqn.params["control"] in entered
+        else:
+            made = eqn.invars[:1] if eqn.primitive is _jax.next_p else []
+            used = any(v in needed for v in (*eqn.outvars, *made))
+            stays = used or (bool(eqn.effects) and not mark)
+            if stays:
+                entered.update(around)
+        if stays:
             kept.append(eqn)
             needed.update(x for x in eqn.invars if not isinstance(x, Literal))
     return kept[::-1]

@@ -9,7 +9,7 @@ from typing import Any
 from jax.sharding import NamedSharding, PartitionSpec
 
 from meshwise import _jax
-from meshwise._jax import ClosedJaxpr, JaxprEqn, Var
+from meshwise._jax import ClosedJaxpr, JaxprEqn, Literal, Var
 from meshwise.errors import HintError, message
 from meshwise.flatten import flatten
 from meshwise.ir.mesh import Axes, Mesh
@@ -136,7 +136,9 @@ def _contradictions(flat: ClosedJaxpr, hints: dict[int, Hint]) -> list[str]:
         eqn = flat.jaxpr.eqns[index]
         if eqn.params.get("reshards"):
             continue
-        for value in (eqn.invars[0], eqn.outvars[0]):
+        for value in (*eqn.invars, *eqn.outvars):
+            if isinstance(value, Literal):
+                continue
             other = stated.setdefault(value, hint)
             if any(
                 a != b

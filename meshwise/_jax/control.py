@@ -17,17 +17,31 @@ A while loop has a `body 0` too, its test, in which `test` reads whether it goes
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
+import jax.numpy as jnp
+from jax import lax
 from jax._src import core as _core
 from jax._src import effects as _effects
 from jax._src.interpreters import partial_eval as _pe
 
 from meshwise._jax.bodies import scan_counts
-from meshwise._jax.jaxprs import ClosedJaxpr, JaxprEqn, Primitive, Var, opened
+from meshwise._jax.jaxprs import (
+    ClosedJaxpr,
+    JaxprEqn,
+    Primitive,
+    Var,
+    at_source,
+    jaxpr_as_fun,
+    opened,
+)
+from meshwise._jax.tracing import make_jaxpr_over_axes
 
 # How often a loop is taken to run that ends when its data says so.
 ASSUMED_TRIPS = 10
+
+_KEPT_BODIES = 1 << 10
 
 
 class _Marks(_effects.Effect):
@@ -166,13 +180,43 @@ def loop_parts(eqn: JaxprEqn, operands: Sequence[Any]) -> LoopParts:
         return LoopParts(params["jaxpr"], known, None, (), operands[first:last], operands[last:])
     first = params["cond_nconsts"]
     last = first + params["body_nconsts"]
-    return LoopParts(
-        params["body_jaxpr"],
-        operands[first:last],
-        params["cond_jaxpr"],
-        operands[:first],
-        operands[last:],
-        (),
+    test, body = params["cond_jaxpr"], params["body_jaxpr"]
+    known = operands[first:last]
+    if test.out_avals[0].shape:
+        known = operands[:last]
+        with at_source(eqn):
+            test, body = _while_any(test, body, first)
+    return LoopParts(body, known, test, operands[:first], operands[last:], ())
+
+
+@lru_cache(_KEPT_BODIES)
+def _while_any(
+    test: ClosedJaxpr, body: ClosedJaxpr, consts: int
+) -> tuple[ClosedJaxpr, ClosedJaxpr]:
+    """Test and body of many loops at once, as `vmap` makes them, which end one by one.
+
+    They go on together while any of them does, and those at their end keep what they carry. The
+    body reads the test's constants, `consts` of them, before its own. Remembered, as equations
+    are known by their identity.
+    """
+    goes_on, step = jaxpr_as_fun(test), jaxpr_as_fun(body)
+    known = [*test.in_avals[:consts], *body.in_avals]
+    first = len(known) - len(body.out_avals)
+
+    def any_goes_on(*args: Any) -> Any:
+        return jnp.any(goes_on(*args)[0])
+
+    def step_of_some(*args: Any) -> list[Any]:
+        old = args[first:]
+        (each,) = goes_on(*args[:consts], *old)
+        new = step(*args[consts:])
+        dims = range(each.ndim)
+        wide = [lax.broadcast_in_dim(each, x.shape, dims) for x in old]
+        return [lax.select(*case) for case in zip(wide, new, old, strict=True)]
+
+    return (
+        make_jaxpr_over_axes(any_goes_on, (), test.in_avals),
+        make_jaxpr_over_axes(step_of_some, (), known),
     )
 
 

@@ -5,6 +5,7 @@ dim of size one against a larger one is written `1`. What differs is through whi
 unreduced sum may pass.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -89,21 +90,20 @@ def _edtype_rule(application: Application) -> OpRule:
     return _elementwise(application)
 
 
-def _identity(context: LocalContext, operand: Any) -> list[Any]:
-    return [operand]
-
-
-@register(*_PLACING)
-def _placing_rule(application: Application) -> OpRule:
-    rule = _elementwise(application, ((0,),))
-    return OpRule(rule.factors, rule.linear, _identity)
-
-
 @register("optimization_barrier")
 def _barrier_rule(application: Application) -> OpRule:
     factoring = Factoring()
     dims = [factoring.dims(shape) for shape in shapes(application.operands)]
     return OpRule(factoring.rule(dims, dims), linear=(tuple(range(len(dims))),))
+
+
+def _identity(context: LocalContext, *operands: Any) -> list[Any]:
+    return list(operands)
+
+
+@register(*_PLACING)
+def _placing_rule(application: Application) -> OpRule:
+    return replace(_barrier_rule(application), local=_identity)
 
 
 @register("tie")

@@ -144,6 +144,35 @@ def invariant(w: Any, x: Any, h: Any) -> Any:
     return lax.scan(lambda h, row: (h + row * (w * w).sum(0), None), h, x)[0]
 
 
+def ends(row: Any, rows: Any) -> Any:
+    """Of each row its own number of steps; each goes through all rows."""
+    return lax.while_loop(
+        lambda h: (h * h).sum() > 0.1,
+        lambda h: h * 0.5 + lax.map(lambda r: jnp.tanh(r) * h[0], rows).mean() * 0.01,
+        row,
+    )
+
+
+def solved(a: Any, b: Any) -> Any:
+    return jax.scipy.sparse.linalg.cg(lambda v: v + a.T @ (a @ v), b, maxiter=5)[0]
+
+
+def with_hinted_literal(x: Any) -> Any:
+    return lax.scan(lambda c, _: ((c[0] * mw.shard(c[1], P()), c[1]), None), (x, 2.0), None, 2)[0]
+
+
+def in_vain(x: Any, n: Any) -> Any:
+    """In each step a loop of which only one result is read, and a loop of which none is."""
+
+    def step(i: Any, h: Any) -> Any:
+        lax.while_loop(lambda g: (g * g).sum() > 0.1, lambda g: g / 2, h)
+        (h, _), _ = lax.scan(lambda c, _: ((c[0] * 0.9, c[1] + c[0].sum()), 0.5), (h, 0.0),
+                                 None, length=2)  # fmt: skip
+        return h
+
+    return lax.fori_loop(0, n, step, x)
+
+
 @jax.custom_vjp
 def clipped(x: Any) -> Any:
     return x
@@ -239,6 +268,14 @@ FREE = [
         None, 1e-5),
     Row("gradient of a branch", jax.grad(lambda x: (if_large(x) ** 3).sum()), (reals(13, 6),),
         (8,), (P("x"),), P("x"), None, 1e-4),
+    Row("loops that end one by one", jax.vmap(ends, (0, None)), (reals(13, 6), reals(8, 5)), (8,),
+        (P("x"), P()), P("x"), None, 1e-5),
+    Row("loops that end one by one, rows shared out in each", jax.vmap(ends, (0, None)),
+        (reals(13, 6), reals(8, 5)), (8,), (P(), P("x")), None, None, 1e-5),
+    Row("conjugate gradients", solved, (reals(8, 8), reals(8)), (8,), (P("x"), P("x")), P("x"),
+        None, 1e-4),
+    Row("a hint on a literal that is carried", with_hinted_literal, (X,), (8,), (P("x"),), None),
+    Row("loops in vain", in_vain, (reals(13, 6), np.int32(3)), (8,), (P("x"), P()), P("x")),
     Row("no steps", lambda x: lax.scan(lambda c, r: (c + r, c), x[0] if len(x) else 1.0,
         jnp.zeros((0, 6))), (reals(13, 6),), (8,), (P("x"),), None, None, 1e-5),
 ]  # fmt: skip

@@ -97,6 +97,19 @@ def test_marks_of_what_is_passed_on(name: str):
     assert marks(function, X, W) == wanted
 
 
+def test_what_a_loop_makes_in_vain_is_dropped():
+    """JAX drops it from a scan, but not inside a while loop."""
+
+    def step(c):
+        n, h = c
+        lax.while_loop(lambda g: g.sum() > 1, lambda g: g / 2, h)
+        (h, _), _ = lax.scan(lambda c, _: ((c[0] * 2, jnp.sin(c[1])), 0.5), (h, h), None, length=3)
+        return n - 1, h
+
+    (loop,) = tree(lambda x, n: lax.while_loop(lambda c: c[0] > 0, step, (n, x)), X, 3)
+    assert loop == {"while": [["gt"], [{"scan": [["mul"]]}, "sub"]]}
+
+
 def test_what_does_not_depend_on_the_step_stands_before_the_loop():
     def function(x, w):
         def step(h, w):

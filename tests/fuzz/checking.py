@@ -16,7 +16,7 @@ from meshwise.run.simulate import simulate as simulate_compiled
 from tests.fuzz.evaluate.run import evaluate, on_host
 from tests.fuzz.evaluate.simulate import simulate
 from tests.fuzz.pipeline import COMPLETIONS, per_device, step_of, trace
-from tests.fuzz.programs import Case, arguments_of, function_of
+from tests.fuzz.programs import Case, all_steps, arguments_of, function_of
 
 # Relative to the largest number of a result. Programs here are up to 30 operators deep.
 # A program with a narrow float in it rounds on the way, so all of its results are looser.
@@ -186,13 +186,19 @@ def broken_laws(plan: Plan, program: PerDeviceProgram) -> list[tuple[str, str]]:
 
 
 def _bytes_sent(jaxpr: Any, sizes: dict[str, int]) -> float:
-    """Wire bytes of a jaxpr without loops, by the formulas of the design."""
+    """Wire bytes of a jaxpr, by the formulas of the design.
+
+    Of a branch the most that one sends; of a loop that ends when its data says so, one trip.
+    """
     total = 0.0
     for eqn in jaxpr.eqns:
-        name = eqn.primitive.name
-        for inner in (eqn.params.get("jaxpr"), eqn.params.get("call_jaxpr")):
-            total += _bytes_sent(inner, sizes) if hasattr(inner, "eqns") else 0
-        over = eqn.params.get("axes", eqn.params.get("axis_name", ()))
+        name, params = eqn.primitive.name, eqn.params
+        inner = [params.get(key) for key in ("jaxpr", "call_jaxpr", "cond_jaxpr", "body_jaxpr")]
+        bytes_inside = sum(_bytes_sent(body, sizes) for body in inner if hasattr(body, "eqns"))
+        total += bytes_inside * (params["length"] if name == "scan" else 1)
+        if name == "cond":
+            total += max(_bytes_sent(branch, sizes) for branch in params["branches"])
+        over = params.get("axes", params.get("axis_name", ()))
         over = over if isinstance(over, tuple) else (over,)
         n = math.prod(sizes[a] for a in over if isinstance(a, str))
         operands = sum(v.aval.size * v.aval.dtype.itemsize for v in eqn.invars)
@@ -209,8 +215,9 @@ def _bytes_sent(jaxpr: Any, sizes: dict[str, int]) -> float:
 
 def is_narrow(case: Case) -> bool:
     """Whether a narrow float takes part."""
-    types = any(x.dtype.startswith(NARROW) for x in (*case.inputs, *case.steps))
-    return types or any(n in s.text for n in NARROW for s in case.steps)
+    steps = list(all_steps(case.steps))
+    types = any(x.dtype.startswith(NARROW) for x in (*case.inputs, *steps))
+    return types or any(n in s.text for n in NARROW for s in steps)
 
 
 def compare(got: np.ndarray, want: np.ndarray, narrow: bool = False) -> str:

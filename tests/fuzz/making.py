@@ -1,5 +1,7 @@
 """Make a random program: a pool of values that operators read and add to."""
 
+import copy
+import itertools
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +18,7 @@ from tests.fuzz.programs import (
     Step,
     random_spec,
     size_of,
-    used_names,
+    without_unused,
 )
 
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 17, 24)
@@ -62,6 +64,20 @@ class Maker:
         self.values: list[Value] = []
         self.hinted: set[str] = set()
         self.problems: list[str] = []
+        self.numbers = itertools.count()
+        self.depth = 0
+        self.inner_operators: Operators = ()
+
+    def inside(self, parameters: Sequence[Value]) -> "Maker":
+        """A maker of a body: it reads what is here and its parameters; its steps are its own."""
+        inner = copy.copy(self)
+        inner.steps, inner.values = [], [*self.values, *parameters]
+        inner.depth = self.depth + 1
+        return inner
+
+    def new_name(self, letter: str = "v") -> str:
+        """A name that nothing has."""
+        return f"{letter}{next(self.numbers)}"
 
     def some(self, *options: object) -> object:
         """One of the options."""
@@ -136,7 +152,7 @@ class Maker:
         result = self._type(text, operands)
         if result is None:
             return None
-        name = f"v{len(self.steps)}"
+        name = self.new_name()
         dtype = "key" if jnp.issubdtype(result.dtype, jax.dtypes.prng_key) else str(result.dtype)
         if len(result.shape) > 5 or size_of(result.shape) > MOST_ELEMENTS:
             return None
@@ -172,15 +188,33 @@ class Maker:
 
 
 Operator = Callable[[Maker], object]
+Operators = tuple[tuple[int, Operator], ...]
 LENGTHS = (3, 5, 8, 12, 20, 30)  # about how many operators a program has
 
 
 @dataclass(frozen=True)
 class Profile:
-    """Operators by how often they come, and how often gradients are asked for."""
+    """Operators by how often they come, in a program and inside bodies, and gradients' share."""
 
-    operators: tuple[tuple[int, Operator], ...]
+    operators: Operators
     gradients: float
+    inside: Operators = ()
+
+
+def fill(maker: Maker, operators: Operators, wanted: int, draw: random.Random) -> None:
+    """Add operators, until there are so many steps."""
+    weights = [w for w, _ in operators]
+    functions = [f for _, f in operators]
+    for _ in range(400):
+        if len(maker.steps) >= wanted:
+            break
+        try:
+            draw.choices(functions, weights)[0](maker)
+        except LookupError:
+            continue
+        except ValueError:  # there is no position in an empty dim
+            if not maker.may_be_empty:
+                raise
 
 
 def make(
@@ -190,25 +224,15 @@ def make(
     draw = random.Random(seed * 7919 + 1)
     profile = profiles[seed % len(profiles)]
     maker = Maker(seed, draw.choice(MESHES))
-    wanted = draw.choice(lengths)
-    weights = [w for w, _ in profile.operators]
-    functions = [f for _, f in profile.operators]
-    turns = 0
-    while len(maker.steps) < wanted and turns < 400:
-        turns += 1
-        try:
-            draw.choices(functions, weights)[0](maker)
-        except LookupError:
-            continue
-        except ValueError:  # there is no position in an empty dim
-            if not maker.may_be_empty:
-                raise
+    maker.inner_operators = profile.inside
+    fill(maker, profile.operators, draw.choice(lengths), draw)
     if not maker.steps:
         maker.add("jnp.tanh({0})", maker.fresh(maker.shape()))
     last = maker.steps[-1].name
-    read = {name for step in maker.steps for name in step.operands}
-    unread = [s.name for s in maker.steps if s.name not in read]
-    more = [s.name for s in maker.steps if s.name in read and draw.random() < 0.1]
+    read = {name for step in maker.steps for name in step.reads()}
+    values = [s for s in maker.steps if s.dtype != "tuple"]
+    unread = [s.name for s in values if s.name not in read]
+    more = [s.name for s in values if s.name in read and draw.random() < 0.1]
     names = list(dict.fromkeys([*unread[-5:], *more[:2], last]))
     if draw.random() < 0.15:  # an argument that is a result too, and a result returned twice
         names += [draw.choice(maker.inputs).name, draw.choice(names)]
@@ -225,16 +249,3 @@ def make(
     grad = draw.random() < profile.gradients
     case = Case(maker.axes, tuple(maker.inputs), tuple(maker.steps), outputs, grad, seed)
     return without_unused(case), maker.problems
-
-
-def without_unused(case: Case) -> Case:
-    """The case without steps and inputs that no output needs."""
-    used = used_names(case)
-    return Case(
-        case.axes,
-        tuple(i for i in case.inputs if i.name in used),
-        tuple(s for s in case.steps if s.name in used),
-        case.outputs,
-        case.grad,
-        case.seed,
-    )

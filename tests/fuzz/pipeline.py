@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 import meshwise as mw
+from meshwise._jax import without_dead
 from meshwise.api.arguments import take_apart
 from meshwise.api.build import resolve, trace_call
 from meshwise.api.specs import given_out_specs
@@ -81,7 +82,7 @@ def trace(case: Case, args: Sequence[Any]) -> Traced:
     outs += (None,) * (len(closed.jaxpr.outvars) - len(outs))
     names = [f"result {k}" for k in range(len(outs))]
     program = make_program(
-        closed,
+        without_dead(closed),
         refine_mesh(found.mesh.axis_names, found.mesh.axis_sizes),
         found.in_specs,
         given_out_specs("program", outs, tree),

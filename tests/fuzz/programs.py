@@ -6,8 +6,8 @@ without hints, cut into smaller ones, and printed as something that a person can
 
 import math
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -56,7 +56,10 @@ class Input:
 
 @dataclass(frozen=True)
 class Step:
-    """One line: `name = text`, `{0}` and so on standing for operands, `{spec}` for the hint."""
+    """One line: `name = text`, `{0}` and so on standing for operands, `{spec}` for the hint.
+
+    The text may call its `bodies` by their names. The dtype "tuple" is that of several values.
+    """
 
     name: str
     text: str
@@ -64,11 +67,64 @@ class Step:
     shape: tuple[int, ...]
     dtype: str
     spec: Spec | None = None
+    bodies: tuple["Body", ...] = ()
 
-    def line(self) -> str:
+    def lines(self) -> list[str]:
         """As Python."""
         spec = "" if self.spec is None else show_spec(self.spec)
-        return f"{self.name} = {self.text.format(*self.operands, spec=spec)}"
+        before = [line for body in self.bodies for line in body.lines()]
+        return [*before, f"{self.name} = {self.text.format(*self.operands, spec=spec)}"]
+
+    def reads(self) -> set[str]:
+        """The names in it; of what its bodies make and read themselves too."""
+        return set(self.operands).union(*(body.reads() for body in self.bodies))
+
+
+@dataclass(frozen=True)
+class Body:
+    """A function inside a step: of a loop, of a branch. It may read all that is around it.
+
+    It returns `text`, `{0}` and so on standing for names in `returned`.
+    """
+
+    name: str
+    parameters: tuple[Input, ...]
+    steps: tuple[Step, ...]
+    text: str
+    returned: tuple[str, ...]
+
+    def lines(self) -> list[str]:
+        """As Python."""
+        inner = [line for step in self.steps for line in step.lines()]
+        inner.append(f"return {self.text.format(*self.returned)}")
+        head = f"def {self.name}({', '.join(p.name for p in self.parameters)}):"
+        return [head, *(f"    {line}" for line in inner)]
+
+    def reads(self) -> set[str]:
+        """The names in it."""
+        return set(self.returned).union(*(step.reads() for step in self.steps))
+
+    def trimmed(self) -> "Body":
+        """Without steps that it does not need."""
+        return replace(self, steps=needed_steps(self.steps, set(self.returned)))
+
+
+def needed_steps(steps: Sequence[Step], needed: set[str]) -> tuple[Step, ...]:
+    """The steps that make some names, and what these need in turn, which joins the names."""
+    kept = []
+    for step in reversed(steps):
+        if step.name in needed:
+            kept.append(replace(step, bodies=tuple(b.trimmed() for b in step.bodies)))
+            needed |= kept[-1].reads()
+    return tuple(kept[::-1])
+
+
+def all_steps(steps: Sequence[Step]) -> Iterator[Step]:
+    """Steps and those inside their bodies."""
+    for step in steps:
+        yield step
+        for body in step.bodies:
+            yield from all_steps(body.steps)
 
 
 @dataclass(frozen=True)
@@ -90,7 +146,7 @@ class Case:
         """The lines of the program."""
         arguments = ", ".join(i.name for i in self.inputs)
         lines = [f"def program({arguments}):"]
-        lines += [f"    {step.line()}" for step in self.steps]
+        lines += [f"    {line}" for step in self.steps for line in step.lines()]
         return [*lines, f"    return ({', '.join(name for name, _ in self.outputs)},)"]
 
 
@@ -246,13 +302,11 @@ def random_spec(
     return tuple(None if o else tuple(d) for d, o in zip(dims, opened, strict=True))
 
 
-def used_names(case: Case) -> set[str]:
-    """Inputs and steps that the outputs need."""
-    needed = {name for name, _ in case.outputs}
-    for step in reversed(case.steps):
-        if step.name in needed:
-            needed.update(step.operands)
-    return needed
+def without_unused(case: Case) -> Case:
+    """The case without steps and inputs that no output needs."""
+    used = {name for name, _ in case.outputs}
+    steps = needed_steps(case.steps, used)
+    return replace(case, inputs=tuple(i for i in case.inputs if i.name in used), steps=steps)
 
 
 def size_of(shape: Sequence[int]) -> int:

@@ -4,8 +4,16 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from tests.fuzz.making import without_unused
-from tests.fuzz.programs import Case, Input, Spec, Step, show_spec
+from tests.fuzz.programs import (
+    Body,
+    Case,
+    Input,
+    Spec,
+    Step,
+    all_steps,
+    show_spec,
+    without_unused,
+)
 
 StillFails = Callable[[Case], bool]
 
@@ -36,8 +44,9 @@ def _smaller(case: Case) -> Iterator[Case]:
     if case.grad:
         yield replace(case, grad=False)
     yield from _with_earlier_outputs(case)
-    for step in reversed(case.steps):
+    for step in reversed(list(all_steps(case.steps))):
         yield from _without_step(case, step)
+    yield from _with_simpler_bodies(case)
     yield from _with_fewer_hints(case)
     yield from _with_smaller_meshes(case)
     yield from _with_smaller_sizes(case)
@@ -46,7 +55,7 @@ def _smaller(case: Case) -> Iterator[Case]:
 def _with_earlier_outputs(case: Case) -> Iterator[Case]:
     """An earlier result in place of the only one: a few, from the first steps to late ones."""
     if len(case.outputs) == 1:
-        steps = case.steps[:-1]
+        steps = [s for s in case.steps[:-1] if s.dtype != "tuple"]
         for k in range(min(len(steps), 6)):
             step = steps[k * len(steps) // 6 if len(steps) > 6 else k]
             yield without_unused(replace(case, outputs=((step.name, None),)))
@@ -54,27 +63,72 @@ def _with_earlier_outputs(case: Case) -> Iterator[Case]:
 
 def _without_step(case: Case, step: Step) -> Iterator[Case]:
     """The step's result becomes an operand of the same type, or an input."""
-    steps = tuple(s for s in case.steps if s is not step)
-    types = {i.name: (i.shape, i.dtype) for i in case.inputs}
-    types |= {s.name: (s.shape, s.dtype) for s in case.steps}
+    if step.dtype == "tuple":
+        return
+    inner = list(all_steps(case.steps))
+    parameters = [p for s in inner for body in s.bodies for p in body.parameters]
+    types = {x.name: (x.shape, x.dtype) for x in (*case.inputs, *parameters, *inner)}
     for other in step.operands:
         if types[other] == (step.shape, step.dtype):
-            yield without_unused(_renamed(replace(case, steps=steps), step.name, other))
+            yield without_unused(_without(case, step, other))
     if step.dtype == "key" or (step.dtype == "uint32" and "random" in step.text):
         return
     # Named so that it is no name of the maker's: its numbers depend on the name.
     given = Input(f"b{step.name}", step.shape, step.dtype)
-    case = replace(case, steps=steps, inputs=(*case.inputs, given))
-    yield without_unused(_renamed(case, step.name, given.name))
+    case = _without(case, step, given.name)
+    yield without_unused(replace(case, inputs=(*case.inputs, given)))
 
 
-def _renamed(case: Case, old: str, new: str) -> Case:
+def _without(case: Case, gone: Step, other: str) -> Case:
+    """The case without a step, and another name in place of its own."""
+
     def name(n: str) -> str:
-        return new if n == old else n
+        return other if n == gone.name else n
 
-    steps = tuple(replace(s, operands=tuple(map(name, s.operands))) for s in case.steps)
+    def renamed(step: Step) -> Step | None:
+        bodies = tuple(replace(b, returned=tuple(map(name, b.returned))) for b in step.bodies)
+        operands = tuple(map(name, step.operands))
+        return None if step.name == gone.name else replace(step, operands=operands, bodies=bodies)
+
     outputs = tuple((name(n), spec) for n, spec in case.outputs)
-    return replace(case, steps=steps, outputs=outputs)
+    return replace(case, steps=_mapped(case.steps, renamed), outputs=outputs)
+
+
+def _with(case: Case, new: Step) -> Case:
+    """The case with another step in place of the one of that name."""
+    steps = _mapped(case.steps, lambda step: new if step.name == new.name else step)
+    return without_unused(replace(case, steps=steps))
+
+
+def _mapped(steps: tuple[Step, ...], change: Callable[[Step], Step | None]) -> tuple[Step, ...]:
+    """Every step changed or left out, those inside bodies before what they are in."""
+    changed = []
+    for step in steps:
+        bodies = tuple(replace(b, steps=_mapped(b.steps, change)) for b in step.bodies)
+        changed.append(change(replace(step, bodies=bodies)))
+    return tuple(step for step in changed if step is not None)
+
+
+def _with_simpler_bodies(case: Case) -> Iterator[Case]:
+    """Loops that run less often; bodies that return a parameter as it came."""
+    for step in all_steps(case.steps):
+        for found in re.finditer(r"(length=|fori_loop\(0, )(\d+)", step.text):
+            for count in range(int(found[2])):
+                text = step.text[: found.start(2)] + str(count) + step.text[found.end(2) :]
+                yield _with(case, replace(step, text=text))
+        for k, body in enumerate(step.bodies):
+            for simpler in _simpler(body):
+                bodies = (*step.bodies[:k], simpler, *step.bodies[k + 1 :])
+                yield _with(case, replace(step, bodies=bodies))
+
+
+def _simpler(body: Body) -> Iterator[Body]:
+    types = {s.name: (s.shape, s.dtype) for s in body.steps}
+    for k, made in enumerate(body.returned):
+        for given in body.parameters if made in types else ():
+            if (given.shape, given.dtype) == types[made]:
+                returned = (*body.returned[:k], given.name, *body.returned[k + 1 :])
+                yield replace(body, returned=returned)
 
 
 def _with_fewer_hints(case: Case) -> Iterator[Case]:
@@ -86,11 +140,10 @@ def _with_fewer_hints(case: Case) -> Iterator[Case]:
         for less in _weaker(given.spec):
             inputs = (*case.inputs[:k], replace(given, spec=less), *case.inputs[k + 1 :])
             yield replace(case, inputs=inputs)
-    for k, step in enumerate(case.steps):
+    for step in all_steps(case.steps):
         for less in _weaker(step.spec):
             if less is not None:
-                steps = (*case.steps[:k], replace(step, spec=less), *case.steps[k + 1 :])
-                yield replace(case, steps=steps)
+                yield _with(case, replace(step, spec=less))
 
 
 def _weaker(spec: Spec | None) -> Iterator[Spec | None]:
@@ -120,7 +173,7 @@ def _without_axis(case: Case, axis: str) -> Case:
     return replace(
         case,
         inputs=tuple(replace(i, spec=less(i.spec)) for i in case.inputs),
-        steps=tuple(replace(s, spec=less(s.spec)) for s in case.steps),
+        steps=_mapped(case.steps, lambda s: replace(s, spec=less(s.spec))),
         outputs=tuple((n, less(spec)) for n, spec in case.outputs),
     )
 
@@ -138,14 +191,19 @@ def _resized(case: Case, old: int, new: int) -> Case:
     def shape(sizes: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(new if n == old else n for n in sizes)
 
+    def resized(step: Step) -> Step:
+        bodies = tuple(
+            replace(
+                body, parameters=tuple(replace(p, shape=shape(p.shape)) for p in body.parameters)
+            )
+            for body in step.bodies
+        )
+        text = pattern.sub(str(new), step.text)
+        return replace(step, shape=shape(step.shape), text=text, bodies=bodies)
+
     pattern = re.compile(rf"(?<![\w.{{]){old}(?![\w.}}])")
-    return replace(
-        case,
-        inputs=tuple(replace(i, shape=shape(i.shape)) for i in case.inputs),
-        steps=tuple(
-            replace(s, shape=shape(s.shape), text=pattern.sub(str(new), s.text)) for s in case.steps
-        ),
-    )
+    inputs = tuple(replace(i, shape=shape(i.shape)) for i in case.inputs)
+    return replace(case, inputs=inputs, steps=_mapped(case.steps, resized))
 
 
 def reproducer(case: Case, way: str) -> str:
@@ -158,7 +216,7 @@ def reproducer(case: Case, way: str) -> str:
         f"out_shardings ({outs}), {types}",
         *(f"#   {line}" for line in case.body()),
         "from tests.fuzz.checking import check",
-        "from tests.fuzz.programs import Case, Input, Step",
+        "from tests.fuzz.programs import Body, Case, Input, Step",
         f"case = {case!r}",
         f"print(*check(case, ({way!r},), 'compiled'), sep='\\n')",
     ]

@@ -106,14 +106,14 @@ def _edges(search: Search, value: Value, draw: random.Random) -> tuple[Edge, ...
     draw.shuffle(wanted)
     for target in wanted:
         able = [c for c in copies if _reachable(c, target)]
-        source = draw.choice(able) if draw.random() < 0.5 else produced
+        source = draw.choice(able) if able and draw.random() < 0.5 else produced
         edges.append((source, target))
         copies.append(target)
     return tuple(edges)
 
 
 def _reachable(source: Sharding, target: Sharding) -> bool:
-    if not target.unreduced:
+    if not target.unreduced or not source.unreduced:  # what is added to a sum becomes a term of it
         return True
     same = source.reduction is target.reduction
     return same and set(target.unreduced) <= set(source.unreduced)

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 import jax
 
 from tests.fuzz.checking import Failure, check, ways_of
-from tests.fuzz.making import Profile, make
-from tests.fuzz.operators import OPERATORS_BY_NAME, PROFILES
+from tests.fuzz.making import make
+from tests.fuzz.operators import PROFILES, PROFILES_BY_NAME
 from tests.fuzz.pipeline import COMPLETIONS
 from tests.fuzz.programs import Case
 from tests.fuzz.shrinking import shrink
@@ -55,9 +55,8 @@ class Task:
         """The program of a seed, and what went wrong while it was made."""
         if not self.alone and self.only is None:
             return make(seed, PROFILES)
-        names = [self.only] if self.only else list(OPERATORS_BY_NAME)
-        operator = OPERATORS_BY_NAME[names[seed % len(names)]]
-        return make(seed, (Profile(((1, operator),), gradients=0.25),), (1, 2, 3))
+        names = [self.only] if self.only else list(PROFILES_BY_NAME)
+        return make(seed, (PROFILES_BY_NAME[names[seed % len(names)]],), (1, 2, 3))
 
 
 def do_block(task: Task) -> Outcome:

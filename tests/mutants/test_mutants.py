@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from tests.fuzz.operators import OPERATORS_BY_NAME
+from tests.fuzz.operators import PROFILES_BY_NAME
 from tests.mutants.mutant import ROOT, Mutant
 from tests.mutants.table import MUTANTS
 
@@ -24,7 +24,7 @@ def test_a_mutant_breaks_a_rule_that_is_there(mutant: Mutant):
         if argument.startswith("tests/"):
             assert (ROOT / argument.partition("::")[0]).exists(), argument
         if "dice[" in argument:
-            assert argument.partition("[")[2][:-1] in OPERATORS_BY_NAME
+            assert argument.partition("[")[2][:-1] in PROFILES_BY_NAME
 
 
 def test_every_family_has_a_mutant():

@@ -13,6 +13,7 @@ import numpy as np
 
 from meshwise._jax import Literal
 from tests.fuzz.evaluate.collectives import COLLECTIVES, Arrays, Grid, apply_collective
+from tests.fuzz.evaluate.control import CONTROLS, apply_control
 from tests.fuzz.evaluate.elementwise import ELEMENTWISE, cast
 from tests.fuzz.evaluate.indexing import INDEXING
 from tests.fuzz.evaluate.keys import KEYS, keys_of, words_of
@@ -56,6 +57,8 @@ def run(jaxpr: Any, consts: Sequence[Any], args: Sequence[Arrays], grid: Grid) -
         name, values = eqn.primitive.name, [read(v) for v in eqn.invars]
         if name in COLLECTIVES or name == "axis_index":
             results = apply_collective(name, eqn.params, values, grid)
+        elif name in CONTROLS:
+            results = apply_control(run, eqn, values, grid)
         elif name in CALLS:
             body = next(eqn.params[b] for b in BODIES if b in eqn.params)
             inner, held = (body.jaxpr, body.consts) if hasattr(body, "consts") else (body, ())
