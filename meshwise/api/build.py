@@ -24,7 +24,7 @@ from meshwise.choose.choose import DRIVERS, choose
 from meshwise.choose.plan import Plan
 from meshwise.cost.hardware import GENERIC, Hardware
 from meshwise.errors import MissingRuleError, TracerLeakError, message
-from meshwise.flatten import flatten
+from meshwise.flatten import Enters, flatten
 from meshwise.ir.mesh import refine_mesh
 from meshwise.ir.per_device import PerDeviceProgram
 from meshwise.ir.program import Hint, Program
@@ -149,29 +149,33 @@ def partition_jaxpr(
     refined = refine_mesh(mesh.axis_names, mesh.axis_sizes)
     closed = _jax.without_dead(closed)
 
-    def read(enters: Callable[[_jax.JaxprEqn], bool]) -> Program:
+    def read(enters: Enters) -> Program:
         what = closed, refined, in_specs, out_specs, in_paths, out_paths, name
-        return make_program(*what, enters)
+        program = make_program(*what, enters)
+        check_hint_devices(name, mesh, program, in_specs, out_specs)
+        return program
 
-    program = read(_jax.has_bodies)
-    check_hint_devices(name, mesh, program, in_specs, out_specs)
-    completed = [_complete(program, choices)]
-    shared: set[int] = set()
-    while found := loops_to_share(completed[-1]) - shared:
-        shared |= found
-        program = read(partial(_enters, shared))
-        completed[1:] = [_complete(program, choices)]
     driver = DRIVER_OF[choices.completion]
-    plans = [choose(*each, choices.hardware, driver) for each in completed]
+    plans = [choose(*each, choices.hardware, driver) for each in completions(read, choices)]
     plan = coarsen(min(plans, key=lambda plan: plan.seconds), choices.hardware)
     return partition(plan, choices.hardware, choices.hoist_bytes), plan
 
 
+Completed = tuple[Program, tuple[OpRule, ...], Completion]
+
+
+def completions(read: Callable[[Enters], Program], choices: Choices) -> list[Completed]:
+    """A program as it can be completed: with all bodies, and with loops that can be shared out."""
+    completed = [_complete(read(_jax.has_bodies), choices)]
+    shared: set[int] = set()
+    while found := loops_to_share(completed[-1]) - shared:
+        shared |= found
+        completed[1:] = [_complete(read(partial(_enters, shared)), choices)]
+    return completed
+
+
 def _enters(shared: Set[int], eqn: _jax.JaxprEqn) -> bool:
     return _jax.has_bodies(eqn) and id(eqn) not in shared
-
-
-Completed = tuple[Program, tuple[OpRule, ...], Completion]
 
 
 def _complete(program: Program, choices: Choices) -> Completed:

@@ -10,7 +10,7 @@ DEEPEST = 3
 LENGTHS = (0, 1, 2, 3, 3, 4, 5)
 MOST_STEPS = 8  # of a scan over a dim that is there
 LARGEST_CARRIED = 4.0
-INSIDE = (1, 2, 2, 3, 5)  # about how many operators a body has
+INSIDE = (1, 2, 3, 4, 6)  # about how many operators a body has
 
 
 @dataclass(frozen=True)
@@ -312,7 +312,8 @@ def _result(inner: Maker, like: Value, is_carried: bool = False) -> Value:
         value = inner.draw.choice(alike[-3:])
         fits = value.bound <= max(like.bound, LARGEST_CARRIED)
         return value if fits and inner.chance(0.6) else _made(inner, "jnp.tanh({0})", value)
-    number = inner.pick(FLOATS)
+    late = [v for v in inner.values[-4:] if v.dtype in FLOATS]
+    number = inner.draw.choice(late) if late else inner.pick(FLOATS)
     cast = "" if number.dtype == like.dtype else f".astype('{like.dtype}')"
     return _made(inner, f"{{0}} * 0.5 + jnp.mean(jnp.sin({{1}})){cast}", like, number)
 

@@ -9,20 +9,17 @@ import jax
 import meshwise as mw
 from meshwise._jax import without_dead
 from meshwise.api.arguments import take_apart
-from meshwise.api.build import resolve, trace_call
+from meshwise.api.build import Completed, completions, resolve, trace_call
 from meshwise.api.specs import given_out_specs
 from meshwise.choose.choose import DRIVERS, choose
 from meshwise.choose.plan import Plan
 from meshwise.cost.hardware import GENERIC, Hardware
+from meshwise.flatten import Enters
 from meshwise.ir.mesh import refine_mesh
 from meshwise.ir.per_device import PerDeviceProgram
 from meshwise.ir.program import Program
 from meshwise.partition.coarsen import coarsen
 from meshwise.partition.partition import partition
-from meshwise.propagate.completion import Completion
-from meshwise.propagate.constants import split_constants
-from meshwise.propagate.propagate import propagate
-from meshwise.rules import describe_all
 from meshwise.trace import make_program
 from tests.fuzz.programs import Case, abstract_mesh, arguments_of, function_of, spec_of
 from tests.fuzz.strategies import random_plan
@@ -35,12 +32,10 @@ SLOW = replace(GENERIC, name="slow", flops_per_s=1e9, launch_s=0.0)
 
 @dataclass(frozen=True, eq=False)
 class Traced:
-    """A case as the steps before choosing leave it, and the jaxpr that was traced."""
+    """A case as the steps before choosing leave it, perhaps in two ways; the jaxpr that was traced."""
 
     closed: Any
-    program: Program
-    rules: Sequence[Any]
-    completion: Completion
+    completions: Sequence[Completed]
 
 
 def step_of(case: Case, way: str = "improved", mesh: Any = None) -> Any:
@@ -81,30 +76,31 @@ def trace(case: Case, args: Sequence[Any]) -> Traced:
     )
     outs += (None,) * (len(closed.jaxpr.outvars) - len(outs))
     names = [f"result {k}" for k in range(len(outs))]
-    program = make_program(
-        without_dead(closed),
-        refine_mesh(found.mesh.axis_names, found.mesh.axis_sizes),
-        found.in_specs,
-        given_out_specs("program", outs, tree),
-        found.paths,
-        names,
-        "program",
-    )
-    program, rules = split_constants(program, describe_all(program.equations))
-    return Traced(closed, program, rules, propagate(program, rules))
+    mesh = refine_mesh(found.mesh.axis_names, found.mesh.axis_sizes)
+    specs = found.in_specs, given_out_specs("program", outs, tree)
+    live = without_dead(closed)
+
+    def read(enters: Enters) -> Program:
+        return make_program(live, mesh, *specs, found.paths, names, "program", enters)
+
+    return Traced(closed, completions(read, options.choices))
 
 
 def plan_of(traced: Traced, way: str, seed: int = 0) -> Plan:
     """The plan that a way of choosing makes."""
-    given = traced.program, traced.rules, traced.completion
+    hardware = hardware_of(way)
     if way.startswith("dice"):
-        plan = random_plan(*given, seed=seed * 100 + int(way.split()[1]))
+        number = seed * 100 + int(way.split()[1])
+        given = traced.completions[number % len(traced.completions)]
+        plan = random_plan(*given, seed=number)
     else:
-        plan = choose(*given, hardware_of(way), DRIVERS[way == "gspmd"])
-    return coarsen(plan, hardware_of(way))
+        driver = DRIVERS[way == "gspmd"]
+        plans = [choose(*given, hardware, driver) for given in traced.completions]
+        plan = min(plans, key=lambda plan: plan.seconds)
+    return coarsen(plan, hardware)
 
 
 def per_device(traced: Traced, way: str, seed: int = 0) -> tuple[Plan, PerDeviceProgram]:
-    """The plan and the program of every device."""
+    """The plan and the program of every device; what loops may hold differs."""
     plan = plan_of(traced, way, seed)
-    return plan, partition(plan, hardware_of(way))
+    return plan, partition(plan, hardware_of(way), (None, 0, 200)[seed % 3])
