@@ -14,6 +14,7 @@ from math import prod
 
 import jax
 from rich import box
+from rich.console import Console
 from rich.table import Table
 
 import meshwise as mw
@@ -93,6 +94,15 @@ def device_flops(program: mw.SpmdProgram) -> float:
                 share *= -(-size // plan.program.mesh.size(axes)) / size
         total += rule.flops * share * trips
     return total
+
+
+def show_sizes(console: Console, cases: Iterable[Case], caption: str) -> None:
+    """Plan some steps and print what they take."""
+    plans = []
+    for case in cases:
+        with console.status(f"planning {case.title} for {case.devices} devices"):
+            plans.append(plan(case))
+    console.print(sizes_table(plans, caption))
 
 
 def sizes_table(plans: Iterable[Plan], caption: str = "") -> Table:

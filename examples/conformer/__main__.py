@@ -5,15 +5,9 @@ python -m examples.conformer [--steps N]
 
 from __future__ import annotations
 
-import os
+import examples.devices  # noqa: F401  first: it sets JAX up for eight devices
 
-# Before JAX is imported, which reads them: eight devices on one host, without C++ chatter.
-os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = (
-    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
-).strip()
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
+# isort: split
 import argparse
 
 import jax
@@ -21,7 +15,7 @@ import numpy as np
 
 from examples.beside import measure, run, runs_table, terminal, trained
 from examples.conformer import hints, model
-from examples.sizes import plan, sizes_table
+from examples.sizes import show_sizes
 
 
 def batch(step: int, config: model.Config) -> tuple[np.ndarray, np.ndarray]:
@@ -48,11 +42,7 @@ def main() -> None:
             rows.append(measure(case, params, data, single.state))
     text = f"{losses[0]:.4f} to {losses[-1]:.6f}"
     console.print(runs_table(rows, f"{options.steps} steps; one device's loss goes from {text}"))
-    plans = []
-    for case in hints.large_cases():
-        with console.status(f"planning {case.title} for {case.devices} devices"):
-            plans.append(plan(case))
-    console.print(sizes_table(plans, "Float32, plain gradient descent, stages recomputed."))
+    show_sizes(console, hints.large_cases(), "Float32, plain gradient descent, stages recomputed.")
 
 
 if __name__ == "__main__":

@@ -8,15 +8,9 @@ whom each of the others went.
 
 from __future__ import annotations
 
-import os
+import examples.devices  # noqa: F401  first: it sets JAX up for eight devices
 
-# Before JAX is imported, which reads them: eight devices on one host, without C++ chatter.
-os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = (
-    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
-).strip()
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
+# isort: split
 import argparse
 
 import jax
@@ -24,7 +18,7 @@ import numpy as np
 
 from examples.beside import measure, run, runs_table, terminal, trained
 from examples.gcn import graphs, hints, model
-from examples.sizes import plan, sizes_table
+from examples.sizes import show_sizes
 
 DEVICES = 8
 
@@ -70,11 +64,9 @@ def main() -> None:
             f"{single.figures[-1]:.6f}, and {right} of {len(found)} members are placed right",
         )
     )
-    plans = []
-    for case in hints.large_cases():
-        with console.status(f"planning {case.title} for {case.devices} devices"):
-            plans.append(plan(case))
-    console.print(sizes_table(plans, "In parts: each reads as many nodes of the others as it has."))
+    show_sizes(
+        console, hints.large_cases(), "In parts: each reads as many nodes of the others as it has."
+    )
 
 
 if __name__ == "__main__":

@@ -25,13 +25,18 @@ def corpus() -> NDArray[np.uint8]:
     return np.frombuffer(b"\n".join(path.read_bytes() for path in paths), np.uint8)
 
 
-def batch(step: int, config: Config = DEMO, seed: int = 0) -> Batch:
-    """The batch of one step: windows of the corpus at places drawn from `(seed, step)`."""
+def windows(step: int, count: int, length: int, seed: int = 0) -> NDArray[np.int32]:
+    """Parts of the corpus at places drawn from `(seed, step)`, [count, length + 1]."""
     text = corpus()
     draw = np.random.default_rng((seed, step))
-    starts = draw.integers(0, len(text) - config.sequence - 1, size=config.batch)
-    windows = text[starts[:, None] + np.arange(config.sequence + 1)].astype(np.int32)
-    return Batch(jnp.asarray(windows[:, :-1]), jnp.asarray(windows[:, 1:]))
+    starts = draw.integers(0, len(text) - length - 1, size=count)
+    return text[starts[:, None] + np.arange(length + 1)].astype(np.int32)
+
+
+def batch(step: int, config: Config = DEMO, seed: int = 0) -> Batch:
+    """The batch of one step: windows of the corpus at places drawn from `(seed, step)`."""
+    found = windows(step, config.batch, config.sequence, seed)
+    return Batch(jnp.asarray(found[:, :-1]), jnp.asarray(found[:, 1:]))
 
 
 def batches(steps: int, config: Config = DEMO, seed: int = 0) -> Iterator[Batch]:

@@ -5,32 +5,18 @@ python -m examples.moe [--steps N]
 
 from __future__ import annotations
 
-import os
+import examples.devices  # noqa: F401  first: it sets JAX up for eight devices
 
-# Before JAX is imported, which reads them: eight devices on one host, without C++ chatter.
-os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = (
-    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
-).strip()
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
+# isort: split
 import argparse
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from examples.beside import measure, run, runs_table, terminal, trained
-from examples.gpt.data import corpus
+from examples.gpt.data import windows
 from examples.moe import hints, model
-from examples.sizes import plan, sizes_table
-
-
-def batch(step: int, config: model.Config) -> jax.Array:
-    """The tokens of one step: windows of the source of Python's standard library, as bytes."""
-    text, draw = corpus(), np.random.default_rng((0, step))
-    starts = draw.integers(0, len(text) - config.sequence, config.batch)
-    return jnp.asarray(text[starts[:, None] + np.arange(config.sequence + 1)], jnp.int32)
+from examples.sizes import show_sizes
 
 
 def main() -> None:
@@ -39,7 +25,7 @@ def main() -> None:
     options = parser.parse_args()
     console, config = terminal(), model.Config()
     params = jax.tree.map(np.asarray, model.init(jax.random.key(0), config))
-    data = [(batch(step, config),) for step in range(options.steps)]
+    data = [(windows(step, config.batch, config.sequence),) for step in range(options.steps)]
     ends, rows = {}, []
     for case in hints.cases(config):
         with console.status(f"{case.title}, on {case.devices} devices"):
@@ -49,11 +35,9 @@ def main() -> None:
             rows.append(measure(case, params, data, single.state))
     losses = " and ".join(f"{end.figures[0]:.4f} to {end.figures[-1]:.6f}" for end in ends.values())
     console.print(runs_table(rows, f"{options.steps} steps; one device's losses go from {losses}"))
-    plans = []
-    for case in hints.large_cases():
-        with console.status(f"planning {case.title} for {case.devices} devices"):
-            plans.append(plan(case))
-    console.print(sizes_table(plans, "Float32, plain gradient descent, 2,048 tokens a group."))
+    show_sizes(
+        console, hints.large_cases(), "Float32, plain gradient descent, 2,048 tokens a group."
+    )
 
 
 if __name__ == "__main__":

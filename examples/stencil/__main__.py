@@ -5,15 +5,9 @@ python -m examples.stencil [--steps N]
 
 from __future__ import annotations
 
-import os
+import examples.devices  # noqa: F401  first: it sets JAX up for eight devices
 
-# Before JAX is imported, which reads them: eight devices on one host, without C++ chatter.
-os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = (
-    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
-).strip()
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
+# isort: split
 import argparse
 from dataclasses import replace
 from functools import partial
@@ -25,7 +19,6 @@ from rich.console import Console
 from rich.text import Text
 
 from examples.beside import measure, run, runs_table, terminal
-from examples.sizes import plan, sizes_table
 from examples.stencil import hints, model
 
 COLUMNS, LINES = 96, 24  # of the picture, in characters; a character shows two cells
@@ -83,15 +76,8 @@ def main() -> None:
                 rows.append(measure(titled, begin, data, single.state, partial(stepped, chosen)))
         show(console, single.state, f"After {options.steps} steps, {size}")
     console.print(runs_table(rows, f"{options.steps} steps of shallow water", "energy"))
-    plans = []
-    for case in hints.large_cases():
-        with console.status(f"planning {case.title} for {case.devices} devices"):
-            plans.append(plan(case))
-    console.print(
-        sizes_table(
-            plans, "Float32. A device sends the edges of its tile, however large the machine is."
-        )
-    )
+    caption = "Float32. A device sends the edges of its tile, however large the machine is."
+    show_sizes(console, hints.large_cases(), caption)
 
 
 if __name__ == "__main__":

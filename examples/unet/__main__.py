@@ -5,22 +5,16 @@ python -m examples.unet [--steps N]
 
 from __future__ import annotations
 
-import os
+import examples.devices  # noqa: F401  first: it sets JAX up for eight devices
 
-# Before JAX is imported, which reads them: eight devices on one host, without C++ chatter.
-os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = (
-    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
-).strip()
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
+# isort: split
 import argparse
 
 import jax
 import numpy as np
 
 from examples.beside import measure, run, runs_table, terminal, trained
-from examples.sizes import plan, sizes_table
+from examples.sizes import show_sizes
 from examples.unet import hints, model
 
 
@@ -47,11 +41,7 @@ def main() -> None:
             f"{single.figures[0]:.4f} to {single.figures[-1]:.6f}",
         )
     )
-    plans = []
-    for case in hints.large_cases():
-        with console.status(f"planning {case.title} for {case.devices} devices"):
-            plans.append(plan(case))
-    console.print(sizes_table(plans, "Float32; ppermutes are halos, all_reduces gradients."))
+    show_sizes(console, hints.large_cases(), "Float32; ppermutes are halos, all_reduces gradients.")
 
 
 if __name__ == "__main__":
