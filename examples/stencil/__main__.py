@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.text import Text
 
 from examples.beside import measure, run, runs_table, terminal
+from examples.sizes import show_sizes
 from examples.stencil import hints, model
 
 COLUMNS, LINES = 96, 24  # of the picture, in characters; a character shows two cells
