@@ -63,6 +63,16 @@ def accumulated_twice(w: Any, x: Any) -> Any:
     return lax.scan(outer, jnp.zeros_like(w), x)[0]
 
 
+def of_rows(table: Any, x: Any) -> Any:
+    """The gradient of rows of a table, read at positions that the step says."""
+
+    def step(total: Any, at: Any) -> Any:
+        rows = lax.dynamic_index_in_dim(table, at[0] % 3, keepdims=False)
+        return total + (layer(at[1], rows) ** 2).sum(), None
+
+    return lax.scan(step, 0.0, (jnp.arange(x.shape[0]), x))[0]
+
+
 def total_loss(w: Any, x: Any) -> Any:
     return lax.scan(lambda t, row: (t + (layer(row, w) ** 2).sum(), None), 0.0, x)[0]
 
@@ -231,6 +241,8 @@ TABLE = [
         reduced(1), 1e-5),
     Row("gradient through a loop over microbatches", jax.grad(total_loss), (W[0], ROWS), (8,),
         (P(), STACK), P(), reduced(WEIGHT), 1e-5),
+    Row("gradient of rows read at positions", jax.grad(of_rows), (W, ROWS), (8,), (P(), STACK),
+        P(), reduced(LAYERS * WEIGHT), 1e-5),
     Row("recurrent, batch sharded", recurrent, (W[0], ROWS, X), (8,), (P(), STACK, P("x")),
         (P("x"), STACK), NOTHING, 1e-5),
     Row("recurrent, time sharded", recurrent, (W[0], reals(8, BATCH, WIDTH), X), (8,),
