@@ -16,7 +16,9 @@ from typing import Any
 
 import jax
 from jax._src import ad_util as _ad_util
+from jax._src import core as _core
 from jax._src import source_info_util as _source_info_util
+from jax._src.ad_checkpoint import name_p as _name_p
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import mlir as _mlir
@@ -25,7 +27,16 @@ from jax.sharding import NamedSharding
 
 from meshwise._jax.bodies import constraint_of
 from meshwise._jax.hints import hint_p
-from meshwise._jax.jaxprs import JaxprEqn, is_jaxpr, new_eqn, opened, rewritten
+from meshwise._jax.jaxprs import (
+    ClosedJaxpr,
+    JaxprEqn,
+    Literal,
+    is_jaxpr,
+    new_eqn,
+    new_var,
+    opened,
+    rewritten,
+)
 
 stage_boundary_p = Primitive("stage_boundary")
 pipeline_p = Primitive("mw_pipeline")
@@ -125,6 +136,21 @@ def _each_equation(jaxpr: Any, function: Callable[[JaxprEqn], JaxprEqn]) -> Any:
         for eqn in opened(jaxpr).eqns
     ]
     return rewritten(jaxpr, eqns=eqns)
+
+
+def without_literal_results(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """The same jaxpr, its results made by equations, also those that are numbers."""
+    eqns, results = list(closed.jaxpr.eqns), []
+    for atom in closed.jaxpr.outvars:
+        result = atom
+        if isinstance(atom, Literal):
+            result = new_var(atom.aval)
+            named = {"name": "number"}
+            here, context = _source_info_util.current(), _core.JaxprEqnContext()
+            what = [atom], [result], _name_p, named, _core.no_effects, here, context
+            eqns.append(_core.new_jaxpr_eqn(*what))
+        results.append(result)
+    return rewritten(closed, eqns=eqns, outvars=results)
 
 
 def same_place() -> Callable[[], AbstractContextManager[None]]:

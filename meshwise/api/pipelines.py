@@ -45,6 +45,7 @@ def pipeline_value_and_grad(
     schedule: str = "1f1b",
     chunks: int = 1,
     in_shardings: Any = None,
+    has_aux: bool = False,
 ) -> "PipelinedLoss":
     """`jax.value_and_grad` of a loss, its model cut into stages along an axis of the mesh.
 
@@ -65,6 +66,8 @@ def pipeline_value_and_grad(
         chunks: with "interleaved", how many stages each device has. Stage k lies on device `k % S`.
         in_shardings: hints for (params, batch) over the other axes of the mesh, as `mw.jit` takes
             them. Hints inside of the function count too.
+        has_aux: the function returns (loss, aux), aux a tree of floating-point arrays. Their mean
+            over the microbatches comes with the loss: `(loss, aux), gradients = step(...)`.
 
     Raises:
         PipelineError, ArgumentError, MeshError: when called, for what does not fit.
@@ -88,7 +91,7 @@ def pipeline_value_and_grad(
                 "Use at least as many as there are stages, or most devices are idle.",
             )
         )
-    return PipelinedLoss(loss, axis, microbatches, schedule, chunks, in_shardings)
+    return PipelinedLoss(loss, axis, microbatches, schedule, chunks, in_shardings, has_aux)
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +104,7 @@ class PipelinedLoss:
     schedule: str = "1f1b"
     chunks: int = 1
     in_shardings: Any = None
+    has_aux: bool = False
 
     @property
     def __name__(self) -> str:
@@ -117,14 +121,16 @@ class PipelinedLoss:
         packed = params if isinstance(params, PackedParams) else None
         tree = packed.tree if packed else jax.tree.structure(params)
         types = list(packed.types) if packed else _types(jax.tree.leaves(params))
-        call, held = self._call(types, tree, batch, packed is not None)
+        call, held, aux = self._call(types, tree, batch, packed is not None)
         if packed and packed.packing != call.packing:
             raise self._packed_otherwise()
         given = list(packed.buffers.values()) if packed else jax.tree.leaves(params)
         operands = call.operands([jnp.asarray(x) for x in given], held, jax.tree.leaves(fed))
         hinted = map(self._hinted, operands, call.leads)
-        value, *found = pipeline_p.bind(*hinted, call=call)
-        gradients = call.gradients([value, *map(self._hinted, found, call.leads)])
+        found = pipeline_p.bind(*hinted, call=call)
+        means, found = found[: call.means], found[call.means :]
+        value = (means[0], jax.tree.unflatten(aux, means[1:])) if self.has_aux else means[0]
+        gradients = call.gradients([*means, *map(self._hinted, found, call.leads)])
         if not packed:
             return value, jax.tree.unflatten(tree, gradients)
         buffers = dict(zip(packed.buffers, gradients, strict=True))
@@ -139,17 +145,17 @@ class PipelinedLoss:
         leaves, tree = jax.tree.flatten(params)
         context = auto_mesh(mesh) if mesh is not None else jax.sharding.get_abstract_mesh()
         with jax.sharding.use_abstract_mesh(context):
-            call, _ = self._call(_types(leaves), tree, self._checked(batch), is_packed=True)
+            call, *_ = self._call(_types(leaves), tree, self._checked(batch), is_packed=True)
         return PackedParams(call.packing.pack(leaves), call.packing, tree)
 
     def _call(
         self, types: Sequence[Any], tree: Any, batch: Any, is_packed: bool
-    ) -> tuple[PipelineCall, list[Any]]:
-        """The loss function traced, cut and placed, and the values it closes over."""
+    ) -> tuple[PipelineCall, list[Any], Any]:
+        """The loss function traced, cut and placed; the values it closes over; the tree of aux."""
         params = jax.tree.unflatten(tree, types)
         self._check_params(params)
         parts = jax.tree.map(self._microbatch_type, batch)
-        closed, held = self._traced(types, tree, parts)
+        closed, held, aux = self._traced(types, tree, parts)
         closed = hints_as_specs(closed)
         found = cut(closed, len(types), len(held), self.__name__)
         devices = self._devices(len(found.stages), found.lines)
@@ -162,7 +168,7 @@ class PipelinedLoss:
         sizes = dict(pair for t in placement.params for pair in t.sizes)
         packing = Packing(rows, placement.params, tuple((a, sizes[a]) for a in others))
         call = PipelineCall(closed, found, packing, placement, schedule, self.axis, is_packed)
-        return call, held
+        return call, held, aux
 
     def _placed(self, found: Cut, params: Any, parts: Any) -> Placement:
         """How all lies over the other axes of the mesh; whole where there is no mesh."""
@@ -212,8 +218,11 @@ class PipelinedLoss:
             )
         )
 
-    def _traced(self, types: Sequence[Any], tree: Any, parts: Any) -> tuple[Any, list[Any]]:
-        """The loss function's jaxpr, closed-over values as inputs between the others; and these."""
+    def _traced(self, types: Sequence[Any], tree: Any, parts: Any) -> tuple[Any, list[Any], Any]:
+        """The loss function's jaxpr, closed-over values as inputs between the others; and these.
+
+        Its results are the loss and the leaves of aux, whose tree comes last.
+        """
         fed, fed_tree = jax.tree.flatten(parts)
 
         def flat(*args: Any) -> Any:
@@ -221,21 +230,26 @@ class PipelinedLoss:
             return self.loss(jax.tree.unflatten(tree, leaves), jax.tree.unflatten(fed_tree, rest))
 
         closed, shape = jax.make_jaxpr(flat, return_shape=True)(*types, *fed)
-        is_array = isinstance(shape, jax.ShapeDtypeStruct)
-        if not is_array or shape.shape or not jnp.issubdtype(shape.dtype, jnp.floating):
+        is_pair = self.has_aux and isinstance(shape, tuple) and len(shape) == 2
+        loss, aux = shape if is_pair else (shape, ())
+        is_loss = isinstance(loss, jax.ShapeDtypeStruct) and not loss.shape
+        floats = [jnp.issubdtype(t.dtype, jnp.floating) for t in jax.tree.leaves(shape)]
+        if not is_loss or not all(floats) or is_pair != self.has_aux:
+            rule = "A loss is one floating-point scalar, the mean over a microbatch"
+            more = "; with has_aux, a pair of it and a tree of floating-point arrays."
             raise ArgumentError(
                 message(
                     f"{self.__name__} is no loss",
                     [f"it returns {jax.tree.map(_show, shape)}"],
-                    "A loss is one floating-point scalar, the mean over a microbatch.",
-                    "Return the loss alone.",
+                    rule + (more if self.has_aux else "."),
+                    "Return these alone." if self.has_aux else "Return the loss alone.",
                 )
             )
         inner = closed.jaxpr
         first = len(types)
         inputs = [*inner.invars[:first], *inner.constvars, *inner.invars[first:]]
         opened = _jax.close_jaxpr([], inputs, inner.outvars, inner.eqns, [])
-        return opened, [jnp.asarray(c) for c in closed.consts]
+        return opened, [jnp.asarray(c) for c in closed.consts], jax.tree.structure(aux)
 
     def _devices(self, stages: int, lines: Sequence[str]) -> int:
         """How many devices the stages are for; an error where the mesh has another number."""

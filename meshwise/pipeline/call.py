@@ -35,7 +35,8 @@ Lead = tuple[str | None, ...]  # of each dim the axis of the mesh that it is, No
 class PipelineCall:
     """What an equation of a pipeline computes, and in which stages.
 
-    `loss` maps (parameter leaves, closed-over values, leaves of a microbatch) to the loss.
+    `loss` maps (parameter leaves, closed-over values, leaves of a microbatch) to the loss, and
+    perhaps more values, of all of which the mean over the microbatches is taken.
     `placement` is how all lies over the other axes of the mesh; its axes are leading dims of the
     operands and results (see `tiles.py`).
     """
@@ -54,6 +55,11 @@ class PipelineCall:
         return self.packing.rows
 
     @property
+    def means(self) -> int:
+        """How many results are means: the loss, and whatever comes with it."""
+        return len(self.loss.out_avals)
+
+    @property
     def params(self) -> int:
         """How many operands are parameters: leaves, or rows by dtype."""
         return len(self.rows.lengths) if self.is_packed else len(self.rows.types)
@@ -69,8 +75,8 @@ class PipelineCall:
 
     @cached_property
     def result_types(self) -> list[Any]:
-        """Types of the loss and of the gradients."""
-        types: list[Any] = [self.loss.out_avals[0]]
+        """Types of the means and of the gradients."""
+        types: list[Any] = list(self.loss.out_avals)
         if self.is_packed:
             lead = self.rows.devices, self.schedule.chunks, *(n for _, n in self.packing.others)
             types += [jax.ShapeDtypeStruct((*lead, n), d) for d, n in self.rows.lengths.items()]
@@ -105,9 +111,10 @@ class PipelineCall:
 
     def gradients(self, results: Sequence[Any]) -> list[Any]:
         """The gradients among the equation's results, like the parameters given."""
+        found = list(results[self.means :])
         if self.is_packed:
-            return list(results[1:])
-        return [t.join(x) for t, x in zip(self.packing.tilings, results[1:], strict=True)]
+            return found
+        return [t.join(x) for t, x in zip(self.packing.tilings, found, strict=True)]
 
     def parted(self, args: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
         """Operands as parameters, closed-over values, microbatches."""
@@ -122,27 +129,29 @@ class PipelineCall:
             leaves = self.packing.unpack(dict(zip(self.rows.lengths, params, strict=True)))
         else:
             leaves = [t.join(x) for t, x in zip(tilings, params, strict=True)]
-        loss = jax.value_and_grad(self._loss)
+        loss = jax.value_and_grad(self._loss, has_aux=True)
 
         def step(sums: Any, microbatch: Sequence[Any]) -> tuple[Any, None]:
             found = loss(leaves, held, microbatch)
             return jax.tree.map(lambda total, x: total + x.astype(total.dtype), sums, found), None
 
         count = self.schedule.microbatches
-        types = (self.result_types[0], list(tilings))
+        first, *others = self.result_types[: self.means]
+        types = ((first, others), list(tilings))
         is_type = {"is_leaf": lambda t: isinstance(t, Tiling)}
         start = jax.tree.map(lambda t: jnp.zeros(t.shape, sum_dtype(t.dtype)), types, **is_type)
         fed = [jnp.swapaxes(t.join(x), 0, 1) for t, x in zip(self.fed, split, strict=True)]
         sums, _ = lax.scan(step, start, fed, length=count)
-        value, gradients = jax.tree.map(
+        (value, more), gradients = jax.tree.map(
             lambda t, total: (total / count).astype(t.dtype), types, sums, **is_type
         )
         if self.is_packed:
-            return [value, *self.packing.pack(gradients).values()]
-        return [value, *(t.split(x) for t, x in zip(tilings, gradients, strict=True))]
+            return [value, *more, *self.packing.pack(gradients).values()]
+        return [value, *more, *(t.split(x) for t, x in zip(tilings, gradients, strict=True))]
 
     def _loss(self, leaves: Sequence[Any], held: Sequence[Any], fed: Sequence[Any]) -> Any:
-        return _jax.jaxpr_as_fun(self.loss)(*leaves, *held, *fed)[0]
+        loss, *others = _jax.jaxpr_as_fun(self.loss)(*leaves, *held, *fed)
+        return loss, others
 
 
 def loop_of(call: PipelineCall, mesh: Mesh) -> Loop:
@@ -175,14 +184,14 @@ def local(call: PipelineCall, context: LocalContext, *args: Any) -> list[Any]:
     loop = loop_of(call, context.mesh)
     if not call.is_packed:
         rows = _switch(loop, lambda device: call.rows.pack_device(params, device))
-        loss, sums = loop.run(rows, held, fed)
+        means, sums = loop.run(rows, held, fed)
         results = call.rows.unpack_sums(_gathered(loop, sums))
     else:
         rows = dict(zip(call.rows.lengths, params, strict=True))
-        loss, sums = loop.run(rows, held, fed, left_unreduced(call, context))
+        means, sums = loop.run(rows, held, fed, left_unreduced(call, context))
         results = list(_with_ties(call.rows, loop, sums).values())
     given = zip(results, call.leads, strict=False)
-    return [loss, *(_given(x, lead, context, call) for x, lead in given)]
+    return [*means, *(_given(x, lead, context, call) for x, lead in given)]
 
 
 def _own(array: Any, lead: Lead, context: LocalContext) -> Any:

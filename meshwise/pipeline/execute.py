@@ -76,12 +76,12 @@ class Loop:
 
     def run(
         self, rows: Buffers, held: Sequence[Any], fed: Sequence[Any], unreduced: Axes = ()
-    ) -> tuple[Any, Buffers]:
-        """The mean loss over the microbatches, and the gradients of this device's parameters.
+    ) -> tuple[list[Any], Buffers]:
+        """The mean over the microbatches of the loss function's results, and the gradients.
 
         `rows` are the parameters of the device's stages, `[V, length]` for each dtype, `held` what
         the function closes over, and `fed` the leaves of all microbatches, `[b, M, ...]`. The
-        gradients are like `rows`; the loss is the same along the pipeline. Over the axes
+        gradients are like `rows`; the results are the same along the pipeline. Over the axes
         `unreduced` both are left so.
         """
         chunks = self.schedule.chunks
@@ -90,19 +90,19 @@ class Loop:
             for name, x in self._columns().items()
         }
         passes = _Passes(self, rows, held, fed, same_place())
-        loss = self.stages[-1].backward.out_avals[0]
+        results = self.stages[-1].results
         start = (
             zeros(self.activations, (self.table.inputs,)),
             zeros(self.gradients, (self.table.gradients,)),
             {dtype: jnp.zeros((chunks, n), self.sums[dtype]) for dtype, n in self.rows.items()},
-            jnp.zeros((), sum_dtype(loss.dtype)),
+            [jnp.zeros(t.shape, sum_dtype(t.dtype)) for t in results],
         )
-        (_, _, sums, total), _ = lax.scan(passes.tick, start, columns)
+        (_, _, sums, totals), _ = lax.scan(passes.tick, start, columns)
         scale = 1 / self.schedule.microbatches
         over = tuple(a for a in self.deferred if a not in unreduced)
-        total = _sum(total, (*self.axes, *over))
+        totals = [_sum(x, (*self.axes, *over)) * scale for x in totals]
         gradients = {d: (_sum(x, over) * scale).astype(d) for d, x in sums.items()}
-        return (total * scale).astype(loss.dtype), gradients
+        return [x.astype(t.dtype) for x, t in zip(totals, results, strict=True)], gradients
 
     def _columns(self) -> dict[str, np.ndarray]:
         """The table with branches and chunks for stages, and a slot to read in every tick."""
@@ -149,15 +149,16 @@ class _Passes:
 
     def tick(self, carry: Any, at: dict[str, Any]) -> tuple[Any, None]:
         """Forward, backward, send, keep."""
-        inputs, gradients, sums, total = carry
+        inputs, gradients, sums, totals = carry
         made = self._switch("forward", at, _slot(inputs, at["forward_input"]))
         saved = _slot(inputs, at["backward_input"]), _slot(gradients, at["gradient"])
-        loss, own, back = self._switch("backward", at, saved)
+        results, own, back = self._switch("backward", at, saved)
         with self.place():
             inputs = _keep(inputs, self._sent(made, 1), at["keep_input"])
             gradients = _keep(gradients, self._sent(back, -1), at["keep_gradient"])
         sums = {dtype: _add(sums[dtype], own[dtype], at["backward_chunk"]) for dtype in sums}
-        return (inputs, gradients, sums, total + loss), None
+        totals = [total + x for total, x in zip(totals, results, strict=True)]
+        return (inputs, gradients, sums, totals), None
 
     def _switch(self, way: str, at: dict[str, Any], given: Any) -> Any:
         """Nothing, or one of the stages, whichever this tick is for."""
@@ -180,18 +181,20 @@ class _Passes:
         return stage.leaving.pack(made, self.loop.activations)
 
     def _backward(self, stage: LocalStage, at: dict[str, Any], given: Any) -> Any:
-        """The loss, gradients of the parameters, and gradients of what arrived."""
+        """The function's results, gradients of the parameters, and gradients of what arrived."""
         arrived, gradients = given
         values = self._values(stage, at, "backward", arrived)
         values += stage.arriving_gradients.unpack(gradients)
         found = list(_jax.jaxpr_as_fun(stage.backward)(*values))
-        last = self.loop.stages[-1].backward.out_avals[0]
-        dtype = sum_dtype(last.dtype)
-        loss = found.pop(0).astype(dtype) if stage.is_last else jnp.zeros((), dtype)
+        types = [(t.shape, sum_dtype(t.dtype)) for t in self.loop.stages[-1].results]
+        results = [jnp.zeros(*t) for t in types]
+        if stage.is_last:
+            results = [x.astype(d) for x, (_, d) in zip(found, types, strict=False)]
+            del found[: len(results)]
         count = len(stage.params)
         own = stage.row.pack(found[:count], self.loop.rows, self.loop.sums)
         back = stage.leaving_gradients.pack(found[count:], self.loop.gradients)
-        return loss, own, back
+        return results, own, back
 
     def _values(
         self, stage: LocalStage, at: dict[str, Any], way: str, arrived: Buffers

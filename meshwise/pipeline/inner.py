@@ -17,7 +17,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from meshwise import _jax
 from meshwise._jax import ClosedJaxpr, Literal
-from meshwise._jax.pipelines import without_names
+from meshwise._jax.pipelines import without_literal_results, without_names
 from meshwise.choose.choose import choose
 from meshwise.choose.plan import Plan
 from meshwise.cost.hardware import GENERIC
@@ -84,7 +84,8 @@ def place(
     ]
     tilings = [tiling(aval, own, mesh) for aval, own in zip(avals, dims, strict=True)]
     first = found.params
-    inputs, rest = tilings[: len(chain.in_avals)], tilings[len(chain.in_avals) + 1 :]
+    results = len(found.stages[-1].leaving)
+    inputs, rest = tilings[: len(chain.in_avals)], tilings[len(chain.in_avals) + results :]
     boundaries = []
     for stage in found.stages[:-1]:
         boundaries.append(tuple(rest[: len(stage.leaving)]))
@@ -202,7 +203,8 @@ def _plan(
     """
     ins, outs = ([t.spec for t in tilings] for tilings in (takes, gives))
     names = [f"input {i}" for i in range(len(ins))], [f"result {i}" for i in range(len(outs))]
-    program = make_program(_jax.without_dead(jaxpr), mesh, ins, outs, *names, "stage")
+    jaxpr = without_literal_results(_jax.without_dead(jaxpr))
+    program = make_program(jaxpr, mesh, ins, outs, *names, "stage")
     hints = list(program.out_hints)
     for i, axes in enumerate(terms):
         hint = hints[i]

@@ -26,9 +26,9 @@ class LocalStage:
     `forward` maps (parameters, held values, leaves of a microbatch, what arrives) to what leaves;
     the last stage has none, as its backward computes it again at once. `backward` maps the same
     and the gradients of what leaves to the gradients of the parameters and of what arrives; the
-    last stage's needs no gradients, and gives the loss before all others.
-    Only floating-point values have gradients. The loss and the gradients of parameters may be
-    unreduced, all over the same axes.
+    last stage's needs no gradients, and gives the function's results before all others, the loss
+    first. Only floating-point values have gradients. The results and the gradients of parameters
+    may be unreduced, all over the same axes.
     """
 
     forward: ClosedJaxpr | None
@@ -62,6 +62,12 @@ class LocalStage:
     def leaving(self) -> Layout:
         """What goes to the next stage."""
         return Layout(tuple(self.forward.out_avals) if self.forward else ())
+
+    @property
+    def results(self) -> list[Any]:
+        """Types of the function's results, of the last stage."""
+        others = len(self.params) + len(self.leaving_gradients.types)
+        return list(self.backward.out_avals[: len(self.backward.out_avals) - others])
 
     @cached_property
     def arriving_gradients(self) -> Layout:
@@ -114,7 +120,8 @@ def make_backward(forward: ClosedJaxpr, params: int, arriving: int, is_last: boo
         outs, pull = jax.vjp(along, *(inputs[i] for i in moving))
         if not is_last:
             return list(pull(list(gradients)))
-        return [outs[0], *pull([jnp.ones_like(outs[0])])]
+        loss, *others = outs
+        return [*outs, *pull([jnp.ones_like(loss), *map(jnp.zeros_like, others)])]
 
     types = list(forward.in_avals)
     types += [] if is_last else [forward.out_avals[i] for i in returned]

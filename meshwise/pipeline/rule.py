@@ -40,10 +40,11 @@ def _pipeline_rule(application: Application) -> OpRule:
 
     shapes = [aval.shape for aval in application.operands]
     operands = [dims(lead, shape) for lead, shape in zip(call.leads, shapes, strict=True)]
-    results = [aval.shape for aval in application.results[1:]]
-    gradients = [dims(lead, s) for lead, s in zip(call.leads, results, strict=False)]
+    results = [aval.shape for aval in application.results]
+    means = [factoring.dims(shape, "whole") for shape in results[: call.means]]
+    gradients = [dims(*each) for each in zip(call.leads, results[call.means :], strict=False)]
     return OpRule(
-        factoring.rule(operands, [[], *gradients]),
+        factoring.rule(operands, [*means, *gradients]),
         local=partial(local, call),
         exchanges=partial(_exchanges, call),
         masked=(),
@@ -72,12 +73,13 @@ def _exchanges(call: PipelineCall, context: LocalContext) -> list[Exchange] | No
         if devices > 1 and lengths
     ]
     row = size_in_bytes(call.rows.lengths) * call.schedule.chunks
-    loss = size_in_bytes({sum_dtype(call.result_types[0].dtype): 1})
+    means = [size_in_bytes({sum_dtype(t.dtype): t.size}) for t in call.result_types[: call.means]]
     tied = [call.rows.types[i] for i in call.rows.tied] if call.is_packed else []
     sums = [(float(size_in_bytes(Layout((t,)).lengths)), devices) for t in tied]
     left = left_unreduced(call, context)
     over = [a for a in call.placement.deferred if not set(mesh.sub_axes[a]) <= set(left)]
-    sums += [(loss, devices)] + [(loss + row, mesh.size(mesh.sub_axes[a])) for a in over]
+    sums += [(float(n), devices) for n in means]
+    sums += [(float(sum(means) + row), mesh.size(mesh.sub_axes[a])) for a in over]
     kind = CollectiveKind.ALL_REDUCE
     found += [Exchange(kind, round(wire_bytes(kind, n, n, group))) for n, group in sums]
     gathers = [] if call.is_packed else [(row, devices)]

@@ -31,7 +31,7 @@ class Stage:
 
     Its inputs are the leaves it reads of the loss function's, by number: of the parameters, of the
     values the function closes over (`held`), of the microbatch (`fed`); then what arrives. Its
-    results are what leaves, or the loss.
+    results are what leaves, or those of the function.
     """
 
     jaxpr: ClosedJaxpr
@@ -55,7 +55,7 @@ class Cut:
     """A loss function in stages.
 
     `lines` says for each stage but the first where its mark stands. `chain` is the whole function:
-    of `params` parameters, `held` values it closes over, and a microbatch, to the loss and then
+    of `params` parameters, `held` values it closes over, and a microbatch, to its results and then
     everything that leaves the first stage, the second, and so on.
     """
 
@@ -86,19 +86,19 @@ class _Flat:
 
 
 def cut(closed: ClosedJaxpr, params: int, held: int, name: str) -> Cut:
-    """Cut a jaxpr of one result, the loss.
+    """Cut a jaxpr whose first result is the loss.
 
     Its inputs are `params` leaves of parameters, `held` values that the function closes over, and
     the leaves of a microbatch. `name` is the function's, for messages.
     """
     flat = _Flat()
     inputs = [_jax.new_var(v.aval) for v in closed.jaxpr.invars]
-    (loss,) = _inline(closed.jaxpr, closed.consts, inputs, flat, None, name)
+    results = _inline(closed.jaxpr, closed.consts, inputs, flat, None, name)
     makers = {var: i for i, eqn in enumerate(flat.eqns) for var in eqn.outvars}
     known = params + held
     remade = _remade(flat.eqns, set(inputs[:known]), set(inputs[known:]))
     parts = inputs[:params], inputs[params:known], inputs[known:]
-    leaving: list[Any] = [loss]
+    leaving: list[Any] = results
     stages: list[Stage] = []
     sent: list[list[Var]] = []  # what arrives at each stage, from the last to the first
     for number in range(len(flat.lines), -1, -1):
@@ -110,10 +110,10 @@ def cut(closed: ClosedJaxpr, params: int, held: int, name: str) -> Cut:
         sent.append(arriving)
     stages.reverse()
     sent.reverse()
-    results = [loss, *(v for values in sent for v in values)]
+    made = [*results, *(v for values in sent for v in values)]
     constants = list(flat.constants)
     chain = _jax.close_jaxpr(
-        constants, inputs, results, flat.eqns, [flat.constants[v] for v in constants]
+        constants, inputs, made, flat.eqns, [flat.constants[v] for v in constants]
     )
     return Cut(tuple(stages), tuple(flat.lines), chain, params, held)
 

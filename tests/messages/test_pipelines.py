@@ -139,6 +139,18 @@ def test_what_is_no_loss():
     )
 
 
+def test_what_is_no_loss_with_more():
+    rule = (
+        "A loss is one floating-point scalar, the mean over a microbatch; with has_aux, a pair of"
+        " it and a tree of floating-point arrays.\nReturn these alone."
+    )
+    check(
+        mw.ArgumentError,
+        f"two_stages is no loss: it returns float32[]\n{rule}",
+        lambda: call(two_stages, has_aux=True),
+    )
+
+
 def of_rows(params, batch):
     return batch["x"].sum(1) * params["n"][0]
 

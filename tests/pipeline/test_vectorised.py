@@ -48,8 +48,8 @@ def loss(function):
     return lambda layers, x: (function(layers, x) ** 2).mean()
 
 
-CASES = [(8, 4, 2, 6), (7, 2, 2, 2), (3, 4, 1, 2), (2, 1, 2, 3)]  # layers, S, repeat, M
-MORE = [(4, 4, 1, 6), (8, 4, 2, 4), (6, 4, 1, 3), (13, 3, 4, 5)]
+CASES = [(7, 2, 2, 2), (3, 4, 1, 2)]  # layers, S, repeat, M
+MORE = [(4, 4, 1, 6), (8, 4, 2, 4), (6, 4, 1, 3), (13, 3, 4, 5), (8, 4, 2, 6), (2, 1, 2, 3)]
 
 
 @pytest.mark.parametrize(
