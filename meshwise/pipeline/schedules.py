@@ -145,6 +145,16 @@ class Schedule:
         slots = len(self.ticks) * self.devices * self.slots
         return (slots - sum(len(cell) for cells in self.ticks for cell in cells)) / slots
 
+    def duration(self, forward: float = 1.0, backward: float = 3.0) -> float:
+        """How long all ticks take, each as long as its longest device, given what actions take.
+
+        By default a backward takes three forwards: the stage again, and twice as much for its
+        derivatives.
+        """
+        cost = {Direction.FORWARD: forward, Direction.BACKWARD: backward}
+        each = [[sum(cost[a.direction] for a in cell) for cell in cells] for cells in self.ticks]
+        return sum(max(devices) for devices in each)
+
     @cached_property
     def saved(self) -> dict[tuple[int, int], tuple[int, int]]:
         """For each (stage, microbatch) the ticks from when its input is there to its last use.

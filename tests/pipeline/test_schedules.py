@@ -50,6 +50,14 @@ def test_figures_of_eager_1f1b(s, m):
     assert schedule.peak_activations == tuple(min(m, 2 * (s - k) - 1) for k in range(s))
 
 
+@hypothesis.given(DEVICES, MICROBATCHES)
+def test_durations(s, m):
+    """Where a backward takes three forwards, and devices go in step."""
+    assert gpipe(s, m).duration() == 4 * (m + s - 1)
+    assert one_f_one_b(s, m).duration() == (s + 3 * (2 * m + s - 2) if s > 1 else 4 * m)
+    assert eager_one_f_one_b(s, m).duration() == 4 * (m + s - 1)
+
+
 @hypothesis.given(DEVICES, MICROBATCHES, st.integers(1, 4))
 def test_figures_of_circular(s, m, r):
     hypothesis.assume(r == 1 or m >= s)
