@@ -6,12 +6,13 @@ is where it is reduced, and so is one that the next equation would make larger.
 
 What a loop carries along may be such a sum too, where each step only adds to it: then it is reduced
 once, after the loop. What it starts from then is one device's term, and the others' are zero.
-So may what a loop stacks, row by row.
+So may what a loop stacks, row by row. What only goes into these may have several uses, and grow: a
+loss that is both added up and stacked, a gradient of few bits added to one of more.
 """
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +48,8 @@ def find_carries(program: Program, rules: Sequence[OpRule]) -> Carries:
     zeros = {eqn.outvars[0] for eqn in program.equations if _is_zero(eqn)}
     sums = _accumulators(program, rules, uses)
     while True:
-        carries = _follow(program, rules, uses, sums, zeros)
+        gathered = _gathered(program, rules, uses, sums)
+        carries = _follow(program, rules, uses, sums, zeros, gathered)
         lost = {n for n in sums if not carries[n]}
         if not lost:
             begins = [program.equations[program.carried[n]] for n in sums]
@@ -104,12 +106,36 @@ def _accumulators(
     return found
 
 
+def _gathered(
+    program: Program, rules: Sequence[OpRule], uses: dict[Var, list[Use]], sums: Set[int]
+) -> dict[Var, int]:
+    """Values all of whose uses lead into what loops add up or stack, and in how many steps."""
+    found: dict[Var, int] = {}
+
+    def steps(index: int, position: int) -> int:
+        eqn = program.equations[index]
+        if index < 0:
+            return 0
+        if eqn.primitive is stack_p or (index in sums and position == 1):
+            return eqn.params["control"].trips * found.get(eqn.outvars[0], 1)
+        is_linear = any(position in operands for operands in rules[index].linear)
+        return found.get(eqn.outvars[0], 0) if is_linear else 0
+
+    for eqn in reversed(program.equations):
+        for var in eqn.outvars:
+            least = min((steps(*use) for use in uses[var]), default=0)
+            if least:
+                found[var] = least
+    return found
+
+
 def _follow(
     program: Program,
     rules: Sequence[OpRule],
     uses: dict[Var, list[Use]],
     sums: Iterable[int],
     zeros: Set[Var],
+    gathered: Mapping[Var, int],
 ) -> list[Carry]:
     starts = {program.carried[n] for n in sums}
     ends = set(sums)
@@ -124,11 +150,12 @@ def _follow(
             travels = all(
                 not isinstance(a, Literal)
                 and (a in may_be_unreduced or a in zeros)
-                and len(uses[a]) == atoms.count(a)
+                and (a in gathered or len(uses[a]) == atoms.count(a))
                 for a in atoms
             )
             travels = travels and not zeros.issuperset(atoms)
-            if travels and (stacks or _bytes(eqn.outvars) <= _bytes(atoms)):
+            most = _bytes(atoms) * gathered.get(eqn.outvars[0], 1) if atoms else 0
+            if travels and (stacks or _bytes(eqn.outvars) <= most):
                 carry = frozenset(operands)
                 break
         if index in starts:

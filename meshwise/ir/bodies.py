@@ -29,16 +29,16 @@ class Nested:
         """Where the marks of one kind stand."""
         return self.marks.get(primitive, [])
 
-    def positions(self, branches: bool = True) -> Iterator[int]:
-        """Every equation inside, marks included; those of branches perhaps left out."""
+    def positions(self) -> Iterator[int]:
+        """Every equation inside, marks included."""
         for found in self.marks.values():
             yield from found
         for items in self.bodies.values():
             for item in items:
                 if isinstance(item, int):
                     yield item
-                elif branches or item.control.name != "cond":
-                    yield from item.positions(branches)
+                else:
+                    yield from item.positions()
 
 
 Item = int | Nested

@@ -190,7 +190,7 @@ def _bind(walk: Walk, marks: Sequence[int], arrays: Sequence[Any]) -> None:
 def _read_before(walk: Walk, loop: Nested) -> None:
     """Make what a loop reads from around it, in the shardings it wants, before it."""
     copies, reads = read_before(
-        walk.plan, loop, walk.sources, walk.hardware, walk.most_hoisted_bytes
+        walk.plan, loop, walk.sources, walk.copies, walk.hardware, walk.most_hoisted_bytes
     )
     walk.loop_reads[loop.of(_jax.open_p)[0]] = reads
     for var, sharding in copies:

@@ -5,14 +5,14 @@ runs, and held while it is used. Before is the rule; a limit on the bytes that a
 that way keeps the rest inside.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from meshwise import _jax
 from meshwise._jax import Literal, Var
 from meshwise.choose.plan import Plan
 from meshwise.cost.hardware import Hardware
-from meshwise.ir.bodies import Nested
+from meshwise.ir.bodies import Item, Nested
 from meshwise.ir.program import itemsize_of, shape_of
 from meshwise.ir.sharding import Sharding, local_bytes
 from meshwise.reshard.search import plan_reshard
@@ -47,14 +47,16 @@ def read_before(
     plan: Plan,
     loop: Nested,
     sources: Mapping[Copy, Sharding],
+    known: Container[Copy],
     hardware: Hardware,
     most_bytes: int | None,
 ) -> tuple[list[Copy], list[LoopRead]]:
     """The copies to make before a loop, in the order in which it reads them, and what is sent.
 
-    What is worth most for its bytes comes first where not all fit in `most_bytes`.
+    Those that are `known` are there already. What is worth most for its bytes comes first where not
+    all fit in `most_bytes`.
     """
-    copies = list(dict.fromkeys(_reads(plan, loop)))
+    copies = [copy for copy in _reads(plan, loop) if copy not in known]
     sent: dict[Copy, tuple[int, float]] = {}
     for var, sharding in copies:
         source = sources.get((var, sharding))
@@ -89,11 +91,43 @@ def read_before(
 
 
 def _reads(plan: Plan, loop: Nested) -> Iterator[Copy]:
-    """What the equations of a loop read from around it; those of branches may never run."""
+    """What a loop reads from around it, in order; of branches only what all of them read."""
     eqns = plan.program.equations
     made = {v for p in loop.positions() for v in eqns[p].outvars}
-    for position in loop.positions(branches=False):
-        eqn, decided = eqns[position], plan.equations[position]
-        for atom, sharding in zip(eqn.invars, decided.operands, strict=True):
-            if not isinstance(atom, Literal) and atom not in made and not decided.remade:
-                yield atom, sharding
+    for var, sharding in _reads_of(plan, loop):
+        if var not in made:
+            yield var, sharding
+
+
+def _reads_of(plan: Plan, nested: Nested) -> dict[Copy, None]:
+    """The copies that a loop or choice reads whichever way it goes."""
+    marks = [p for found in nested.marks.values() for p in found]
+    joins = nested.of(_jax.join_p)
+    found = _all_read(plan, [p for p in marks if p not in joins])
+    bodies = {number: _all_read(plan, items) for number, items in nested.bodies.items()}
+    if nested.control.name != "cond":
+        return found | {copy: None for reads in bodies.values() for copy in reads}
+    for number, reads in bodies.items():
+        reads.update((copy, None) for p in joins for copy in _copies_read(plan, p, number))
+    first, *others = bodies.values()
+    return found | {copy: None for copy in first if all(copy in reads for reads in others)}
+
+
+def _all_read(plan: Plan, items: Sequence[Item]) -> dict[Copy, None]:
+    found: dict[Copy, None] = {}
+    for item in items:
+        if isinstance(item, int):
+            found.update(dict.fromkeys(_copies_read(plan, item)))
+        else:
+            found.update(_reads_of(plan, item))
+    return found
+
+
+def _copies_read(plan: Plan, position: int, operand: int | None = None) -> list[Copy]:
+    """The copies that an equation reads, or one operand of it."""
+    eqn, decided = plan.program.equations[position], plan.equations[position]
+    if decided.remade:
+        return []
+    pairs = list(zip(eqn.invars, decided.operands, strict=True))
+    pairs = pairs if operand is None else pairs[operand : operand + 1]
+    return [(atom, sharding) for atom, sharding in pairs if not isinstance(atom, Literal)]

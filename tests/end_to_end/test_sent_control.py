@@ -77,6 +77,25 @@ def total_loss(w: Any, x: Any) -> Any:
     return lax.scan(lambda t, row: (t + (layer(row, w) ** 2).sum(), None), 0.0, x)[0]
 
 
+def accumulated_wide(w: Any, x: Any) -> Any:
+    """Gradients of 16 bits, added up in 32."""
+
+    def step(total: Any, row: Any) -> Any:
+        return total + gradient(lambda w: layer(row, w))(w).astype(np.float32), None
+
+    return lax.scan(step, jnp.zeros(w.shape), x)[0]
+
+
+def losses(w: Any, x: Any) -> Any:
+    """Added up, and each by itself."""
+
+    def step(total: Any, row: Any) -> Any:
+        loss = (layer(row, w) ** 2).sum()
+        return total + loss, loss / 2
+
+    return lax.scan(step, 0.0, x)
+
+
 def recurrent(w: Any, x: Any, h: Any) -> Any:
     def step(h: Any, row: Any) -> Any:
         h = jnp.tanh(h @ w + row)
@@ -239,6 +258,11 @@ TABLE = [
         reduced(WEIGHT), 1e-5),
     Row("loss over microbatches", total_loss, (W[0], ROWS), (8,), (P(), STACK), P(),
         reduced(1), 1e-5),
+    Row("gradient of few bits added to one of more", accumulated_wide,
+        (W[0].astype(jnp.bfloat16), ROWS.astype(jnp.bfloat16)), (8,), (P(), STACK), P(),
+        reduced(WEIGHT), 5e-2),
+    Row("losses added up and stacked", losses, (W[0], ROWS), (8,), (P(), STACK), P(),
+        reduced(1 + len(ROWS)), 1e-5),
     Row("gradient through a loop over microbatches", jax.grad(total_loss), (W[0], ROWS), (8,),
         (P(), STACK), P(), reduced(WEIGHT), 1e-5),
     Row("gradient of rows read at positions", jax.grad(of_rows), (W, ROWS), (8,), (P(), STACK),

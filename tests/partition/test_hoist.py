@@ -67,6 +67,36 @@ def test_a_branch_gathers_for_itself():
     assert sorted(c.count for c in gathers if c.shape == (SIZE // 8, SIZE)) == [1, STEPS]
 
 
+def test_what_all_branches_read_is_gathered_before_the_loop():
+    """Whichever is taken, `w` is there; `v` is gathered where it is used."""
+
+    def function(v, w, h, rows):
+        def step(h, row):
+            ways = (lambda: (jnp.tanh(h @ w), v), lambda: (h - h @ w, v), lambda: ((h @ v) @ w, v))
+            h, kept = lax.switch(jnp.int32(h[0, 0] * 3), ways)
+            return h + row, kept[0]
+
+        return lax.scan(step, h, rows)[0]
+
+    found = program(None, function)
+    gathers = [c for c in found.collectives if c.kind == "all_gather" and c.shape == (4, SIZE)]
+    assert sorted(c.count for c in gathers) == [1, STEPS]
+    assert_same(found.simulate(*ARGS), function(*ARGS), 1e-5)
+
+
+def test_what_an_outer_loop_has_an_inner_one_has_too():
+    def function(v, w, h, rows):
+        def step(h, row):
+            return lax.fori_loop(0, 3, lambda i, h: jnp.tanh(h @ w) + row, h), None
+
+        return lax.scan(step, h, rows)[0]
+
+    found = program(None, function)
+    assert [c.count for c in found.collectives] == [1]
+    assert len(found.per_device.loop_reads) == 1
+    assert_same(found.simulate(*ARGS), function(*ARGS), 1e-5)
+
+
 def test_nothing_is_said_of_loops_that_read_nothing_else():
     step = mw.jit(lambda x: lax.fori_loop(0, 3, lambda i, x: x * 2, x), mesh=mesh_of(8))
     assert not step.partition(jax.ShapeDtypeStruct((8,), np.float32)).per_device.loop_reads
