@@ -1,6 +1,7 @@
 """The table: at least one mutant a family."""
 
 from tests.mutants.mutant import Mutant, alone, truth
+from tests.mutants.table_pipelines import PIPELINES
 from tests.mutants.table_places import PLACES
 from tests.mutants.table_planning import PLANNING
 
@@ -263,4 +264,5 @@ SHAPE = (
 )
 MUTANTS = (
     *ELEMENTWISE, *CONTRACTION, *CONVOLUTION, *REDUCTION, *WINDOWS, *SHAPE, *PLACES, *PLANNING,
+    *PIPELINES,
 )  # fmt: skip

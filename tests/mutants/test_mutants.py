@@ -11,7 +11,7 @@ from tests.mutants.table import MUTANTS
 FAMILIES = {
     "elementwise", "contraction", "convolution", "reduction", "windows", "halo", "shape",
     "padding", "indexing", "updating", "ordering", "random", "linalg", "reshard", "propagate",
-    "choose", "partition", "mesh", "run",
+    "choose", "partition", "pipeline", "mesh", "run",
 }  # fmt: skip
 
 

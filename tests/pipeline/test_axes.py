@@ -176,6 +176,23 @@ def test_gradients_of_rows_may_stay_sharded_over_the_data():
     assert_same(got.unpack(), want)
 
 
+def test_an_axis_that_the_program_takes_apart():
+    """Eight stages along an axis of which something else in the program uses a part alone."""
+    model, mesh, batch = mlp(8), mesh_of(stage=8), rows(8)
+    step = mw.pipeline_value_and_grad(model.loss, axis="stage", microbatches=4)
+
+    def function(params, batch, y):
+        parts = mw.shard(y, P("stage")).reshape(4, 6) * 2
+        return step(params, batch), (parts @ jnp.ones((6, 5))).sum(0)
+
+    y = np.arange(24, dtype=np.float32)
+    program = mw.jit(function, mesh=mesh).partition(model.params, batch, y)
+    assert program.per_device.mesh.names == ("stage.0", "stage.1")
+    found, sums = program(model.params, batch, y)
+    assert_same(found, jax.value_and_grad(model.loss)(model.params, batch))
+    np.testing.assert_allclose(sums, 2 * y.sum(), rtol=1e-6)
+
+
 def test_explained_by_lines():
     model = feedforward(2, mw.shard)
 
