@@ -94,7 +94,7 @@ def _inline(
         body = _jax.call_body(eqn)
         if flat.enters(eqn):
             control = Control(_jax.rename(eqn, operands, eqn.outvars, call), eqn)
-            results = _enter(control, flat, call)
+            results = _enter(control, flat)
         elif body is None:
             outvars = [_jax.new_var(v.aval) for v in eqn.outvars]
             renamed = _jax.rename(eqn, operands, outvars, call)
@@ -106,18 +106,19 @@ def _inline(
     return [read(a) for a in jaxpr.outvars]
 
 
-def _enter(control: Control, flat: _Flat, call: JaxprEqn | None) -> list[Any]:
-    """Append a loop or conditional with its bodies, each once, between marks."""
+def _enter(control: Control, flat: _Flat) -> list[Any]:
+    """Append a loop or conditional with its bodies, each once, between marks.
+
+    Names begin anew in a body, as JAX lets them.
+    """
+    enter = _enter_branches if control.name == "cond" else _enter_loop
     flat.mark(_jax.open_p, control)
-    if control.name == "cond":
-        results = _enter_branches(control, flat, call)
-    else:
-        results = _enter_loop(control, flat, call)
+    results = enter(control, flat, _jax.without_names(control.eqn))
     flat.mark(_jax.close_p, control)
     return results
 
 
-def _enter_loop(control: Control, flat: _Flat, call: JaxprEqn | None) -> list[Any]:
+def _enter_loop(control: Control, flat: _Flat, call: JaxprEqn) -> list[Any]:
     """What is handed on as it is needs no carrying, nor what is stacked again as it came."""
     parts = _jax.loop_parts(control.eqn, control.eqn.invars)
     body = parts.body.jaxpr
@@ -158,7 +159,7 @@ def _enter_loop(control: Control, flat: _Flat, call: JaxprEqn | None) -> list[An
     return results
 
 
-def _enter_branches(control: Control, flat: _Flat, call: JaxprEqn | None) -> list[Any]:
+def _enter_branches(control: Control, flat: _Flat, call: JaxprEqn) -> list[Any]:
     index, *operands = control.eqn.invars
     flat.mark(_jax.branch_index_p, control, [index])
     made = []

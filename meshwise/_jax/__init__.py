@@ -83,6 +83,7 @@ from meshwise._jax.jaxprs import operator_name as operator_name
 from meshwise._jax.jaxprs import rename as rename
 from meshwise._jax.jaxprs import source_summary as source_summary
 from meshwise._jax.jaxprs import threefry2x32_p as threefry2x32_p
+from meshwise._jax.jaxprs import without_names as without_names
 from meshwise._jax.roll import roll as roll
 from meshwise._jax.roll import roll_p as roll_p
 from meshwise._jax.sampling import gamma_of_keys as gamma_of_keys

@@ -130,6 +130,12 @@ def rename(
     return eqn.replace(invars=list(invars), outvars=list(outvars), source_info=info)
 
 
+def without_names(eqn: JaxprEqn) -> JaxprEqn:
+    """An equation at its line, but in no scope of names."""
+    nowhere = source_info_util.NameStack()
+    return eqn.replace(source_info=eqn.source_info.replace(name_stack=nowhere))
+
+
 def key_impl_name(aval: Any) -> str | None:
     """The name of the generator of a typed key array, None for other arrays."""
     if not jax.numpy.issubdtype(aval.dtype, jax.dtypes.prng_key):

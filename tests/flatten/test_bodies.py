@@ -44,8 +44,12 @@ def marks(function: Callable[..., Any], *args: Any) -> list[str]:
     return [name.removeprefix("mark_") for name in found if name not in brackets]
 
 
+def scanned_by(step, x, w):
+    return lax.scan(lambda h, w: (step(h, w), None), x, w)[0]
+
+
 def scanned(x, w):
-    return lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, w)[0]
+    return scanned_by(lambda h, w: jnp.tanh(h @ w), x, w)
 
 
 def test_bodies_are_nested():
@@ -144,6 +148,20 @@ def test_equal_equations_are_shared_inwards_only():
 
     found = tree(function, X, W)
     assert found == ["sin", {"scan": [["dot_general", "add", "cos", "add"]]}, "cos", "add"]
+
+
+def test_names_begin_anew_in_a_body_and_what_has_no_line_has_its_loops():
+    def function(x, w):
+        with jax.named_scope("outside"):
+            step = jax.checkpoint(lambda h, w: jnp.tanh(h @ w))
+            return jax.jit(lambda x, w: scanned_by(step, x, w))(x, w)
+
+    gradient = jax.grad(lambda x, w: function(x, w).sum(), 1)
+    eqns = flat(gradient, X, W).eqns
+    assert all("outside" in _jax.names_of(e) for e in eqns if e.primitive is _jax.open_p)
+    assert not any("outside" in _jax.names_of(e) for e in eqns if e.primitive.name == "tanh")
+    barriers = [e for e in eqns if e.primitive.name == "optimization_barrier"]
+    assert {_jax.source_summary(e).rpartition(":")[0] for e in barriers} == {__file__}
 
 
 def test_scopes_and_trips():

@@ -85,6 +85,8 @@ _INSIDE = (
     (3, places.random_numbers),
     (4, places.hint),
     (2, places.call),
+    (4, control.at_a_step),
+    *((1, operator) for _, operator in (*windows.WINDOWS, *matrices.MATRICES)),
 )
 
 

@@ -159,6 +159,28 @@ def mapped(maker: Maker) -> None:
     _take(maker, whole, "{0}[0]", replace(result, shape=(length, *result.shape)))
 
 
+def at_a_step(maker: Maker) -> None:
+    """A row at a number, as of a step, that is data: read or written."""
+    value = maker.pick(FLOATS, lambda v: 0 not in v.shape, least=1)
+    numbers = [v for v in maker.values if (v.shape, v.dtype) == ((), "int32")]
+    number = maker.draw.choice(numbers) if numbers else maker.fresh((), "int32")
+    dim = maker.draw.randrange(value.rank)
+    at = f"{{1}} % {value.shape[dim]}"
+    row = f"lax.dynamic_index_in_dim({{0}}, {at}, {dim}, {maker.chance(0.5)})"
+    kept = f"lax.dynamic_index_in_dim({{0}}, {at}, {dim}, True)"
+    text = maker.draw.choice(
+        (
+            row,
+            row,
+            f"lax.dynamic_update_slice_in_dim({{0}}, jnp.tanh({kept}), 0, {dim})",
+            f"lax.dynamic_update_slice_in_dim({{0}}, jnp.sin({kept}), ({at}) // 2, {dim})",
+            f"jnp.moveaxis({{0}}, {dim}, 0).at[{at}].add(0.25)",
+            f"jnp.where(jnp.arange({value.shape[dim]}) == {at}, jnp.moveaxis({{0}}, {dim}, -1), 0)",
+        )
+    )
+    maker.add(text, value, number, bound=value.bound + 1)
+
+
 def _deeper(maker: Maker) -> Maker:
     """The maker, where another loop or branch may stand in it."""
     if maker.depth >= DEEPEST:

@@ -32,7 +32,7 @@ SLOW = replace(GENERIC, name="slow", flops_per_s=1e9, launch_s=0.0)
 
 @dataclass(frozen=True, eq=False)
 class Traced:
-    """A case as the steps before choosing leave it, perhaps in two ways; the jaxpr that was traced."""
+    """A case as the steps before choosing leave it, perhaps in two ways; the traced jaxpr."""
 
     closed: Any
     completions: Sequence[Completed]
