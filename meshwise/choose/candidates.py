@@ -55,13 +55,13 @@ def _merges(node: Node, found: Sequence[Assignment]) -> Iterable[DimAxes]:
     for base in found:
         merged = dict(base)
         for other in found:
-            merged = _merged(merged, other)
+            merged = _merged(node, merged, other)
         yield _as_axes(base, count)
         yield _as_axes(merged, count)
 
 
 def _is_allowed(node: Node, axes: DimAxes, mesh: Mesh) -> bool:
-    return fits(node.rule, Strategy(axes), mesh) and _one_operator(node, axes)
+    return fits(node.rule, Strategy(axes), mesh, node.together) and _one_operator(node, axes)
 
 
 def _one_operator(node: Node, axes: DimAxes) -> bool:
@@ -106,15 +106,14 @@ def _scattered(sharding: Sharding) -> Iterable[DimAxes]:
             yield tuple(dims)
 
 
-def _merged(base: Assignment, other: Assignment) -> Assignment:
-    """`base` with what `other` says of factors and axes that `base` does not use."""
-    used = {a for axes in base.values() for a in axes}
+def _merged(node: Node, base: Assignment, other: Assignment) -> Assignment:
+    """`base` with what `other` says of factors and axes that `base` does not use with them."""
     merged = dict(base)
     for factor, axes in other.items():
         own = merged.get(factor, ())
+        used = {a for f, taken in merged.items() if f in node.together[factor] for a in taken}
         if axes[: len(own)] == own and not used.intersection(axes[len(own) :]):
             merged[factor] = axes
-            used.update(axes)
     return merged
 
 

@@ -46,7 +46,8 @@ class Node:
     `reduced` lists, for each result, the factors over which it is a reduction and by what; it is
     unreduced over their axes. `carries` are the operands that may be unreduced together; the
     results are unreduced then too. What a sum in a loop starts from, `adopts`, becomes a term of
-    whatever is added to it.
+    whatever is added to it. `together` are, for each factor, those that stand in an equation with
+    it: they share no axis. Rows of two streams that meet in a vector of columns alone may.
     """
 
     index: int
@@ -58,6 +59,7 @@ class Node:
     flops: float
     carries: frozenset[int] = frozenset()
     adopts: frozenset[int] = frozenset()
+    together: tuple[frozenset[int], ...] = ()
     is_region: bool = False
 
 
@@ -219,6 +221,7 @@ def _node(
         flops=sum(rules[p.equation].flops * program.trips[p.equation] for p in parts),
         carries=carries,
         adopts=frozenset(k for k in carries if operands[k][0] in adopted),
+        together=_together(members, len(sizes)),
         is_region=parts[0].joins,
     )
 
@@ -257,6 +260,16 @@ def _boundary(
     results = {v: dims for v, dims in made.items() if v in leaving or v in read_again}
     carries = frozenset(k for k, carry in enumerate(entering.values()) if carry)
     return list(entering), carries, results
+
+
+def _together(members: Sequence[Member], count: int) -> tuple[frozenset[int], ...]:
+    """For each factor those of the same equations, with those that a sum there was made over."""
+    found: list[set[int]] = [set() for _ in range(count)]
+    for member in members:
+        own = {f for f in (*member.factors, *member.summed) if f >= 0}
+        for factor in own:
+            found[factor] |= own
+    return tuple(frozenset(own) for own in found)
 
 
 def _mapped(dims: Dims, member: Member) -> Dims:

@@ -155,10 +155,17 @@ def _split_axes(
     return found
 
 
-def fits(rule: FactorRule, strategy: Strategy, mesh: Mesh) -> bool:
-    """Whether a strategy is allowed: axes disjoint, kinds respected, compound dims contiguous."""
-    used = [a for axes in strategy.axes for a in axes] + list(strategy.carried)
-    if len(used) != len(set(used)):
+def fits(
+    rule: FactorRule,
+    strategy: Strategy,
+    mesh: Mesh,
+    together: Sequence[frozenset[int]] | None = None,
+) -> bool:
+    """Whether a strategy is allowed: axes disjoint, kinds respected, compound dims contiguous.
+
+    `together` are, for each factor, those that axes must not be shared with; by default all.
+    """
+    if not _disjoint(strategy, together):
         return False
     for factor, axes in enumerate(strategy.axes):
         if not axes:
@@ -171,6 +178,21 @@ def fits(rule: FactorRule, strategy: Strategy, mesh: Mesh) -> bool:
     if len(operators | ({Reduction.SUM} if strategy.carried else set())) > 1:
         return False
     return all(_contiguous(dim, rule, strategy, mesh) for dim in rule.compound_dims)
+
+
+def _disjoint(strategy: Strategy, together: Sequence[frozenset[int]] | None) -> bool:
+    used = [a for axes in strategy.axes for a in axes] + list(strategy.carried)
+    if len(used) == len(set(used)):
+        return True
+    taken = {a for axes in strategy.axes for a in axes}
+    if together is None or not taken.isdisjoint(strategy.carried):
+        return False
+    sharded = [f for f, axes in enumerate(strategy.axes) if axes]
+    return not any(
+        f in together[g] and set(strategy.axes[f]) & set(strategy.axes[g])
+        for k, f in enumerate(sharded)
+        for g in sharded[:k]
+    ) and all(len(axes) == len(set(axes)) for axes in strategy.axes)
 
 
 def _contiguous(dim: tuple[int, ...], rule: FactorRule, strategy: Strategy, mesh: Mesh) -> bool:

@@ -59,7 +59,7 @@ class Walk:
 
     plan: Plan
     hardware: Hardware
-    copies: ChainMap[tuple[Var, Sharding], Any] = field(default_factory=lambda: ChainMap())
+    copies: ChainMap[tuple[Var, Sharding], Any] = field(default_factory=ChainMap[Any, Any])
     sources: dict[tuple[Var, Sharding], Sharding] = field(default_factory=dict)
     makers: dict[Var, int] = field(default_factory=dict)
     waiting: Waiting = field(default_factory=lambda: defaultdict(list))

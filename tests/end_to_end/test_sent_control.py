@@ -209,6 +209,12 @@ def clipped(x: Any) -> Any:
 
 clipped.defvjp(lambda x: (x, None), lambda _, g: (jnp.clip(g, -0.5, 0.5),))
 
+@jax.checkpoint
+def residual(h: Any, w: Any) -> Any:
+    """A layer on a stream, with a gain for each column; computed again for its gradient."""
+    return h + layer(h * w[0], w[1:])
+
+
 W = reals(LAYERS, WIDTH, WIDTH) / 4
 X = reals(BATCH, WIDTH)
 ROWS = reals(4, BATCH, WIDTH)
@@ -245,6 +251,9 @@ TABLE = [
           (W, X), (8,), (STACK, P("x")), STACK, FSDP_GRADIENT, 1e-5)
       for name in ("nothing_saveable", "everything_saveable", "dots_saveable",
                    "dots_with_no_batch_dims_saveable")),
+    Row("gradient of layers with a gain, recomputed", gradient(partial(layers, step=residual)),
+        (reals(LAYERS, WIDTH + 1, WIDTH) / 4, X), (8,), (P(), P("x")), P(),
+        reduced(WEIGHT + WIDTH, times=LAYERS), 1e-5),
     Row("gradient over microbatches", accumulated, (W[0], ROWS), (8,), (P(), STACK), P(),
         reduced(WEIGHT), 1e-5),
     Row("gradient over microbatches, two axes", accumulated, (W[0], ROWS), (2, 4),

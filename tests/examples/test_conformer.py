@@ -29,7 +29,10 @@ def iterations(name: str) -> int:
     return scheme.repeat * CONFIG.microbatches + scheme.mesh["stage"] - 1
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize(
+    "name",
+    ["circle", "data", *(pytest.param(n, marks=pytest.mark.slow) for n in ("stages", "three"))],
+)
 def test_stages_shift_once_each_way(name: str):
     """One ppermute of a microbatch's activation an iteration, forward and backward."""
     assert not program(name).per_device.whole
@@ -46,6 +49,7 @@ def test_gradients_are_reduced_once(name: str):
         assert c.count == 1 or str(c.kind) == "ppermute", c
 
 
+@pytest.mark.slow
 def test_size_does_not_depend_on_microbatches_or_layers():
     counts = set()
     for layers, microbatches in ((8, 8), (32, 16)):
@@ -74,12 +78,14 @@ def test_numbers_of_one_device(name: str):
     check_numbers(case, host(model.init(jax.random.key(0), config)), steps, 2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", hlo.PARTITIONERS)
 @pytest.mark.parametrize("name", ["stages", "circle"])
 def test_sends_no_more_than_xla(name: str, which: hlo.Partitioner):
     check_peers(hints.case(SCHEMES[name], CONFIG), which)
 
 
+@pytest.mark.slow
 def test_large_models_are_planned_without_devices():
     first, circle, *_ = hints.large_cases()
     found, again = plan(first), plan(circle)

@@ -92,7 +92,7 @@ def _anything(graph: Graph, node: Node, draw: random.Random) -> DimAxes:
 
 def _allowed(graph: Graph, node: Node, axes: DimAxes) -> bool:
     one_operator = all(len({r for f, r in over if axes[f]}) <= 1 for over in node.reduced)
-    fitting = one_operator and fits(node.rule, Strategy(axes), graph.mesh)
+    fitting = one_operator and fits(node.rule, Strategy(axes), graph.mesh, node.together)
     return fitting and node_seconds(graph, node, axes) < IMPOSSIBLE
 
 
