@@ -14,8 +14,8 @@ from meshwise.reshard.problem import Problem
 from meshwise.reshard.rounds import plan_rounds
 from meshwise.reshard.tiles import Tiles, received_bytes, tiles_of
 
-# Of a group that a reshard is over. Rounds over more take long to find, for each of the thousands of
-# reshards that a plan weighs.
+# Of a group that a reshard is over. Rounds over more take long to find, for each of the thousands
+# of reshards that a plan weighs.
 MOST_DEVICES = 16
 
 
