@@ -32,7 +32,7 @@ class Carries:
     """For each equation the operands through which a sum passes together (empty: none).
 
     `adopting` are values that lie as the sum that is added to them: what a step of a loop adds to,
-    and zeros.
+    and zeros in which terms of that are placed.
     """
 
     of: tuple[Carry, ...]
@@ -149,12 +149,12 @@ def _follow(
             atoms = [eqn.invars[i] for i in operands]
             travels = all(
                 not isinstance(a, Literal)
-                and (a in may_be_unreduced or a in zeros)
+                and (a in may_be_unreduced or (a in zeros and eqn.outvars[0] in gathered))
                 and (a in gathered or len(uses[a]) == atoms.count(a))
                 for a in atoms
             )
-            travels = travels and not zeros.issuperset(atoms)
-            most = _bytes(atoms) * gathered.get(eqn.outvars[0], 1) if atoms else 0
+            terms = [a for a in atoms if isinstance(a, Literal) or a not in zeros]
+            most = _bytes(terms) * gathered.get(eqn.outvars[0], 1) if terms else -1
             if travels and (stacks or _bytes(eqn.outvars) <= most):
                 carry = frozenset(operands)
                 break

@@ -98,8 +98,8 @@ CHOOSE = (
         "choose",
         "a sum is carried to several users",
         "meshwise/choose/carries.py",
-        "                and len(uses[a]) == atoms.count(a)\n",
-        "",
+        "(a in gathered or len(uses[a]) == atoms.count(a))",
+        "True",
         PROGRAMS,
     ),
     Mutant(
