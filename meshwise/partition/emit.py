@@ -4,7 +4,7 @@
 are plain `lax`, reshards are `lax` collectives over the mesh's sub-axes, loops and conditionals are
 `lax.scan`, `lax.while_loop` and `lax.switch` over bodies that are emitted the same way. What a body
 reads from around it in another sharding is made before a loop, once, but inside a branch, which may
-not be taken.
+not be taken, unless it is read in any case.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ from meshwise.cost.hardware import Hardware
 from meshwise.ir.bodies import Item, Nested, nest
 from meshwise.ir.program import shape_of, type_of
 from meshwise.ir.sharding import Sharding, local_shape
-from meshwise.partition.hoist import LoopRead, read_before
+from meshwise.partition.hoist import LoopRead, read_anyway, read_before
 from meshwise.partition.order import emission_order
 from meshwise.partition.walk import Reason, Walk, compute, copy_of, exchange_reason, store
 from meshwise.reshard.emit import as_term
@@ -84,6 +84,9 @@ def _run_items(walk: Walk, items: Sequence[Item]) -> None:
             _run_equation(walk, item)
         else:
             with _jax.at_source(item.control.eqn):
+                if item.control.name == "cond":
+                    for var, sharding in read_anyway(walk.plan, item, items):
+                        copy_of(walk, var, sharding, item.control.eqn)
                 _CONTROLS[item.control.name](walk, item)
 
 

@@ -90,6 +90,20 @@ def read_before(
     return [copy for copy in copies if copy not in inside], notes
 
 
+def read_anyway(plan: Plan, choice: Nested, beside: Sequence[Item]) -> Iterator[Copy]:
+    """What some branch reads from around it that is read whichever is taken.
+
+    Either all branches read it, or something `beside` the choice does, in the same body.
+    """
+    eqns = plan.program.equations
+    made = {v for p in choice.positions() for v in eqns[p].outvars}
+    read = _all_read(plan, beside)
+    for position in choice.positions():
+        for var, sharding in _copies_read(plan, position):
+            if var not in made and (var, sharding) in read:
+                yield var, sharding
+
+
 def _reads(plan: Plan, loop: Nested) -> Iterator[Copy]:
     """What a loop reads from around it, in order; of branches only what all of them read."""
     eqns = plan.program.equations

@@ -84,6 +84,24 @@ def test_what_all_branches_read_is_gathered_before_the_loop():
     assert_same(found.simulate(*ARGS), function(*ARGS), 1e-5)
 
 
+@pytest.mark.parametrize("is_read_after", [True, False])
+def test_what_is_read_anyway_is_made_before_a_choice(is_read_after):
+    """One reduction where the sum is read after the choice, whichever branch was taken."""
+
+    def function(x, y, first):
+        total = jnp.sin(x).sum(0)
+        chosen = lax.cond(first, lambda: jnp.tanh(total), lambda: y)
+        return chosen + jnp.cos(total) if is_read_after else chosen
+
+    args = ARGS[0], ARGS[1][0], True
+    step = mw.jit(function, mesh=mesh_of(8), in_shardings=(P("x"), P(), P()), out_shardings=P())
+    found = step.partition(*args)
+    sums = ("psum", "reduce_scatter")
+    assert sum(c.kind in ("all_reduce", "reduce_scatter") for c in found.collectives) == 1
+    assert any(e.primitive.name in sums for e in found.jaxpr.jaxpr.eqns) == is_read_after
+    assert_same(found.simulate(*args), function(*args), 1e-5)
+
+
 def test_what_an_outer_loop_has_an_inner_one_has_too():
     def function(v, w, h, rows):
         def step(h, row):
