@@ -14,10 +14,11 @@ Arrays = list[np.ndarray]
 
 @dataclass(frozen=True)
 class Grid:
-    """The devices of a mesh, numbered row by row."""
+    """The devices of a mesh, numbered row by row; `noise` disturbs what they add up."""
 
     names: Axes
     sizes: tuple[int, ...]
+    noise: Callable[[np.ndarray], np.ndarray] | None = None
 
     @cached_property
     def count(self) -> int:

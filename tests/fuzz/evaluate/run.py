@@ -4,7 +4,7 @@ A value is a list with one array a device; devices that hold the same hold the s
 what is replicated is computed once. One device is a mesh without axes. Keys are 64-bit words.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -23,15 +23,28 @@ from tests.fuzz.evaluate.windows import WINDOWS
 
 FUNCTIONS = {**ELEMENTWISE, **SHAPE, **INDEXING, **KEYS, **WINDOWS, **MATRICES}
 BODIES = ("jaxpr", "call_jaxpr", "fun_jaxpr")
+# What is rounded otherwise where it is added up in another order.
+ROUNDED = (
+    "reduce_sum",
+    "dot_general",
+    "conv_general_dilated",
+    "cumsum",
+    "scatter-add",
+    "reduce_prod",
+)
 CALLS = ("jit", "pjit", "custom_jvp_call", "custom_vjp_call", "remat2", "checkpoint", "closed_call")
-ONE = Grid((), ())
 
 
-def evaluate(closed: Any, args: Sequence[Any]) -> list[np.ndarray]:
-    """What one device computes."""
+def evaluate(
+    closed: Any,
+    args: Sequence[Any],
+    noise: Callable[[np.ndarray], np.ndarray] | None = None,
+) -> list[np.ndarray]:
+    """What one device computes; with noise, what is added up is rounded otherwise."""
     with np.errstate(all="ignore"):
         values = [[on_host(a)] for a in args]
-        return [v[0] for v in run(closed.jaxpr, closed.consts, values, ONE)]
+        one = Grid((), (), noise)
+        return [v[0] for v in run(closed.jaxpr, closed.consts, values, one)]
 
 
 def on_host(array: Any) -> np.ndarray:
@@ -77,6 +90,8 @@ def _on_every_device(eqn: Any, values: Sequence[Arrays], grid: Grid) -> list[Arr
         key = tuple(map(id, operands))
         if key not in computed:
             computed[key] = apply(eqn, operands)
+            if grid.noise is not None and eqn.primitive.name in ROUNDED:
+                computed[key] = [grid.noise(x) for x in computed[key]]
         found.append(computed[key])
     return [[f[k] for f in found] for k in range(len(eqn.outvars))]
 
