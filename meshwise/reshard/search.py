@@ -285,13 +285,10 @@ def _is_slice(shape: tuple[int, ...], mesh: Mesh, source: Sharding, target: Shar
 
 def _before_term(source: Sharding, target: Sharding) -> Sharding:
     """What a value is before it becomes a term over axes that it is not unreduced over."""
-    added = set(target.unreduced) - set(source.unreduced)
-    if not added or target.reduction is not Reduction.SUM:
+    if target.reduction is not Reduction.SUM:
         return target
-    kept = set(target.unreduced) & set(source.unreduced)
-    if source.reduction is not Reduction.SUM:
-        kept = set()
-    return unreduced(target.dims, tuple(kept), Reduction.SUM)
+    held = source.unreduced if source.reduction is Reduction.SUM else ()
+    return unreduced(target.dims, [a for a in target.unreduced if a in held], Reduction.SUM)
 
 
 def _check(shape: tuple[int, ...], source: Sharding, target: Sharding) -> None:

@@ -86,6 +86,11 @@ def accumulated_wide(w: Any, x: Any) -> Any:
     return lax.scan(step, jnp.zeros(w.shape), x)[0]
 
 
+def added_to_largest(x: Any) -> Any:
+    """What steps add to begins with what is unreduced by another operator."""
+    return lax.scan(lambda total, row: (total + row.sum(), None), x.max(), x)[0]
+
+
 def losses(w: Any, x: Any) -> Any:
     """Added up, and each by itself."""
 
@@ -320,6 +325,7 @@ FREE = [
     Row("conjugate gradients", solved, (reals(8, 8), reals(8)), (8,), (P("x"), P("x")), P("x"),
         None, 1e-4),
     Row("a hint on a literal that is carried", with_hinted_literal, (X,), (8,), (P("x"),), None),
+    Row("added to the largest", added_to_largest, (ROWS,), (8,), (STACK,), P(), None, 1e-5),
     Row("loops in vain", in_vain, (reals(13, 6), np.int32(3)), (8,), (P("x"), P()), P("x")),
     Row("no steps", lambda x: lax.scan(lambda c, r: (c + r, c), x[0] if len(x) else 1.0,
         jnp.zeros((0, 6))), (reals(13, 6),), (8,), (P("x"),), None, None, 1e-5),
