@@ -151,7 +151,8 @@ def mapped(maker: Maker) -> None:
     result = inner.draw.choice(kept[-3:])
     body = _body(maker, inner, rows, "{0}", [result])
     operands = ", ".join(f"{{{k}}}" for k in range(len(stacks)))
-    if maker.chance(0.5):
+    batches = "ragged_dot" not in repr(body)  # JAX batches these along the first dim alone
+    if maker.chance(0.5) or not batches:
         text = f"(lax.map(lambda x: {body.name}(*x), ({operands},)),)"
     else:
         text = f"(jax.vmap({body.name})({operands}),)"
