@@ -113,9 +113,8 @@ def collectives_of(
     found: list[Collective] = []
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
-        kind = _KIND_OF_PRIMITIVE.get(name)
-        if kind is not None:
-            found.extend(_of_equation(eqn, kind, axis_sizes, trips))
+        if is_collective(eqn):
+            found.extend(equation_collectives(eqn, axis_sizes, trips))
         elif name == "cond":
             branches = [collectives_of(b, axis_sizes, trips) for b in eqn.params["branches"]]
             found.extend(max(branches, key=lambda b: sum(c.wire_bytes for c in b)))
@@ -129,10 +128,19 @@ def collectives_of(
     return found
 
 
-def _of_equation(
-    eqn: JaxprEqn, kind: CollectiveKind, axis_sizes: Mapping[str, int], trips: int
+def is_collective(eqn: JaxprEqn) -> bool:
+    """Whether an equation is itself a collective; one over a group of one device counts too."""
+    return eqn.primitive.name in _KIND_OF_PRIMITIVE
+
+
+def equation_collectives(
+    eqn: JaxprEqn, axis_sizes: Mapping[str, int], trips: int = 1
 ) -> Iterator[Collective]:
-    """One collective an operand: JAX's psum of several arrays is several reductions."""
+    """What a collective equation runs: one an operand, as JAX's psum of several is several.
+
+    None over a group of one device, where nothing is sent.
+    """
+    kind = _KIND_OF_PRIMITIVE[eqn.primitive.name]
     axes = _axes(eqn)
     group = _group_size(eqn, math.prod(axis_sizes[a] for a in axes))
     if group <= 1:

@@ -1,0 +1,116 @@
+"""Flops and memory traffic of single equations.
+
+Flops are those of the operators' rules (`rules/`): exact for products and convolutions (two a
+multiplication with its addition), about one an element for the rest. Traffic is what an equation
+reads and writes where its operands and results lie in memory; of what several equations do
+together in one kernel `kernels.py` knows.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from meshwise._jax import JaxprEqn, Literal
+from meshwise.ir.collectives import is_collective
+from meshwise.rules.registry import OpRule
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a device does: floating point operations, bytes read from memory and written to it."""
+
+    flops: float = 0.0
+    read_bytes: float = 0.0
+    written_bytes: float = 0.0
+
+    @property
+    def memory_bytes(self) -> float:
+        """Bytes read and written."""
+        return self.read_bytes + self.written_bytes
+
+    def __add__(self, other: "Work") -> "Work":
+        """Both, one after the other."""
+        return Work(
+            self.flops + other.flops,
+            self.read_bytes + other.read_bytes,
+            self.written_bytes + other.written_bytes,
+        )
+
+    def times(self, trips: int) -> "Work":
+        """The same so many times."""
+        return Work(self.flops * trips, self.read_bytes * trips, self.written_bytes * trips)
+
+    def largest(self, other: "Work") -> "Work":
+        """Of each figure the larger one."""
+        return Work(
+            max(self.flops, other.flops),
+            max(self.read_bytes, other.read_bytes),
+            max(self.written_bytes, other.written_bytes),
+        )
+
+
+def total(works: Sequence[Work]) -> Work:
+    """All of them, one after the other."""
+    return Work(
+        sum(w.flops for w in works),
+        sum(w.read_bytes for w in works),
+        sum(w.written_bytes for w in works),
+    )
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes that an equation reads of each operand, and writes of each result, by itself."""
+
+    read: tuple[float, ...]
+    written: tuple[float, ...]
+
+
+# Operators that read of their first operand only what they return.
+_SELECTING = frozenset({"slice", "dynamic_slice", "gather", "split"})
+# Operators that write into their first operand, in place: where their updates stand.
+_UPDATES_AT = {"dynamic_update_slice": 1}
+
+
+def updates_operand(eqn: JaxprEqn) -> int | None:
+    """Which operand an equation writes into its first operand, None where it does not."""
+    name = eqn.primitive.name
+    return 2 if name.startswith("scatter") else _UPDATES_AT.get(name)
+
+
+def traffic_of(eqn: JaxprEqn) -> Traffic:
+    """The bytes of an equation without bodies, its operands in memory.
+
+    Slices and gathers read what they return. Updates are in place: they write the update, and
+    a scatter that combines reads the old elements too.
+    """
+    read = [0.0 if isinstance(a, Literal) else bytes_of(a.aval) for a in eqn.invars]
+    written = [bytes_of(v.aval) for v in eqn.outvars]
+    name = eqn.primitive.name
+    updates = updates_operand(eqn)
+    if name in _SELECTING:
+        read[0] = min(read[0], sum(written))
+    elif updates is not None:
+        written = [bytes_of(eqn.invars[updates].aval)]
+        read[0] = written[0] if name.startswith("scatter-") else 0.0
+    return Traffic(tuple(read), tuple(written))
+
+
+def flops_of(eqn: JaxprEqn, rule: OpRule) -> float:
+    """Flops of an equation without bodies; the additions of a collective are part of its time.
+
+    A Pallas kernel says itself what it costs (`cost_estimate`); one that does not counts once an
+    element of its results.
+    """
+    if is_collective(eqn):
+        return 0.0
+    estimate = eqn.params.get("cost_estimate")
+    return float(getattr(estimate, "flops", rule.flops))
+
+
+def bytes_of(aval: Any) -> float:
+    """Bytes of an array; tokens and the like have none."""
+    if not hasattr(aval, "shape") or not hasattr(aval, "dtype"):
+        return 0.0
+    return float(math.prod(aval.shape) * aval.dtype.itemsize)
