@@ -1,0 +1,8 @@
+"""TPU kernels that compute and communicate at once: Pallas, with copies between devices."""
+
+from meshwise.schedule.kernels.blocks import ELEMENTWISE as ELEMENTWISE
+from meshwise.schedule.kernels.fused_all_reduce import MatmulSummand as MatmulSummand
+from meshwise.schedule.kernels.fused_all_reduce import fused_all_reduce as fused_all_reduce
+from meshwise.schedule.kernels.fused_all_reduce import (
+    matmul_reduce_scatter as matmul_reduce_scatter,
+)
