@@ -11,6 +11,8 @@ from meshwise.api.spmd_program import SpmdProgram as SpmdProgram
 from meshwise.errors import ArgumentError as ArgumentError
 from meshwise.errors import DeletedArrayError as DeletedArrayError
 from meshwise.errors import HintError as HintError
+from meshwise.errors import IllegalMove as IllegalMove
+from meshwise.errors import LayoutError as LayoutError
 from meshwise.errors import MemoryLimitError as MemoryLimitError
 from meshwise.errors import MeshError as MeshError
 from meshwise.errors import MeshwiseError as MeshwiseError
@@ -29,6 +31,8 @@ __all__ = [
     "ArgumentError",
     "DeletedArrayError",
     "HintError",
+    "IllegalMove",
+    "LayoutError",
     "MemoryLimitError",
     "MeshError",
     "MeshwiseError",

@@ -80,6 +80,14 @@ class PipelineError(MeshwiseError, ValueError):
     """
 
 
+class IllegalMove(MeshwiseError):
+    """A move of a schedule would not keep the program's values, or would not do what was asked."""
+
+
+class LayoutError(MeshwiseError):
+    """Layouts of a program's values do not go together (CoCoNeT, section 3.1)."""
+
+
 def message(asked: str, offenders: Iterable[str], rule: str, way_out: str) -> str:
     """Compose the text of an error: what was asked, each offender, the rule, the way out."""
     offenders = list(offenders)

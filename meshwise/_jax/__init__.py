@@ -72,6 +72,7 @@ from meshwise._jax.jaxprs import at_source as at_source
 from meshwise._jax.jaxprs import bind as bind
 from meshwise._jax.jaxprs import close_jaxpr as close_jaxpr
 from meshwise._jax.jaxprs import extended as extended
+from meshwise._jax.jaxprs import has_effects as has_effects
 from meshwise._jax.jaxprs import hoisted as hoisted
 from meshwise._jax.jaxprs import jaxpr_as_fun as jaxpr_as_fun
 from meshwise._jax.jaxprs import key_impl_name as key_impl_name
@@ -79,6 +80,7 @@ from meshwise._jax.jaxprs import literal_value as literal_value
 from meshwise._jax.jaxprs import names_of as names_of
 from meshwise._jax.jaxprs import new_eqn as new_eqn
 from meshwise._jax.jaxprs import new_var as new_var
+from meshwise._jax.jaxprs import opened as opened
 from meshwise._jax.jaxprs import operator_name as operator_name
 from meshwise._jax.jaxprs import rename as rename
 from meshwise._jax.jaxprs import source_summary as source_summary

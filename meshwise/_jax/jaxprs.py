@@ -184,3 +184,8 @@ def literal_value(atom: Literal) -> Any:
     if getattr(aval, "weak_type", False):
         return np.asarray(atom.val).item()
     return np.asarray(atom.val, aval.dtype)
+
+
+def has_effects(eqn: JaxprEqn) -> bool:
+    """Whether an equation does something beside making values; to use a named axis is nothing."""
+    return any(not isinstance(effect, _core.NamedAxisEffect) for effect in eqn.effects)

@@ -116,11 +116,13 @@ def build(
     )
     return SpmdProgram(
         per_device=per_device,
-        plan=plan,
         user_mesh=mesh,
         in_tree=arguments.tree,
         out_tree=out_tree,
         placements=_placements(plan, mesh, in_specs, out_specs),
+        in_paths=plan.program.in_paths,
+        out_paths=plan.program.out_paths,
+        plan=plan,
         held=tuple(held),
         donated=tuple([len(held) + i for i in donated_leaves(options, arguments)]),
         name=name,

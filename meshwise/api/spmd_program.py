@@ -1,5 +1,6 @@
 """The partitioned program as a user holds it: read it, price it, simulate it, run it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -8,11 +9,12 @@ import jax
 from jax.sharding import NamedSharding
 
 from meshwise import _jax
+from meshwise.api.shard_maps import read_shard_map
 from meshwise.choose.plan import Plan
 from meshwise.errors import ArgumentError, message
 from meshwise.ir.collectives import Collective
 from meshwise.ir.per_device import PerDeviceProgram
-from meshwise.report.explain import explain_plan
+from meshwise.report.explain import explain_plan, explain_program
 from meshwise.run.execute import Executable
 from meshwise.run.placement import refined_jax_mesh
 from meshwise.run.simulate import simulate
@@ -22,20 +24,43 @@ from meshwise.run.simulate import simulate
 class SpmdProgram:
     """One program for every device of a mesh.
 
-    Made by `mw.jit(fn, ...).partition(*args)`. It stands alone: nothing of the user's function is
-    called again. Arrays that the function closes over and that lie on the mesh are `held`; they
-    are the program's first inputs. `placements` are the shardings of all inputs and results.
+    Made by `mw.jit(fn, ...).partition(*args)`, or `from_shard_map` of a function written for one
+    device of many. It stands alone: nothing of the user's function is called again. Arrays that the
+    function closes over and that lie on the mesh are `held`; they are the program's first inputs.
+    `placements` are the shardings of all inputs and results, `in_paths` and `out_paths` their
+    names. A program that was not planned has no `plan`.
     """
 
     per_device: PerDeviceProgram
-    plan: Plan
     user_mesh: Any
     in_tree: Any
     out_tree: Any
     placements: tuple[tuple[NamedSharding, ...], tuple[NamedSharding, ...]]
+    in_paths: tuple[str, ...]
+    out_paths: tuple[str, ...]
+    plan: Plan | None = None
     held: tuple[Any, ...] = ()
     donated: tuple[int, ...] = ()
     name: str = "fn"
+
+    @classmethod
+    def from_shard_map(
+        cls, fn: Callable[..., Any], mesh: Any, in_specs: Any, out_specs: Any, *args: Any
+    ) -> "SpmdProgram":
+        """The program of a function written for one device of many, as `jax.shard_map` takes it.
+
+        `fn` maps local arrays to local arrays, with `jax.lax` collectives over the axes of the
+        mesh; `args` are global, or `jax.ShapeDtypeStruct`s. Every axis is manual. Whether results
+        that their spec calls replicated are so is not checked here: `simulate` does.
+
+        >>> from jax.sharding import AbstractMesh, PartitionSpec as P
+        >>> x = jax.ShapeDtypeStruct((8, 4), jax.numpy.float32)
+        >>> fn = lambda x: jax.lax.psum(x, "data")
+        >>> mesh = AbstractMesh((8,), ("data",))
+        >>> SpmdProgram.from_shard_map(fn, mesh, P("data"), P(), x).wire_bytes
+        28
+        """
+        return cls(**vars(read_shard_map(fn, mesh, in_specs, out_specs, args)))
 
     @property
     def jaxpr(self) -> _jax.ClosedJaxpr:
@@ -55,7 +80,7 @@ class SpmdProgram:
     @property
     def wire_bytes(self) -> int:
         """Bytes each device sends in one call, loop trips included."""
-        return sum(c.wire_bytes for c in self.collectives)
+        return self.per_device.wire_bytes
 
     @cached_property
     def in_shardings(self) -> Any:
@@ -74,6 +99,8 @@ class SpmdProgram:
 
     def explain(self) -> str:
         """The decisions, each collective with its line and reason, and what beat what."""
+        if self.plan is None:
+            return explain_program(self.per_device, self.name, self.in_paths, self.out_paths)
         return explain_plan(self.plan, self.per_device, self.name)
 
     def simulate(self, *args: Any, **kwargs: Any) -> Any:
@@ -101,7 +128,7 @@ class SpmdProgram:
             self.user_mesh,
             self.donated,
             name=self.name,
-            arg_names=self._paths,
+            arg_names=self.in_paths,
             placements=self.placements,
             held=self.held,
         )
@@ -113,10 +140,6 @@ class SpmdProgram:
     def compile(self) -> Any:
         """The `jax.stages.Compiled` of the program, for its cost and memory analysis."""
         return self.executable.compile()
-
-    @property
-    def _paths(self) -> tuple[str, ...]:
-        return self.plan.program.in_paths
 
     def _leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The arguments' leaves; an error for other arguments than the program is made for."""
@@ -136,7 +159,7 @@ class SpmdProgram:
                 )
             )
         first = len(self.held)
-        found = zip(leaves, self.per_device.in_types[first:], self._paths[first:], strict=True)
+        found = zip(leaves, self.per_device.in_types[first:], self.in_paths[first:], strict=True)
         offenders = [o for leaf, wanted, path in found if (o := _difference(leaf, wanted, path))]
         if offenders:
             raise ArgumentError(

@@ -123,6 +123,19 @@ def refine_mesh(names: Sequence[str], sizes: Sequence[int]) -> Mesh:
     return Mesh(all_names, tuple(prime_sizes), tuple(user_axes))
 
 
+def plain_mesh(names: Sequence[str], sizes: Sequence[int]) -> Mesh:
+    """A mesh whose axes are those of the user's, none taken apart; those of size one are dropped.
+
+    >>> plain_mesh(("data", "model"), (1, 4)).names
+    ('model',)
+    """
+    kept = [(str(n), s) for n, s in zip(names, sizes, strict=True) if s > 1]
+    subs = [
+        (name, (str(name),) if size > 1 else ()) for name, size in zip(names, sizes, strict=True)
+    ]
+    return Mesh(tuple([n for n, _ in kept]), tuple([s for _, s in kept]), tuple(subs))
+
+
 def _prime_factors(size: int) -> list[int]:
     factors = []
     divisor = 2

@@ -19,11 +19,12 @@ from meshwise._jax import ClosedJaxpr, Literal, Var
 from meshwise.choose.plan import Plan
 from meshwise.cost.hardware import Hardware
 from meshwise.ir.bodies import Item, Nested, nest
+from meshwise.ir.per_device import Reason
 from meshwise.ir.program import shape_of, type_of
 from meshwise.ir.sharding import Sharding, local_shape
 from meshwise.partition.hoist import LoopRead, read_anyway, read_before
 from meshwise.partition.order import emission_order
-from meshwise.partition.walk import Reason, Walk, compute, copy_of, exchange_reason, store
+from meshwise.partition.walk import Walk, compute, copy_of, exchange_reason, store
 from meshwise.reshard.emit import as_term
 
 

@@ -21,6 +21,7 @@ from meshwise.choose.plan import Plan
 from meshwise.choose.tree import Edge
 from meshwise.cost.hardware import Hardware
 from meshwise.ir.factors import FactorRule, Strategy, operand_sharding
+from meshwise.ir.per_device import Reason, reason_scope
 from meshwise.ir.program import itemsize_of, shape_of, type_of
 from meshwise.ir.sharding import Sharding, local_bytes
 from meshwise.partition.hoist import LoopRead
@@ -34,14 +35,6 @@ from meshwise.rules.registry import LocalContext, OpRule
 # which joins all_reduces without the copies that laying them end to end takes: on the GPT of the
 # examples, laying those up to 4 KiB end to end made XLA's compile 1.3 times longer.
 SMALL_BYTES = 256
-
-
-@dataclass(frozen=True)
-class Reason:
-    """Why a collective stands in the program: the decision in words, and the user's line."""
-
-    text: str
-    line: str
 
 
 Waiting = dict[tuple[Any, ...], list[tuple[Var, Edge]]]
@@ -192,7 +185,7 @@ def exchange_reason(walk: Walk, eqn: JaxprEqn, operands: Sequence[Sharding]) -> 
 
 def _because(walk: Walk, reason: Reason) -> Any:
     walk.reasons.append(reason)
-    return jax.named_scope(f"meshwise_reason_{len(walk.reasons) - 1}")
+    return jax.named_scope(reason_scope(len(walk.reasons) - 1))
 
 
 def _reduce_together(walk: Walk, together: list[tuple[Var, Edge]], user: JaxprEqn | None) -> None:

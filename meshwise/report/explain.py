@@ -56,22 +56,63 @@ def explain_plan(plan: Plan, program: PerDeviceProgram, name: str) -> str:
     return "\n\n".join("\n".join(lines) for lines in sections if lines)
 
 
+def explain_program(
+    program: PerDeviceProgram, name: str, in_paths: Sequence[str], out_paths: Sequence[str]
+) -> str:
+    """The same for a program that was not planned: what goes in and out, and each collective."""
+    equations = ("equations", f"{len(program.jaxpr.jaxpr.eqns):,} for each device")
+    sections = [
+        _titled(program, name, [equations, *_figures(program)]),
+        _given("Arguments", in_paths, program.in_types, program.in_shardings, program.mesh),
+        _given("Results", out_paths, program.out_types, program.out_shardings, program.mesh),
+        _collectives(program),
+    ]
+    return "\n\n".join("\n".join(lines) for lines in sections if lines)
+
+
+def _given(
+    title: str,
+    paths: Sequence[str],
+    types: Sequence[Any],
+    shardings: Sequence[Sharding],
+    mesh: Mesh,
+) -> list[str]:
+    """Arguments or results, with how each lies."""
+    rows = [
+        (path, array_text(t.shape, t.dtype), sharding_text(s, mesh))
+        for path, t, s in zip(paths, types, shardings, strict=True)
+    ]
+    return [title, *aligned(rows, "<<<")] if rows else []
+
+
 def _head(plan: Plan, program: PerDeviceProgram, name: str) -> list[str]:
-    mesh, traced = program.mesh, plan.program
-    axes = ", ".join(f"{axis} {mesh.size(subs)}" for axis, subs in mesh.user_axes)
+    traced = plan.program
     given = [sum(h is not None for h in hints) for hints in (traced.in_hints, traced.out_hints)]
-    sent = sum(c.wire_bytes for c in program.collectives)
     rows = [
         ("hints", f"{given[0]} on arguments, {given[1]} on results, {len(traced.hints)} inside"),
         ("equations", f"{len(traced.equations):,} in the function, "
                       f"{len(program.jaxpr.jaxpr.eqns):,} for each device"),
-        ("arguments", _held(program.in_types, program.in_shardings, mesh)),
-        ("results", _held(program.out_types, program.out_shardings, mesh)),
-        ("sent", f"{kib(sent)} by each device in a call, in "
-                 f"{count(sum(c.count for c in program.collectives), 'collective')}"),
-        *(("", text) for text in _kinds(program.collectives)),
+        *_figures(program),
         ("modelled time", _time(plan)),
     ]  # fmt: skip
+    return _titled(program, name, rows)
+
+
+def _figures(program: PerDeviceProgram) -> list[tuple[str, str]]:
+    """What a device holds and sends."""
+    mesh = program.mesh
+    return [
+        ("arguments", _held(program.in_types, program.in_shardings, mesh)),
+        ("results", _held(program.out_types, program.out_shardings, mesh)),
+        ("sent", f"{kib(program.wire_bytes)} by each device in a call, in "
+                 f"{count(sum(c.count for c in program.collectives), 'collective')}"),
+        *(("", text) for text in _kinds(program.collectives)),
+    ]  # fmt: skip
+
+
+def _titled(program: PerDeviceProgram, name: str, rows: Sequence[tuple[str, str]]) -> list[str]:
+    mesh = program.mesh
+    axes = ", ".join(f"{axis} {mesh.size(subs)}" for axis, subs in mesh.user_axes)
     devices = count(mesh.device_count, "device")
     return [f"{name}, one program for {devices} (mesh: {axes})", "", *aligned(rows, "<<")]
 

@@ -9,6 +9,8 @@ ERRORS = [
     "ArgumentError",
     "DeletedArrayError",
     "HintError",
+    "IllegalMove",
+    "LayoutError",
     "MemoryLimitError",
     "MeshError",
     "MeshwiseError",

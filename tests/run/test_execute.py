@@ -47,7 +47,7 @@ def program(function, jax_mesh, ins, outs):
     jaxpr = _jax.make_jaxpr_over_axes(function, axes, local)
     in_types, in_shardings = zip(*ins, strict=True) if ins else ((), ())
     out_types, out_shardings = zip(*outs, strict=True) if outs else ((), ())
-    return PerDeviceProgram(jaxpr, mesh, in_shardings, out_shardings, in_types, out_types, (), ())
+    return PerDeviceProgram(jaxpr, mesh, in_shardings, out_shardings, in_types, out_types)
 
 
 X, W = np.arange(32, dtype=np.float32).reshape(4, 8), np.ones((8, 4), np.float32) / 8

@@ -1,0 +1,1 @@
+"""Computation and communication of a per-device program, transformed (CoCoNeT)."""

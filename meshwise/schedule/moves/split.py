@@ -1,0 +1,158 @@
+"""split: an all_reduce as a reduce_scatter and an all_gather, or a reduce and a broadcast.
+
+CoCoNeT section 3.2 (ARSplitRSAG, ARSplitReduceBroadcast). A ring sends the same bytes either way;
+between the two, every device holds only its part of the sum, and can compute with that.
+"""
+
+from dataclasses import dataclass
+
+import jax
+from jax import lax
+
+from meshwise import _jax
+from meshwise._jax import Var
+from meshwise.ir.mesh import Axes, Mesh
+from meshwise.ir.per_device import Reason, reason_scope
+from meshwise.ir.program import shape_of
+from meshwise.schedule.layouts import named_axes
+from meshwise.schedule.moves.refusal import equation_of, refuse, replaced
+from meshwise.schedule.rewrite import trace_piece
+from meshwise.schedule.tiling import gather, one_dim, pad_dim
+from meshwise.schedule.view import SUMS, View
+
+
+@dataclass(frozen=True)
+class Split:
+    """The program after a split, and its two halves by their results."""
+
+    view: View
+    first: Var
+    second: Var
+
+
+def split(view: View, reduced: Var, dim: int | None = None, pad: bool = True) -> Split:
+    """An all_reduce as reduce_scatter along a dim (by default the first that divides) + all_gather.
+
+    A dim that does not divide is padded with zeros, unless `pad` is False. Raises `IllegalMove`.
+    """
+    move = "split"
+    index = equation_of(view, reduced, move, SUMS.__contains__, "an all_reduce that sums (psum)")
+    eqn = view.eqns[index]
+    _check_plain(view, reduced, eqn, move)
+    axes, shape = named_axes(eqn), shape_of(reduced)
+    operand = eqn.invars[eqn.outvars.index(reduced)]
+    count = view.mesh.size(axes)
+    dim = _dim_to_cut(shape, count) if dim is None else dim
+    if not 0 <= dim < len(shape):
+        raise refuse(
+            move,
+            [f"{view.text(reduced)} has no dim {dim}"],
+            "A reduce_scatter cuts the sum along a dim.",
+            "Name one of its dims; a scalar's all_reduce cannot be split.",
+        )
+    if shape[dim] % count and not pad:
+        raise refuse(
+            move,
+            [f"{view.text(reduced)}: dim {dim} over {view.mesh.show(axes)}, {count} devices"],
+            "A reduce_scatter makes parts of equal size.",
+            "Choose a dim that divides, or let it be padded with pad=True.",
+        )
+    tile = one_dim(len(shape), dim, axes)
+    scope = reason_scope(len(view.program.reasons))
+
+    def halves(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        with _jax.at_source(eqn), jax.named_scope(scope):
+            part = reduce_scatter(x, dim, axes, view.mesh)
+            return part, gather(part, shape, tile, view.mesh)
+
+    piece = trace_piece(halves, [operand], view.mesh, index)
+    renamed = {reduced: piece.results[1]}
+    gone = [index] if len(eqn.outvars) == 1 else []
+    reason = Reason(f"split of all_reduce {view.text(reduced)}", _jax.source_summary(eqn))
+    jaxpr = replaced(view, move, gone, [piece], renamed)
+    return Split(view.with_jaxpr(jaxpr, [reason]), *piece.results)
+
+
+def reduce_scatter(x: jax.Array, dim: int, axes: Axes, mesh: Mesh) -> jax.Array:
+    """This device's part of the sum of what devices hold, the end padded where uneven."""
+    count = mesh.size(axes)
+    x = pad_dim(x, dim, -(-x.shape[dim] // count) * count)
+    return lax.psum_scatter(x, axes, scatter_dimension=dim, tiled=True)
+
+
+def split_to_root(view: View, reduced: Var, root: int = 0) -> Split:
+    """An all_reduce as a reduce to one device and a broadcast from it, each a tree of ppermutes.
+
+    JAX has no collective for either. Each takes log2(n) rounds in which the whole array travels,
+    so the bytes are more than an all_reduce's; the computation between happens on one device.
+    """
+    move = "split_to_root"
+    index = equation_of(view, reduced, move, SUMS.__contains__, "an all_reduce that sums (psum)")
+    eqn = view.eqns[index]
+    _check_plain(view, reduced, eqn, move)
+    axes = named_axes(eqn)
+    operand = eqn.invars[eqn.outvars.index(reduced)]
+    if len(axes) != 1 or not 0 <= root < view.mesh.size(axes):
+        raise refuse(
+            move,
+            [f"{view.text(reduced)} over {view.mesh.show(axes)}, root {root}"],
+            "A tree is over one axis, and its root one of the axis' devices.",
+            "Split an all_reduce over several axes in one over each first.",
+        )
+    (axis,) = axes
+    scope = reason_scope(len(view.program.reasons))
+
+    def halves(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        with _jax.at_source(eqn), jax.named_scope(scope):
+            total = reduce_to(x, axis, view.mesh.size(axes), root)
+            return total, broadcast_from(total, axis, view.mesh.size(axes), root)
+
+    piece = trace_piece(halves, [operand], view.mesh, index)
+    gone = [index] if len(eqn.outvars) == 1 else []
+    reason = Reason(f"split of all_reduce {view.text(reduced)}", _jax.source_summary(eqn))
+    jaxpr = replaced(view, move, gone, [piece], {reduced: piece.results[1]})
+    return Split(view.with_jaxpr(jaxpr, [reason]), *piece.results)
+
+
+def reduce_to(x: jax.Array, axis: str, count: int, root: int) -> jax.Array:
+    """The sum over an axis on its device `root`; partial sums elsewhere (binomial tree)."""
+    distance = 1
+    while distance < count:
+        pairs = [
+            ((i + root) % count, (i - distance + root) % count)
+            for i in range(distance, count, 2 * distance)
+        ]
+        x = x + lax.ppermute(x, axis, pairs)
+        distance *= 2
+    return x
+
+
+def broadcast_from(x: jax.Array, axis: str, count: int, root: int) -> jax.Array:
+    """What device `root` of an axis holds, on all of them (binomial tree, the other way round)."""
+    rank = (lax.axis_index(axis) - root) % count
+    distance = 1 << (count - 1).bit_length()
+    while distance > 1:
+        distance //= 2
+        pairs = [
+            ((i + root) % count, (i + distance + root) % count)
+            for i in range(0, count - distance, 2 * distance)
+        ]
+        came = lax.ppermute(x, axis, pairs)
+        x = lax.select(lax.broadcast(rank % (2 * distance) == distance, x.shape), came, x)
+    return x
+
+
+def _check_plain(view: View, reduced: Var, eqn: _jax.JaxprEqn, move: str) -> None:
+    if eqn.params.get("axis_index_groups") is not None:
+        raise refuse(
+            move,
+            [f"{view.text(reduced)} has axis_index_groups"],
+            "Groups within an axis are no axis of the mesh, by which tiles are counted.",
+            "Give the mesh an axis for the groups.",
+        )
+
+
+def _dim_to_cut(shape: tuple[int, ...], count: int) -> int:
+    """The first dim that divides, else the largest; -1 of a scalar."""
+    dividing = [d for d, n in enumerate(shape) if n and n % count == 0]
+    return dividing[0] if dividing else max(range(len(shape)), key=lambda d: shape[d], default=-1)

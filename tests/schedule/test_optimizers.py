@@ -1,0 +1,51 @@
+"""Split, reorder, slice: an optimiser's step on slices, by moves (CoCoNeT, section 3)."""
+
+import numpy as np
+import pytest
+
+import meshwise as mw
+from meshwise.schedule.moves.reorder import reorder
+from meshwise.schedule.moves.slice_state import slice_state
+from meshwise.schedule.moves.split import split
+from tests.schedule.steps import Step, adam, kinds, lamb, only
+
+
+def on_slices(step: Step):
+    """The schedule of the paper: the update on tiles, and state kept as such."""
+    halves = split(step.view, only(step.view, "psum"))
+    view = reorder(halves.view, halves.second, more_bytes=True).view
+    for name, (argument, result) in step.states.items():
+        view = slice_state(view, argument, result, name)
+    return view
+
+
+@pytest.mark.parametrize("size", [64, 61, 5])
+def test_adam_on_slices_is_adam(size):
+    step = adam(size)
+    view = on_slices(step)
+    assert kinds(view) == ["reduce_scatter", "all_gather"]
+    for got, want in zip(step.simulate(view), step.simulate(), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("size", [64, 61])
+def test_lamb_on_slices_sums_its_norms_between_devices(size):
+    step = lamb(size)
+    view = on_slices(step)
+    assert kinds(view).count("reduce_scatter") == kinds(view).count("all_gather") == 1
+    for got, want in zip(step.simulate(view), step.simulate(), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_a_reorder_that_gathers_more_is_refused_unless_asked():
+    step = adam()
+    halves = split(step.view, only(step.view, "psum"))
+    with pytest.raises(mw.IllegalMove, match="gathers 672 bytes after the move, 224 before"):
+        reorder(halves.view, halves.second)
+
+
+def test_state_read_whole_elsewhere_is_refused():
+    step = adam()
+    halves = split(step.view, only(step.view, "psum"))
+    with pytest.raises(mw.IllegalMove, match="m is read whole"):
+        slice_state(halves.view, 2, 1, "m", 0, ("x",))
