@@ -7,6 +7,7 @@ from meshwise.api.like import like as like
 from meshwise.api.pipelines import pipeline_value_and_grad as pipeline_value_and_grad
 from meshwise.api.reshard import reshard as reshard
 from meshwise.api.reshard import reshard_plan as reshard_plan
+from meshwise.api.schedule import Schedule as Schedule
 from meshwise.api.spmd_program import SpmdProgram as SpmdProgram
 from meshwise.errors import ArgumentError as ArgumentError
 from meshwise.errors import DeletedArrayError as DeletedArrayError
@@ -40,6 +41,7 @@ __all__ = [
     "PipelineError",
     "ReplicationError",
     "RuleError",
+    "Schedule",
     "SpmdProgram",
     "TracerLeakError",
     "TreeError",

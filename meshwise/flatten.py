@@ -75,6 +75,19 @@ def flatten(closed: ClosedJaxpr, enters: Enters = enters_nothing) -> ClosedJaxpr
     return _jax.close_jaxpr(flat.constvars, inputs, outputs, eqns, flat.consts)
 
 
+def inline_calls(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """A program of local arrays without calls in it, every equation else as it is written.
+
+    Hints say nothing there, and are dropped.
+    """
+    closed = _jax.without_hints_in(closed)
+    flat = _Flat(enters_nothing)
+    inputs = [_jax.new_var(v.aval) for v in closed.jaxpr.invars]
+    outputs = _inline(closed.jaxpr, closed.consts, inputs, flat, None)
+    eqns = _live(flat.eqns, outputs)
+    return _jax.close_jaxpr(flat.constvars, inputs, outputs, eqns, flat.consts)
+
+
 def _inline(
     jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], flat: _Flat, call: JaxprEqn | None
 ) -> list[Any]:

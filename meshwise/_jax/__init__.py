@@ -21,6 +21,7 @@ from meshwise._jax.bodies import constraint_of as constraint_of
 from meshwise._jax.bodies import has_constants_in_calls as has_constants_in_calls
 from meshwise._jax.bodies import scan_counts as scan_counts
 from meshwise._jax.bodies import without_hints as without_hints
+from meshwise._jax.bodies import without_hints_in as without_hints_in
 from meshwise._jax.calls import call as call
 from meshwise._jax.calls import spec_of_type as spec_of_type
 from meshwise._jax.calls import witness_of as witness_of

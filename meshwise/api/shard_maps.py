@@ -14,7 +14,7 @@ from meshwise.api.arguments import argument_types, name_of, result_paths, take_a
 from meshwise.api.meshes import check_is_mesh
 from meshwise.api.specs import Described, broadcast_specs, kind_of
 from meshwise.errors import HintError, MeshError, message
-from meshwise.flatten import flatten
+from meshwise.flatten import inline_calls
 from meshwise.ir.mesh import Mesh, plain_mesh
 from meshwise.ir.per_device import PerDeviceProgram
 from meshwise.ir.sharding import Sharding, local_shape
@@ -83,7 +83,7 @@ def read_shard_map(
     ]
     return ShardMapped(
         per_device=PerDeviceProgram(
-            flatten(closed),
+            inline_calls(closed),
             refined,
             tuple(ins),
             tuple(outs),

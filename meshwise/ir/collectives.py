@@ -128,6 +128,11 @@ def collectives_of(
     return found
 
 
+def kind_of_primitive(name: str) -> CollectiveKind | None:
+    """The kind of collective that one of JAX's primitives is, None where it is none."""
+    return _KIND_OF_PRIMITIVE.get(name)
+
+
 def is_collective(eqn: JaxprEqn) -> bool:
     """Whether an equation is itself a collective; one over a group of one device counts too."""
     return eqn.primitive.name in _KIND_OF_PRIMITIVE

@@ -8,6 +8,7 @@ own part of it: the slice goes up through what makes the value (random numbers, 
 from collections import defaultdict
 from typing import Any
 
+from meshwise import _jax
 from meshwise._jax import Literal, Var
 from meshwise.ir.sharding import Sharding
 from meshwise.schedule.rewrite import Piece, replace, trace_piece
@@ -102,7 +103,8 @@ def _piece(view: View, index: int, tiling: Tiling) -> Piece:
     eqn = view.eqns[index]
 
     def own_part(*arrays: Any) -> list[Any]:
-        tiles = [cut(a, t, view.mesh) for a, t in zip(arrays, tiling.operands, strict=True)]
+        with _jax.at_source(eqn):
+            tiles = [cut(a, t, view.mesh) for a, t in zip(arrays, tiling.operands, strict=True)]
         return compute_tile(eqn, tiling, tiles, view.mesh)
 
     return trace_piece(own_part, eqn.invars, view.mesh, index)

@@ -178,9 +178,10 @@ def compute_tile(
 
 @dataclass
 class Cutter:
-    """Cuts whole values to tiles inside a traced function, each cut made once."""
+    """Cuts whole values to tiles inside a traced function, each once, at an equation's line."""
 
     mesh: Mesh
+    like: JaxprEqn
     made: dict[tuple[int, Sharding], Any] = field(default_factory=dict)
     kept: list[Any] = field(default_factory=list)
 
@@ -189,7 +190,8 @@ class Cutter:
         key = id(array), tile
         if key not in self.made:
             self.kept.append(array)  # so that its id stays its own
-            self.made[key] = cut(array, tile, self.mesh)
+            with _jax.at_source(self.like):
+                self.made[key] = cut(array, tile, self.mesh)
         return self.made[key]
 
 

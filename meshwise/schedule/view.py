@@ -157,7 +157,12 @@ class View:
         if atom not in self.maker:
             return f"{short}, argument {self.inputs.index(atom)}" if atom in self.inputs else short
         eqn = self.eqns[self.maker[atom]]
-        return f"{short} of {eqn.primitive.name} at {_jax.source_summary(eqn)}"
+        return f"{short} of {eqn.primitive.name} at {short_line(eqn)}"
+
+
+def short_line(eqn: JaxprEqn) -> str:
+    """The user's line of an equation, of its file the last folder and name."""
+    return "/".join(_jax.source_summary(eqn).split("/")[-2:])
 
 
 def _is_plain(eqn: JaxprEqn) -> bool:

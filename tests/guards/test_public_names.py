@@ -33,7 +33,7 @@ FUNCTIONS = [
     "stack_stages",
     "stage_boundary",
 ]
-PUBLIC = [*ERRORS, "SpmdProgram", "UnevenArray", *FUNCTIONS]
+PUBLIC = [*ERRORS, "Schedule", "SpmdProgram", "UnevenArray", *FUNCTIONS]
 
 
 def differences(actual: Iterable[str], expected: Iterable[str]) -> list[str]:

@@ -17,6 +17,7 @@ from meshwise.ir.collectives import CollectiveKind
 from meshwise.ir.per_device import Reason, reason_scope
 from meshwise.ir.program import shape_of
 from meshwise.ir.sharding import Sharding
+from meshwise.schedule.moves.fuse import check_convex
 from meshwise.schedule.moves.refusal import equation_of, refuse, replaced
 from meshwise.schedule.rewrite import Piece, trace_piece
 from meshwise.schedule.tidy import tidy
@@ -44,10 +45,14 @@ class Reordered:
 
 @dataclass(frozen=True)
 class _Region:
-    """Equations to be computed on tiles, each with how, and the tiles that their values are."""
+    """Equations to be computed on tiles, each with how, and the tiles that their values are.
+
+    `cuts` are replicated values that are cut once, at the beginning.
+    """
 
     tilings: Mapping[int, Tiling]
     tiles: Mapping[Var, Sharding]
+    cuts: Mapping[Var, Sharding]
 
 
 def reorder(
@@ -64,11 +69,11 @@ def reorder(
     """
     entry = _entry(view, gathered)
     if computations is None:
-        region = _grow(view, entry, range(len(view.eqns)), is_given=False)
+        region = _widen(view, entry, _grow(view, entry, range(len(view.eqns)), {}, False))
     else:
         given = {equation_of(view, v, MOVE, lambda _: True, "computations") for v in computations}
-        _check_convex(view, given)
-        region = _grow(view, entry, sorted(given), is_given=True)
+        check_convex(view, given, MOVE)
+        region = _grow(view, entry, sorted(given), {}, True)
     if not region.tilings:
         raise refuse(
             MOVE,
@@ -108,9 +113,39 @@ def _entry(view: View, gathered: Var) -> Tile:
     return entry
 
 
-def _grow(view: View, entry: Tile, candidates: Iterable[int], is_given: bool) -> _Region:
+def _widen(view: View, entry: Tile, region: _Region) -> _Region:
+    """What else can be computed on the tiles that replicated values are cut in, for nothing.
+
+    The norm of the weights, beside their update: it is a sum, and nothing more is to be gathered.
+    """
+    while True:
+        wanted = {
+            atom: tile
+            for index, tiling in region.tilings.items()
+            for atom, tile in zip(view.eqns[index].invars, tiling.operands, strict=True)
+            if not isinstance(atom, Literal) and atom not in region.tiles and tile.used_axes
+        }
+        known = {*_read_outside(view, region)}
+        for atom, tile in wanted.items():
+            cuts = {**region.cuts, atom: tile}
+            wider = _grow(view, entry, range(len(view.eqns)), cuts, False)
+            more = len(wider.tilings) > len(region.tilings)
+            if more and {*_read_outside(view, wider)} <= known:
+                region = wider
+                break
+        else:
+            return region
+
+
+def _grow(
+    view: View,
+    entry: Tile,
+    candidates: Iterable[int],
+    cuts: Mapping[Var, Sharding],
+    is_given: bool,
+) -> _Region:
     """The candidates that read tiles, in order, with how each is computed on them."""
-    tiles: dict[Var, Sharding] = {entry.whole: entry.sharding}
+    tiles: dict[Var, Sharding] = {entry.whole: entry.sharding, **cuts}
     tilings: dict[int, Tiling] = {}
     for index in candidates:
         eqn = view.eqns[index]
@@ -133,7 +168,7 @@ def _grow(view: View, entry: Tile, candidates: Iterable[int], is_given: bool) ->
         for var, tile in zip(eqn.outvars, tiling.results, strict=True):
             if tile.used_axes:
                 tiles[var] = tile
-    return _Region(tilings, tiles)
+    return _Region(tilings, tiles, cuts)
 
 
 def _check_operands(
@@ -163,9 +198,11 @@ def _emit(view: View, region: _Region, entry: Tile) -> tuple[Piece, list[Var]]:
     scope = reason_scope(len(view.program.reasons))
 
     def on_tiles(*arrays: Any) -> list[jax.Array]:
-        cutter = Cutter(view.mesh)
+        cutter = Cutter(view.mesh, view.eqns[view.maker[entry.whole]])
         env: dict[Var, Any] = dict(zip(externals, arrays, strict=True))
-        tiles: dict[Var, Any] = {v: env[v] for v in region.tiles if v in env}
+        tiles: dict[Var, Any] = {v: cutter.cut(env[v], t) for v, t in region.cuts.items()}
+        if entry.whole in env:
+            tiles[entry.whole] = env[entry.whole]
         wholes: list[Any] = []
         for index, tiling in region.tilings.items():
             eqn = view.eqns[index]
@@ -207,28 +244,6 @@ def _externals(view: View, inside: Collection[int]) -> list[Var]:
     made = {v for i in inside for v in view.eqns[i].outvars}
     read = [a for i in inside for a in view.eqns[i].invars if not isinstance(a, Literal)]
     return list(dict.fromkeys(v for v in read if v not in made))
-
-
-def _check_convex(view: View, given: Collection[int]) -> None:
-    """No path leaves what is moved and comes back."""
-    after: set[Var] = set()
-    for index, eqn in enumerate(view.eqns):
-        reads_after = [a for a in eqn.invars if not isinstance(a, Literal) and a in after]
-        if index in given:
-            if reads_after:
-                raise refuse(
-                    MOVE,
-                    [
-                        f"{view.text(reads_after[0])} is computed from what is moved, and read by "
-                        f"{eqn.primitive.name} at {_line(view, index)}, which is moved too"
-                    ],
-                    "What is moved must be convex: no path may leave it and come back.",
-                    "Move the equations on that path too.",
-                )
-            continue
-        reads = {a for a in eqn.invars if not isinstance(a, Literal)}
-        if reads_after or any(view.maker.get(a) in given for a in reads):
-            after.update(eqn.outvars)
 
 
 def gathered_bytes(view: View) -> int:

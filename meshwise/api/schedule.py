@@ -1,0 +1,289 @@
+"""`mw.Schedule`: a per-device program, and the moves that change how it runs, one at a time."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from meshwise._jax import Var
+from meshwise.api.spmd_program import SpmdProgram
+from meshwise.cost.compute import program_work
+from meshwise.cost.memory import peak_memory
+from meshwise.errors import ArgumentError, IllegalMove, message
+from meshwise.flatten import inline_calls
+from meshwise.ir.mesh import Axes
+from meshwise.ir.per_device import PerDeviceProgram
+from meshwise.report.schedules import compared, listing
+from meshwise.run.placement import named_sharding
+from meshwise.schedule.handles import Handle, found, handle_of, next_values, path_of
+from meshwise.schedule.moves.bucket import bucket
+from meshwise.schedule.moves.fuse import fuse
+from meshwise.schedule.moves.reorder import reorder
+from meshwise.schedule.moves.slice_state import slice_state
+from meshwise.schedule.moves.split import split, split_to_root
+from meshwise.schedule.script import Script, call_text, schedule_function
+from meshwise.schedule.view import View
+
+
+class Schedule:
+    """A program and the moves made on it (CoCoNeT, section 3). Each move keeps the values.
+
+    `program` is any `SpmdProgram`: of `mw.jit(...).partition(...)`, of a `mw.program`, or
+    `SpmdProgram.from_shard_map` of a function written by hand. A move takes handles, which `find`
+    gives, and returns handles to what it made, or raises `IllegalMove` and changes nothing.
+
+    >>> import jax
+    >>> from jax.sharding import AbstractMesh, PartitionSpec as P
+    >>> def step(g, w):
+    ...     return w - 0.1 * jax.lax.psum(g[0], "data")
+    >>> x = jax.ShapeDtypeStruct((64,), jax.numpy.float32)
+    >>> gs = jax.ShapeDtypeStruct((8, 64), jax.numpy.float32)
+    >>> mesh = AbstractMesh((8,), ("data",))
+    >>> program = SpmdProgram.from_shard_map(step, mesh, (P("data"), P()), P(), gs, x)
+    >>> s = Schedule(program)
+    >>> scattered, gathered = s.split(s.find("all_reduce")[0])
+    >>> s.reorder(gathered)
+    [<all_gather f32[64] over data at unknown>]
+    >>> print(s.script(), end="")
+    def schedule(s):
+        all_reduce = s.find('all_reduce')
+        split = s.split(all_reduce[0])
+        s.reorder(split[1])
+    """
+
+    def __init__(self, program: Any, *args: Any):
+        """A schedule without moves; `args` are for what is still to be partitioned."""
+        original = program if isinstance(program, SpmdProgram) else program.partition(*args)
+        self.original: SpmdProgram = original
+        per_device = original.per_device
+        inlined = replace(per_device, jaxpr=inline_calls(per_device.jaxpr))
+        self.view = View(inlined)
+        self._script = Script()
+
+    @property
+    def program(self) -> SpmdProgram:
+        """The program as it is now: run it, simulate it, look at it."""
+        return with_per_device(self.original, self.view.program)
+
+    def find(
+        self,
+        kind: str | None = None,
+        source: str | None = None,
+        axes: str | Axes | None = None,
+    ) -> list[Handle]:
+        """Values by the equation that makes them, in order.
+
+        `kind` is that of a collective (`all_reduce`, `reduce_scatter`, `all_gather`, `all_to_all`,
+        `ppermute`), a primitive's name (`dot_general`), or the name of a fused equation; `source` a
+        part of the user's line as `file.py:12`; `axes` those that a collective goes over.
+        """
+        values = found(self.view, kind, source, self._axes(axes))
+        name = self._script.name(kind or "found")
+        options = {"source": source, "axes": axes}
+        self._script.add(name, call_text("find", [kind] if kind else [], options))
+        return self._handles(name, values)
+
+    def split(
+        self, all_reduce: Handle, dim: int | None = None, pad: bool = True
+    ) -> tuple[Handle, Handle]:
+        """An all_reduce as a reduce_scatter along `dim` and an all_gather; both are returned.
+
+        By default along the first dim that divides. One that does not is padded, or refused with
+        `pad=False`.
+        """
+        done = split(self.view, self._value(all_reduce), dim, pad)
+        options = {"dim": dim, "pad": None if pad else pad}
+        return self._pair(
+            self._moved("split", [all_reduce], options, done.view, (done.first, done.second))
+        )
+
+    def split_to_root(self, all_reduce: Handle, root: int = 0) -> tuple[Handle, Handle]:
+        """An all_reduce as a reduce to one device and a broadcast from it, trees of ppermutes."""
+        done = split_to_root(self.view, self._value(all_reduce), root)
+        made = (done.first, done.second)
+        return self._pair(
+            self._moved("split_to_root", [all_reduce], {"root": root}, done.view, made)
+        )
+
+    def reorder(
+        self,
+        all_gather: Handle,
+        computations: Sequence[Handle] | None = None,
+        more_bytes: bool = False,
+    ) -> list[Handle]:
+        """An all_gather after computations that read it; the gathers after them are returned.
+
+        `computations` are by default all that can be done on tiles. Refused where more bytes would
+        be gathered than before, unless `more_bytes`.
+        """
+        chosen = None if computations is None else [self._value(h) for h in computations]
+        done = reorder(self.view, self._value(all_gather), chosen, more_bytes)
+        options = {"computations": computations, "more_bytes": more_bytes}
+        return self._moved("reorder", [all_gather], options, done.view, done.gathers)
+
+    def slice_state(
+        self,
+        name: str,
+        result: int | str | None = None,
+        dim: int | None = None,
+        axes: str | Axes | None = None,
+        gathers: bool = False,
+    ) -> None:
+        """Keep an argument that a step makes anew in slices, and its next value too.
+
+        `name` is the argument's path (`m`, `args[1]['w']`, or its end), `result` the position or
+        path of the result that is its next value, where the program does not say. By default it is
+        kept as the slice that is read of it. The caller's array is then sharded.
+        """
+        argument = self._position(name, self.original.in_paths, "argument")
+        following = self._next_value(argument, result)
+        view = slice_state(self.view, argument, following, name, dim, self._axes(axes), gathers)
+        options = {"result": result, "dim": dim, "axes": axes, "gathers": gathers}
+        self._moved("slice_state", [name], options, view, ())
+
+    def fuse(self, values: Sequence[Handle], name: str | None = None) -> list[Handle]:
+        """Equations, and at most one collective among them, as one; what lies between comes along.
+
+        A reduce_scatter, computations and an all_gather are one FusedAllReduce.
+        """
+        done = fuse(self.view, [self._value(h) for h in values], name)
+        return self._moved("fuse", [values], {"name": name}, done.view, done.values)
+
+    def bucket(self, values: Sequence[Handle], max_bytes: int | None = None) -> list[Handle]:
+        """Collectives of one kind as few, of at most `max_bytes` of operands each."""
+        done = bucket(self.view, [self._value(h) for h in values], max_bytes)
+        return self._moved("bucket", [values], {"max_bytes": max_bytes}, done.view, done.values)
+
+    def run(self, script: str | Callable[["Schedule"], Any]) -> "Schedule":
+        """Make the moves of a script: a function of a schedule, or its text."""
+        schedule_function(script)(self)
+        return self
+
+    def script(self) -> str:
+        """The moves made so far, as code that makes them again on the next trace."""
+        return str(self._script)
+
+    def diff(self) -> str:
+        """Before and after: bytes sent, launches, flops, memory, and the collectives of both."""
+        before = replace(self.original.per_device, jaxpr=inline_calls(self.original.jaxpr))
+        return compared(self.original.name, self._figures(before), self._figures(self.view.program))
+
+    def __str__(self) -> str:
+        """The program's values, each with its layout."""
+        return listing(self.view)
+
+    def states(self) -> dict[int, int]:
+        """Arguments that the program makes anew, by position, and the results they become."""
+        program = self.original
+        said = dict(getattr(program, "states", ()))
+        known = program.per_device
+        return said or next_values(
+            program.in_paths, program.out_paths, known.in_types, known.out_types
+        )
+
+    def _figures(self, program: PerDeviceProgram) -> Any:
+        sizes = program.mesh.axis_size
+        donated = self.original.donated
+        work = program_work(program.jaxpr, sizes)
+        return program, work, peak_memory(program.jaxpr, sizes, donated=donated)
+
+    def _axes(self, axes: str | Axes | None) -> Axes | None:
+        """The program's axes for those the user names."""
+        if axes is None:
+            return None
+        named = (axes,) if isinstance(axes, str) else tuple(axes)
+        mesh = self.view.mesh
+        unknown = [a for a in named if a not in mesh.names and a not in mesh.sub_axes]
+        if unknown:
+            raise ArgumentError(
+                message(
+                    "A schedule was asked for axes that its mesh has not",
+                    unknown,
+                    f"The program's mesh has the axes {', '.join(mesh.names)}.",
+                    "Name axes of the mesh.",
+                )
+            )
+        return tuple(x for a in named for x in (mesh.sub_axes.get(a) or (a,)))
+
+    def _position(self, name: str, paths: Sequence[str], what: str) -> int:
+        positions = path_of(paths, name)
+        if len(positions) != 1:
+            shown = [paths[i] for i in positions] or list(paths)
+            raise ArgumentError(
+                message(
+                    f"{name!r} is {'more than one' if positions else 'no'} {what} of "
+                    f"{self.original.name}",
+                    shown[:12],
+                    f"A name is the path of one {what}, or the end of one.",
+                    "Name one of these.",
+                )
+            )
+        return positions[0]
+
+    def _next_value(self, argument: int, result: int | str | None) -> int:
+        if isinstance(result, str):
+            return self._position(result, self.original.out_paths, "result")
+        following = self.states().get(argument) if result is None else result
+        if following is None or not 0 <= following < len(self.original.out_paths):
+            raise ArgumentError(
+                message(
+                    f"{self.original.in_paths[argument]} has no next value that is known",
+                    [f"result={result}"],
+                    "A state is an argument that the step makes anew, for the next step.",
+                    f"Name the result: one of {', '.join(self.original.out_paths[:12])}.",
+                )
+            )
+        return following
+
+    def _value(self, handle: Handle) -> Var:
+        if handle.value not in self.view.maker:
+            raise IllegalMove(
+                message(
+                    "A move was asked for a value that is no longer there",
+                    [repr(handle)],
+                    "A move replaces equations; handles to them do not go on.",
+                    "Take the handles that the move returned, or find the value again.",
+                )
+            )
+        return handle.value
+
+    def _moved(
+        self,
+        move: str,
+        args: Sequence[Any],
+        options: dict[str, Any],
+        view: View,
+        values: Sequence[Var],
+    ) -> list[Handle]:
+        name = self._script.name(move)
+        self._script.add(name, call_text(move, args, options))
+        self.view = view
+        return self._handles(name, values)
+
+    def _handles(self, name: str, values: Sequence[Var]) -> list[Handle]:
+        count = len(values)
+        return [handle_of(self.view, v, f"{name}[{i}]", count) for i, v in enumerate(values)]
+
+    def _pair(self, handles: list[Handle]) -> tuple[Handle, Handle]:
+        first, second = handles
+        return first, second
+
+
+def with_per_device(program: SpmdProgram, per_device: PerDeviceProgram) -> SpmdProgram:
+    """A program that computes the same in another way; arguments may lie in another way too."""
+    ins, outs = program.placements
+    before, mesh = program.per_device, program.user_mesh
+    placed = [
+        placement if old == new else named_sharding(new, per_device.mesh, mesh)
+        for placement, old, new in zip(
+            ins, before.in_shardings, per_device.in_shardings, strict=True
+        )
+    ]
+    results = [
+        placement if old == new else named_sharding(new, per_device.mesh, mesh)
+        for placement, old, new in zip(
+            outs, before.out_shardings, per_device.out_shardings, strict=True
+        )
+    ]
+    return replace(
+        program, per_device=per_device, placements=(tuple(placed), tuple(results)), plan=None
+    )

@@ -1,0 +1,96 @@
+"""`mw.Schedule`: handles, moves by a user, scripts that replay, differences in figures."""
+
+import numpy as np
+import pytest
+
+import meshwise as mw
+from tests.schedule.steps import adam, lamb
+
+
+def moved(step) -> mw.Schedule:
+    """All moves of an optimiser: sum in two halves, update between, state and norms together."""
+    s = mw.Schedule(step.program)
+    scattered, gathered = s.split(s.find("all_reduce")[0])
+    s.reorder(gathered, more_bytes=True)
+    s.slice_state("m")
+    s.slice_state("v")
+    if small := s.find("all_reduce"):
+        s.bucket(small)
+    s.fuse([scattered, s.find("all_gather")[0]])
+    return s
+
+
+@pytest.mark.parametrize("size", [64, 61])
+@pytest.mark.parametrize("make", [adam, lamb])
+def test_a_step_on_slices(make, size):
+    step = make(size)
+    s = moved(step)
+    small = ["all_reduce"] if make is lamb else []
+    assert [c.kind.value for c in s.program.collectives] == [
+        "reduce_scatter",
+        *small,
+        "all_gather",
+    ]
+    for got, want in zip(s.program.simulate(*step.args), step.simulate(), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_a_script_replays_on_another_trace():
+    script = moved(lamb(64)).script()
+    again = mw.Schedule(lamb(64).program).run(script)
+    assert again.script() == script
+    assert str(again.program) == str(moved(lamb(64)).program)
+    other = mw.Schedule(lamb(80).program).run(script)
+    assert [c.kind.value for c in other.program.collectives] == [
+        "reduce_scatter",
+        "all_reduce",
+        "all_gather",
+    ]
+
+
+def test_a_moved_program_runs_on_devices_step_after_step(mesh8):
+    step = adam(61)
+    on_devices = mw.SpmdProgram.from_shard_map(
+        lambda g, w: w - g, mesh8, (None, None), None, step.args[1], step.args[1]
+    )
+    assert on_devices(step.args[1], step.args[1]).sum() == 0
+    s = moved(step)
+    args = step.args
+    want = list(args[1:])
+    state = list(args[1:])
+    for _ in range(3):
+        state = list(s.program.simulate(args[0], *state))
+        want = list(step.program.simulate(args[0], *want))
+    for got, wanted in zip(state, want, strict=True):
+        np.testing.assert_array_equal(got, wanted)
+
+
+def test_the_difference_in_figures():
+    text = moved(adam(64)).diff()
+    assert "sent" in text
+    assert "peak memory" in text
+    assert "split of all_reduce" in text
+
+
+def test_a_value_that_was_moved_is_no_longer_there():
+    s = mw.Schedule(adam().program)
+    reduced = s.find("all_reduce")[0]
+    s.split(reduced)
+    with pytest.raises(mw.IllegalMove, match="no longer there"):
+        s.split(reduced)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("q", "'q' is no argument of step"), ("g", "g has no next value")]
+)
+def test_states_are_named(name, text):
+    s = mw.Schedule(adam().program)
+    with pytest.raises(mw.ArgumentError, match=text):
+        s.slice_state(name)
+
+
+def test_several_tensors_in_buckets():
+    step = adam(64)
+    s = mw.Schedule(step.program)
+    with pytest.raises(mw.IllegalMove, match="A bucket joins two collectives or more"):
+        s.bucket(s.find("all_reduce"))
