@@ -7,7 +7,7 @@
 - Broadcasts, slices, transposes, iotas and the arithmetic of single elements are *looked through*:
   whoever reads them reads what they are made of, as many elements as it needs, and they are never
   written; unless a kernel that is no fusion reads them, or they are a result. Products and
-  convolutions read through transposes too.
+  convolutions read through transposes and slices too.
 - Everything else (products, convolutions, sorts, scatters, gathers, collectives, loops, choices,
   calls named `fused_...`) is a kernel by itself.
 
@@ -50,6 +50,7 @@ _VIEWS = frozenset(
     "broadcast_in_dim iota transpose rev slice dynamic_slice split axis_index".split()
 )
 _REARRANGING = frozenset({"transpose", "rev"})
+_READ_BY_PRODUCTS = frozenset({"transpose", "rev", "slice", "dynamic_slice", "split"})
 _PRODUCTS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general"})
 _JOINING = frozenset({"concatenate", "pad"})
 
@@ -125,8 +126,8 @@ class Fusion:
         """Whether a reader reads through a view."""
         if self.roles[reader] is not Role.ALONE:
             return True
-        is_turned = view.eqn.primitive.name in _REARRANGING
-        return is_turned and self.steps.steps[reader].eqn.primitive.name in _PRODUCTS
+        is_product = self.steps.steps[reader].eqn.primitive.name in _PRODUCTS
+        return is_product and view.eqn.primitive.name in _READ_BY_PRODUCTS
 
     def trace(self, value: int) -> list[Source]:
         """What is read in memory to read a value."""

@@ -23,6 +23,8 @@ class Hardware:
     listed); "minor all_gather" one of an all_gather of a dim that is not the leading one, which
     must be put in order afterwards (as "all_gather"); "slice" a byte that is only copied (free).
 
+    `kernel_s` is the time a kernel on the compute unit takes before it does anything.
+
     With `bytes_first` every byte that is sent costs so many times more when plans are compared:
     of those that send least the fastest is taken. It is no part of a plan's seconds.
     """
@@ -36,6 +38,7 @@ class Hardware:
     byte_factors: tuple[tuple[str, float], ...] = ()
     round_s: float | None = None
     bytes_first: float = 0.0
+    kernel_s: float = 0.0
 
     def byte_factor(self, kind: str) -> float:
         """How many times longer than the link says a byte of this kind of collective takes."""
@@ -115,7 +118,54 @@ H100 = Hardware(
     flops_per_s=989e12,
     memory_bytes_per_s=3.35e12,
     source="NVIDIA H100 data sheet, SXM: 989 TFLOP/s bf16 dense, 3.35 TB/s, NVLink 900 GB/s both "
-    "ways, 450 GB/s each; launch: order of magnitude of an NCCL kernel, not published",
+    "ways, 450 GB/s each; launch: order of magnitude of an NCCL kernel, not published; kernel: "
+    "order of magnitude of a launch from a CUDA graph, not published",
+    kernel_s=2e-6,
+)
+
+# The machine of CoCoNeT's evaluation (arXiv 2105.05720): 16 DGX-2, of 16 V100 each, which NVSwitch
+# joins inside a node and eight network cards of 100 Gb/s each between nodes.
+V100 = Hardware(
+    name="V100 in a DGX-2",
+    link_bytes_per_s=150e9,
+    launch_s=10e-6,
+    flops_per_s=125e12,
+    memory_bytes_per_s=900e9,
+    source="NVIDIA V100 and DGX-2 data sheets: 125 TFLOP/s of fp16 on tensor cores, 900 GB/s HBM2, "
+    "NVLink 300 GB/s both ways, 150 GB/s each; estimates: launch, kernel (orders of magnitude of "
+    "an NCCL 2.6 kernel and of a CUDA launch)",
+    kernel_s=5e-6,
+)
+
+# Between the nodes: each device in a group of its own, as for tensors that lie sharded over the
+# node, so that 16 devices share the 100 GB/s of the eight cards.
+DGX2_SHARED_CARDS = replace(
+    V100,
+    name="InfiniBand of a DGX-2, a sixteenth of it",
+    link_bytes_per_s=100e9 / 16,
+    launch_s=20e-6,
+    source="NVIDIA DGX-2 data sheet: eight cards of 100 Gb/s a node, 100 GB/s together, a "
+    "sixteenth for each device; estimate: launch",
+)
+
+# Between the nodes: one group over all devices, whose rings cross a card each, so that all of the
+# 100 GB/s serve every device's bytes.
+DGX2_RING = replace(
+    DGX2_SHARED_CARDS,
+    name="rings over all devices of several DGX-2",
+    link_bytes_per_s=100e9,
+    launch_s=100e-6,
+    source="as the cards, all of them for one group; launch: of 2^10 elements on 128 devices, "
+    "0.11 ms in the artefact's log (parasailteam/coconet, examples/adam)",
+)
+
+# The same as the artefact's log has it: what a NCCL 2.6 ring reached there.
+DGX2_RING_MEASURED = replace(
+    DGX2_RING,
+    name="rings over all devices of several DGX-2, as logged",
+    link_bytes_per_s=41e9,
+    source="the artefact's log of 128 devices: 2^30 fp16 elements reduced and gathered in 0.105 s, "
+    "2 * 127/128 * 2^31 bytes / 0.105 s; the unit of the log is read from its context",
 )
 
 # Figures of platforms, by JAX's names, whose kinds of collectives differ by more than bytes.
