@@ -85,6 +85,8 @@ def apply_to_wholes(eqn: JaxprEqn, operands: Sequence[Value], blocks: Blocks) ->
 def apply(eqn: JaxprEqn, operands: Sequence[Value], blocks: Blocks) -> list[Value]:
     """An equation that reduces no rows, on blocks."""
     name = eqn.primitive.name
+    if name in _SMALL and not any(v.is_blocked for v in operands):
+        return [whole(r) for r in _jax.bind(eqn, [spread(v, blocks) for v in operands])]
     rule = _elementwise if name in ELEMENTWISE else _RULES.get(name)
     if rule is None:
         raise unable(eqn, "kernels have no rule for it")
@@ -255,8 +257,6 @@ def _product(eqn: JaxprEqn, operands: Sequence[Value], blocks: Blocks) -> Any:
 
 def _slice(eqn: JaxprEqn, operands: Sequence[Value], blocks: Blocks) -> Any:
     value, params = operands[0], eqn.params
-    if not value.is_blocked:
-        return whole(_jax.bind(eqn, [spread(value, blocks)])[0]).array
     strides = params["strides"] or (1,) * len(value.shape)
     keeps_rows = params["start_indices"][0] == 0 and params["limit_indices"][0] == value.shape[0]
     if len(value.shape) < 2 or not keeps_rows or set(strides) != {1}:
@@ -274,6 +274,15 @@ def _concatenate(eqn: JaxprEqn, operands: Sequence[Value], blocks: Blocks) -> An
     return jnp.concatenate(arrays, dim)
 
 
+def _roll(eqn: JaxprEqn, operands: Sequence[Value], blocks: Blocks) -> Any:
+    value, dim = operands[0], eqn.params["dimension"]
+    if not value.is_blocked or dim == 0:
+        raise unable(eqn, "rows must stay where they are")
+    return jnp.roll(_filled(value, [dim]), eqn.params["shift"], dim)
+
+
+# What takes small arrays, such as norms, together and apart; Pallas has these as they are.
+_SMALL = frozenset({"concatenate", "slice", "stack", "unstack"})
 _Rule = Callable[[JaxprEqn, Sequence[Value], Blocks], Any]
 _RULES: Mapping[str, _Rule] = {
     "broadcast_in_dim": _broadcast,
@@ -283,6 +292,7 @@ _RULES: Mapping[str, _Rule] = {
     "dot_general": _product,
     "slice": _slice,
     "concatenate": _concatenate,
+    "roll": _roll,
     **dict.fromkeys(REDUCTIONS, _reduction),
 }
 

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from meshwise._jax import Literal
 from meshwise.ir.program import shape_of, type_of
 from meshwise.schedule.kernels import blocks as on_blocks
 from meshwise.schedule.kernels import exchange as exchanges
@@ -21,13 +20,10 @@ from meshwise.schedule.kernels import gather as gathers
 from meshwise.schedule.kernels import scatter as scatters
 from meshwise.schedule.kernels.blocks import Value
 from meshwise.schedule.kernels.passes import Env, Passes
+from meshwise.schedule.kernels.pipelines import pipeline
 from meshwise.schedule.kernels.products import MatmulBlocks
 from meshwise.schedule.kernels.ring import Piece, Ring
 from meshwise.schedule.kernels.tiles import Tile
-
-# What a kernel may use of a core's fast memory, and what blocks are planned to use of it.
-VMEM_LIMIT_BYTES = 64 * 2**20
-VMEM_BLOCK_BYTES = 8 * 2**20
 
 
 @dataclass(frozen=True)
@@ -146,7 +142,7 @@ class Fused:
                 *gather_scratch,
             ),
         )
-        run.all({v: ref[...] for v, ref in zip(self.passes.kept(), wholes, strict=True)})
+        run.all({v: _given(v, ref) for v, ref in zip(self.passes.kept(), wholes, strict=True)})
 
     def _term(self, number: int, refs: Sequence[Any], scratch: Sequence[Any]) -> scatters.Term:
         summand = self.summands[number]
@@ -156,6 +152,11 @@ class Fused:
         return scatters.ProductTerm(
             left, summand.left, right, scratch[0], summand.blocks, summand.precision
         )
+
+
+def _given(var: Any, ref: Any) -> Any:
+    """A whole value; truth values are given as numbers."""
+    return ref[...] != 0 if type_of(var).dtype == jnp.bool_ else ref[...]
 
 
 @dataclass(frozen=True)
@@ -233,13 +234,13 @@ class _Run:
                 assert isinstance(tile, Tile)
                 block[...] = tile.written(results[i].array, rows)
 
-        pipeline = pltpu.emit_pipeline(
+        pipeline(
             body,
-            grid=(piece.rows // rows,),
-            in_specs=[fused.tiles[i].spec(rows) for i, s in sources.items() for _ in s],
-            out_specs=[t.spec(rows) for i, _ in written if isinstance(t := fused.results[i], Tile)],
+            (piece.rows // rows,),
+            [fused.tiles[i].spec(rows) for i, s in sources.items() for _ in s],
+            [t.spec(rows) for i, _ in written if isinstance(t := fused.results[i], Tile)],
+            [*(ref for s in sources.values() for ref in s), *(ref for _, ref in written)],
         )
-        pipeline(*(ref for s in sources.values() for ref in s), *(ref for _, ref in written))
 
     def _sources(self, number: int, piece: Piece) -> list[Any]:
         """The references of which a tile's piece is the sum."""
@@ -270,6 +271,5 @@ class _Run:
     def _write_wholes(self, env: Env) -> None:
         for i, atom in enumerate(self.fused.passes.results):
             if not isinstance(self.fused.results[i], Tile):
-                value = on_blocks.literal(atom) if isinstance(atom, Literal) else env[atom]
                 ref = self.results[i]
-                ref[...] = on_blocks.at_hand(value, ref.shape).astype(ref.dtype)
+                ref[...] = on_blocks.at_hand(env[atom], ref.shape).astype(ref.dtype)

@@ -1,8 +1,7 @@
 """`fused_all_reduce` and `matmul_reduce_scatter`: sums over devices and what is made of them."""
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -11,46 +10,16 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from meshwise import _jax
-from meshwise._jax import ClosedJaxpr
-from meshwise.schedule.kernels.fused import VMEM_BLOCK_BYTES, VMEM_LIMIT_BYTES, Fused, Product
-from meshwise.schedule.kernels.passes import Passes, dry_run, passes_of
-from meshwise.schedule.kernels.products import matmul_blocks
-from meshwise.schedule.kernels.ring import (
-    Axis,
-    Piece,
-    Ring,
-    barrier_of,
-    bytes_of,
-    pieces_of,
-    ring_along,
-    rows_of_block,
-)
+from meshwise._jax import ClosedJaxpr, Literal
+from meshwise.schedule.kernels import blocks as on_blocks
+from meshwise.schedule.kernels.calling import VMEM_LIMIT_BYTES, Interpret, interpreter
+from meshwise.schedule.kernels.fused import Fused, Product
+from meshwise.schedule.kernels.passes import Env, Passes, passes_of
+from meshwise.schedule.kernels.planning import MatmulSummand, chunk_of, plan
+from meshwise.schedule.kernels.ring import Axis, barrier_of, ring_along
 from meshwise.schedule.kernels.tiles import Tile
 
 Computation = Callable[..., Any] | ClosedJaxpr
-Interpret = bool | pltpu.InterpretParams | None
-
-
-@dataclass(frozen=True)
-class MatmulSummand:
-    """A summand `left @ right` that the kernel computes chunk by chunk as the ring needs it."""
-
-    left: Any
-    right: Any
-    precision: Any = None
-    preferred_element_type: Any = None
-
-    @property
-    def dtype(self) -> Any:
-        """The type of the product, and of what travels."""
-        if self.preferred_element_type is not None:
-            return jnp.dtype(self.preferred_element_type)
-        return jnp.promote_types(self.left.dtype, self.right.dtype)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The product's shape."""
-        return (self.left.shape[0], self.right.shape[1])
 
 
 def fused_all_reduce(
@@ -100,15 +69,23 @@ def fused_all_reduce(
     ring = ring_along(axis)
     summands = [s if isinstance(s, MatmulSummand) else jnp.asarray(s) for s in summands]
     tiles, wholes = [jnp.asarray(t) for t in tiles], [jnp.asarray(w) for w in wholes]
-    chunks = [_chunk(s, ring, dim) for s in summands]
+    chunks = [chunk_of(s, ring, dim) for s in summands]
     closed = _traced(computation, [*chunks, *tiles, *wholes])
     if ring.size == 1:
         sums = [_as_array(s) for s in summands]
         return _jax.jaxpr_as_fun(closed)(*sums, *tiles, *wholes)
     passes = passes_of(closed, len(summands) + len(tiles), ring.axis)
-    fused = _fused(ring, passes, summands, wholes, dim, gathered, pieces)
     env = passes.before(wholes)
-    return _call(fused, summands, tiles, env, barrier_of(ring.axis, mesh_axes), interpret)
+    atoms = list(zip(passes.results, gathered, strict=True))
+    inside = [(a, g) for a, g in atoms if g is not None or not passes.is_known_before(a)]
+    passes = replace(passes, results=tuple(a for a, _ in inside))
+    fused = plan(ring, passes, summands, wholes, dim, [g for _, g in inside], pieces)
+    barrier = barrier_of(ring.axis, mesh_axes)
+    made = iter(_call(fused, summands, tiles, env, barrier, interpret))
+    return [
+        _before(passes, a, env) if g is None and passes.is_known_before(a) else next(made)
+        for a, g in atoms
+    ]
 
 
 def matmul_reduce_scatter(
@@ -163,18 +140,10 @@ def _as_array(summand: Any) -> Any:
     )
 
 
-def _chunk(summand: Any, ring: Ring, dim: int) -> jax.ShapeDtypeStruct:
-    """The shape of this device's part of a sum."""
-    shape = list(summand.shape)
-    if isinstance(summand, MatmulSummand) and dim:
-        raise ValueError("a matrix product is scattered by its rows (dim=0): transpose it")
-    if dim >= len(shape) or shape[dim] % ring.size:
-        raise ValueError(
-            f"dim {dim} of a summand of shape {tuple(shape)} is not cut by {ring.size} devices:"
-            " pad it before the kernel"
-        )
-    shape[dim] //= ring.size
-    return jax.ShapeDtypeStruct(tuple(shape), summand.dtype)
+def _before(passes: Passes, atom: Any, env: Env) -> Any:
+    """A result that needs no kernel."""
+    value = on_blocks.literal(atom) if isinstance(atom, Literal) else env[atom]
+    return on_blocks.spread(value, passes.blocks)
 
 
 def _traced(computation: Computation, operands: Sequence[Any]) -> ClosedJaxpr:
@@ -184,113 +153,11 @@ def _traced(computation: Computation, operands: Sequence[Any]) -> ClosedJaxpr:
     return jax.make_jaxpr(lambda *args: jax.tree.leaves(computation(*args)))(*operands)
 
 
-def _fused(
-    ring: Ring,
-    passes: Passes,
-    summands: Sequence[Any],
-    wholes: Sequence[Any],
-    dim: int,
-    gathered: Sequence[int | None],
-    pieces: int,
-) -> Fused:
-    """The kernel as data."""
-    in_lanes = passes.blocks.in_lanes
-    tiles = tuple(_tile(v.aval, in_lanes) for v in passes.tiles)
-    cut = pieces_of(passes.blocks.block_rows, pieces)
-    block_rows = _block_rows(passes, tiles, cut)
-    exchanges = dry_run(passes, wholes, lambda i, rows: (rows, *tiles[i].held[1:]), block_rows)
-    kept = jax.eval_shape(lambda w: _kept(passes, w), wholes)
-    results = tuple(_result(passes, i, tiles) for i in range(len(passes.results)))
-    return Fused(
-        ring=ring,
-        passes=passes,
-        pieces=cut,
-        block_rows=block_rows,
-        summands=tuple(_summand(s, ring, dim, in_lanes, cut) for s in summands),
-        tiles=tiles,
-        wholes=tuple(kept),
-        results=results,
-        gathered=tuple(
-            _gathered(i, result, g, ring)
-            for i, (result, g) in enumerate(zip(results, gathered, strict=True))
-        ),
-        exchanges=tuple(tuple(e) for e in exchanges),
-    )
-
-
-def _tile(aval: Any, in_lanes: bool, chunks: int = 0, dim: int = 0) -> Tile:
-    return Tile(tuple(aval.shape), jnp.dtype(aval.dtype), in_lanes, chunks, dim)
-
-
-def _kept(passes: Passes, wholes: Sequence[Any]) -> list[Any]:
-    """The whole values that the kernel is given, as it holds them."""
-    env = passes.before(wholes)
-    arrays = [env[v].array for v in passes.kept()]
-    return [a.astype(jnp.int32) if a.dtype == jnp.bool_ else a for a in arrays]
-
-
-def _summand(
-    summand: Any, ring: Ring, dim: int, in_lanes: bool, pieces: Sequence[Piece]
-) -> Tile | Product:
-    if not isinstance(summand, MatmulSummand):
-        return _tile(_chunk(summand, ring, dim), in_lanes, ring.size, dim)
-    rows, inner = summand.left.shape
-    left = jax.ShapeDtypeStruct((rows // ring.size, inner), summand.left.dtype)
-    right = _tile(summand.right, False)
-    is_float = jnp.issubdtype(summand.dtype, jnp.floating)
-    wide = jnp.promote_types(summand.dtype, jnp.float32) if is_float else jnp.dtype("int32")
-    return Product(
-        _tile(left, False, ring.size),
-        right,
-        wide,
-        matmul_blocks(pieces[0].rows, summand.right.shape[1], inner),
-        summand.precision,
-    )
-
-
-def _result(passes: Passes, number: int, tiles: Sequence[Tile]) -> Tile | jax.ShapeDtypeStruct:
-    aval = passes.results[number].aval
-    if passes.is_tile(number):
-        return _tile(aval, passes.blocks.in_lanes)
-    shape = (1,) * (2 - len(aval.shape)) + tuple(aval.shape)
-    dtype = jnp.int32 if aval.dtype == jnp.bool_ else aval.dtype
-    return jax.ShapeDtypeStruct(shape, dtype)
-
-
-def _gathered(number: int, result: Any, dim: int | None, ring: Ring) -> Tile | None:
-    if dim is None:
-        return None
-    if not isinstance(result, Tile):
-        raise ValueError(
-            f"result {number} has no rows of the tiles, so it is the same everywhere or small:"
-            " it cannot be gathered inside the kernel; gather it after, or keep it (None)"
-        )
-    return Tile(result.shape, result.dtype, result.in_lanes, ring.size, dim)
-
-
-def _block_rows(passes: Passes, tiles: Sequence[Tile], pieces: Sequence[Piece]) -> int:
-    """How many rows are computed on at a time: as many as fit in fast memory with their copies."""
-    results = [v.aval for i, v in enumerate(passes.results) if passes.is_tile(i)]
-    stored = [*tiles, *(_tile(a, passes.blocks.in_lanes) for a in results)]
-    bytes_of_row = sum(2 * bytes_of(t.held[1:], t.stored.dtype) for t in stored)
-    # What is computed on the way lies there too.
-    steps = [e for e in passes.closed.jaxpr.eqns if passes.places[e.outvars[0]].is_blocked]
-    widest = max(math.prod(t.held[1:]) for t in tiles)
-    bytes_of_row += 4 * widest * min(len(steps), 8)
-    rows = rows_of_block(pieces[0].rows, max(1, VMEM_BLOCK_BYTES // bytes_of_row))
-    if not rows:
-        raise ValueError(
-            f"one block of rows of the tiles {[t.shape for t in tiles]} does not fit in fast"
-            f" memory ({VMEM_BLOCK_BYTES >> 20} MiB): give vectors, or tiles of narrower rows"
-        )
-    return rows
-
-
 def _call(
     fused: Fused,
     summands: Sequence[Any],
     tiles: Sequence[Any],
-    env: Any,
+    env: Env,
     barrier: int,
     interpret: Interpret,
 ) -> list[Any]:
@@ -325,10 +192,3 @@ def _restored(fused: Fused, number: int, array: Any) -> Any:
         return result.restore(array)
     aval = fused.passes.results[number].aval
     return array.reshape(aval.shape).astype(aval.dtype)
-
-
-def interpreter(interpret: Interpret) -> Any:
-    """What `pallas_call` takes: False compiles a kernel, parameters interpret it."""
-    if interpret is None:
-        interpret = jax.default_backend() != "tpu"
-    return pltpu.InterpretParams() if interpret is True else interpret

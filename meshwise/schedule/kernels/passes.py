@@ -50,20 +50,17 @@ class Place:
 class Passes:
     """A computation on tiles, ready to be run block by block.
 
-    `tiles` and `wholes` are its inputs (tiles first), `last` is the number of its last pass.
+    `tiles` and `wholes` are its inputs (tiles first), `results` the atoms it results in, `last` is
+    the number of its last pass.
     """
 
     closed: ClosedJaxpr
     tiles: tuple[Var, ...]
     wholes: tuple[Var, ...]
+    results: tuple[Any, ...]
     blocks: Blocks
     places: Mapping[Var, Place]
     last: int
-
-    @property
-    def results(self) -> Sequence[Any]:
-        """The atoms that the computation results in."""
-        return self.closed.jaxpr.outvars
 
     def reductions(self, number: int) -> list[JaxprEqn]:
         """The reductions over rows that pass `number` adds up."""
@@ -81,6 +78,10 @@ class Passes:
         """Whether result `number` has the rows of the tiles as its first dim."""
         atom = self.results[number]
         return not isinstance(atom, Literal) and self.places[atom].is_blocked
+
+    def is_known_before(self, atom: Any) -> bool:
+        """Whether a value is made of whole operands alone, so that no kernel is needed for it."""
+        return isinstance(atom, Literal) or self.places[atom] == Place(False, 0)
 
     def tiles_read(self, number: int) -> list[int]:
         """The tiles that pass `number` reads, as positions in `tiles`."""
@@ -117,9 +118,8 @@ class Passes:
     def kept(self) -> list[Var]:
         """The values of level 0 that the kernel reads."""
         inside = [e for e in self.closed.jaxpr.eqns if self.places[e.outvars[0]] != Place(False, 0)]
-        read = [*(a for e in inside for a in e.invars), *self.results]
-        found = (a for a in read if not isinstance(a, Literal))
-        return [a for a in dict.fromkeys(found) if self.places[a] == Place(False, 0)]
+        read = (a for e in inside for a in e.invars if not isinstance(a, Literal))
+        return [a for a in dict.fromkeys(read) if self.is_known_before(a)]
 
     def between(self, number: int, env: Env, exchange: Exchange) -> None:
         """Add to `env` the whole values that are known before pass `number`.
@@ -220,7 +220,7 @@ def passes_of(closed: ClosedJaxpr, tile_count: int, axis: Axis) -> Passes:
         place = _place(eqn, places, axis)
         places.update(dict.fromkeys(eqn.outvars, place))
     levels = [p.level for p in places.values() if p.is_blocked]
-    return Passes(flat, tiles, wholes, blocks, places, max(levels))
+    return Passes(flat, tiles, wholes, tuple(jaxpr.outvars), blocks, places, max(levels))
 
 
 def _place(eqn: JaxprEqn, places: Mapping[Var, Place], axis: Axis) -> Place:

@@ -5,7 +5,12 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu as pltpu
+
+from meshwise.schedule.kernels.pipelines import pipeline
+
+# The largest blocks: what a core's fast memory holds twice, with the sums.
+MOST_ROWS = 512
+MOST_COLUMNS = 1024
 
 
 @dataclass(frozen=True)
@@ -19,7 +24,11 @@ class MatmulBlocks:
 
 def matmul_blocks(rows: int, columns: int, inner: int) -> MatmulBlocks:
     """Blocks that keep the matrix unit busy and fit in fast memory, twice."""
-    return MatmulBlocks(_block(rows, 512, 8), _block(columns, 1024, 128), _block(inner, 1024, 128))
+    return MatmulBlocks(
+        _block(rows, MOST_ROWS, 8),
+        _block(columns, MOST_COLUMNS, 128),
+        _block(inner, MOST_COLUMNS, 128),
+    )
 
 
 def _block(size: int, most: int, unit: int) -> int:
@@ -62,14 +71,10 @@ def add_product(
             out_block[...] = total.astype(out_block.dtype)
 
     result = pl.BlockSpec((blocks.rows, blocks.columns), lambda i, j, k: (i, j))
-    pipeline = pltpu.emit_pipeline(
-        body,
-        grid=grid,
-        in_specs=[
-            pl.BlockSpec((blocks.rows, blocks.inner), lambda i, j, k: (i, k)),
-            pl.BlockSpec((blocks.inner, blocks.columns), lambda i, j, k: (k, j)),
-            *([] if old is None else [result]),
-        ],
-        out_specs=[result],
-    )
-    pipeline(left, right, *([] if old is None else [old]), out)
+    in_specs = [
+        pl.BlockSpec((blocks.rows, blocks.inner), lambda i, j, k: (i, k)),
+        pl.BlockSpec((blocks.inner, blocks.columns), lambda i, j, k: (k, j)),
+    ]
+    olds = [] if old is None else [old]
+    specs = in_specs + [result] * len(olds)
+    pipeline(body, grid, specs, [result], [left, right, *olds, out])

@@ -15,6 +15,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from meshwise.schedule.kernels.pipelines import pipeline
 from meshwise.schedule.kernels.products import MatmulBlocks, add_product
 from meshwise.schedule.kernels.ring import Piece, Ring
 from meshwise.schedule.kernels.tiles import Tile
@@ -38,10 +39,8 @@ class ArrayTerm:
             new[...] = add(old[...], term[...])
 
         spec = self.array.spec(rows)
-        pipeline = pltpu.emit_pipeline(
-            body, grid=(piece.rows // rows,), in_specs=[spec, spec], out_specs=[spec]
-        )
-        pipeline(slot, self.array.part(self.ref, piece, chunk), slot)
+        refs = [slot, self.array.part(self.ref, piece, chunk), slot]
+        pipeline(body, (piece.rows // rows,), [spec, spec], [spec], refs)
 
     def rest(self, piece: Piece, chunk: Any) -> list[Any]:
         """What is still to be added to the last slot, by whoever reads it."""
