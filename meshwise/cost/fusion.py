@@ -14,9 +14,9 @@
 A fusion never waits for itself: with each kernel boundary on the way from the arguments the *level*
 of an equation grows, and only equations of one level are joined. Then a fusion that one other
 fusion alone reads becomes part of it. What a fusion could compute from the few values that it
-reads anyway it computes again, rather than that another writes it. XLA does more (it joins fusions
-that read the same, and appends to products), so this is an upper bound of its traffic more often
-than not.
+reads anyway, or from one other in its place, is not written but computed again. XLA does more (it
+joins fusions that read the same, and appends to products), so this is an upper bound of its traffic
+more often than not.
 """
 
 from collections.abc import Iterator, Sequence
@@ -102,6 +102,7 @@ class Fusion:
     level: list[int] = field(default_factory=list)
     group: list[int] = field(default_factory=list)
     written: set[int] = field(default_factory=set)
+    again: dict[int, frozenset[int]] = field(default_factory=dict)
 
     def look_through(self) -> None:
         """Find the steps that are never written, and what each step reads through them."""
@@ -157,11 +158,9 @@ class Fusion:
                 if maker is not None and self.level[maker] == found:
                     self._unite(maker, index)
 
-    def _fuses(self, maker: int | None, reader: int, source: Source) -> bool:
+    def _fuses(self, maker: int, reader: int, source: Source) -> bool:
         """Whether an edge can lie inside a kernel."""
-        if maker is None or not source[2]:
-            return False
-        if self.roles[maker] not in (Role.MAP, Role.THROUGH):
+        if self.roles[maker] not in (Role.MAP, Role.THROUGH) or not source[2]:
             return False
         if self.roles[reader] is Role.ALONE or self.is_seen_through[reader]:
             return False
@@ -206,7 +205,8 @@ class Fusion:
     def write(self) -> None:
         """Find the values that are written: results, and what another kernel reads.
 
-        Not what fusions alone read, each of which can compute it from values it reads anyway.
+        Not what fusions alone read, each of which can compute it from values that it reads anyway,
+        or from one other value in memory in its place.
         """
         read: dict[int, set[int]] = {}
         outside: dict[int, list[tuple[int, Source]]] = {}
@@ -218,14 +218,38 @@ class Fusion:
                     outside.setdefault(source[0], []).append((index, source))
         self.written.update(self.steps.outputs)
         for value, readers in outside.items():
-            if not all(self._fuses(self.maker.get(value), *reader) for reader in readers):
+            maker = self.maker.get(value)
+            if maker is not None and not all(self._fuses(maker, *reader) for reader in readers):
                 self.written.add(value)
-        ways = (self._made_of(frozenset()), self._made_of(self.written.copy()))
+        known = frozenset(self.written)
+        ways = (self._made_of(known), self._made_of(frozenset()))
         for value, readers in outside.items():
-            needs = [way[self.maker[value]] for way in ways] if value in self.maker else []
-            groups = [self.root(reader) for reader, _ in readers]
-            if not any(n is not None and all(n <= read[g] for g in groups) for n in needs):
+            if value in self.written or (maker := self.maker.get(value)) is None:
+                continue
+            groups = {self.root(reader) for reader, _ in readers}
+            needed = [needs for way in ways if (needs := way[maker]) is not None]
+            needed.sort(key=lambda needs: max(len(needs - read[group]) for group in groups))
+            for needs in needed:
+                if all(self._replaces(needs - read[group], value, known) for group in groups):
+                    self.again[value] = needs
+                    break
+            else:
                 self.written.add(value)
+
+    def _replaces(self, more: AbstractSet[int], value: int, known: AbstractSet[int]) -> bool:
+        """Whether a fusion may as well read some more values and not this one: none or one.
+
+        One that lies in memory anyway and is no larger.
+        """
+        values = self.steps.values
+        return len(more) <= 1 and all(
+            values[v].bytes <= values[value].bytes
+            and (v in known or v not in self.maker or self._is_end(self.maker[v]))
+            for v in more
+        )
+
+    def _is_end(self, index: int) -> bool:
+        return self.roles[index] in (Role.ALONE, Role.END)
 
     def _made_of(self, known: AbstractSet[int]) -> list[frozenset[int] | None]:
         """From which values outside its kernel, or known ones, each step is made.

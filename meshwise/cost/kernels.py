@@ -131,7 +131,10 @@ class _Build:
             traffic = traffic_of(step.eqn)
             for operand, value in enumerate(step.reads):
                 for source, elements, _ in fusion.trace(value):
-                    if source in inside or (source in fusion.maker and source not in written):
+                    if source in inside:
+                        continue
+                    if source in fusion.again:
+                        read.update({v: values[v].bytes for v in fusion.again[source]})
                         continue
                     size = values[source]
                     share = size.bytes * elements / max(size.elements, 1)
