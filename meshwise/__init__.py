@@ -5,6 +5,7 @@ from meshwise.api.jit import jit as jit
 from meshwise.api.jit import shard as shard
 from meshwise.api.like import like as like
 from meshwise.api.pipelines import pipeline_value_and_grad as pipeline_value_and_grad
+from meshwise.api.programs import program as program
 from meshwise.api.reshard import reshard as reshard
 from meshwise.api.reshard import reshard_plan as reshard_plan
 from meshwise.api.schedule import Schedule as Schedule
@@ -27,6 +28,19 @@ from meshwise.pipeline import stack_stages as stack_stages
 from meshwise.pipeline import stage_boundary as stage_boundary
 from meshwise.pipeline.vectorised import pipeline as pipeline
 from meshwise.run.uneven import UnevenArray as UnevenArray
+from meshwise.schedule.language.specs import Local as Local
+from meshwise.schedule.language.specs import Replicated as Replicated
+from meshwise.schedule.language.specs import Sliced as Sliced
+from meshwise.schedule.language.specs import Unreduced as Unreduced
+from meshwise.schedule.language.verbs import all_gather as all_gather
+from meshwise.schedule.language.verbs import all_reduce as all_reduce
+from meshwise.schedule.language.verbs import all_to_all as all_to_all
+from meshwise.schedule.language.verbs import broadcast as broadcast
+from meshwise.schedule.language.verbs import dropout as dropout
+from meshwise.schedule.language.verbs import reduce as reduce
+from meshwise.schedule.language.verbs import reduce_scatter as reduce_scatter
+from meshwise.schedule.language.verbs import send as send
+from meshwise.schedule.language.verbs import update as update
 
 __all__ = [
     "ArgumentError",
@@ -34,26 +48,40 @@ __all__ = [
     "HintError",
     "IllegalMove",
     "LayoutError",
+    "Local",
     "MemoryLimitError",
     "MeshError",
     "MeshwiseError",
     "MissingRuleError",
     "PipelineError",
+    "Replicated",
     "ReplicationError",
     "RuleError",
     "Schedule",
+    "Sliced",
     "SpmdProgram",
     "TracerLeakError",
     "TreeError",
     "UnevenArray",
+    "Unreduced",
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "broadcast",
+    "dropout",
     "jit",
     "like",
     "pipeline",
     "pipeline_value_and_grad",
+    "program",
+    "reduce",
+    "reduce_scatter",
     "register_rule",
     "reshard",
     "reshard_plan",
+    "send",
     "shard",
     "stack_stages",
     "stage_boundary",
+    "update",
 ]

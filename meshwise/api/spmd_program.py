@@ -28,7 +28,8 @@ class SpmdProgram:
     device of many. It stands alone: nothing of the user's function is called again. Arrays that the
     function closes over and that lie on the mesh are `held`; they are the program's first inputs.
     `placements` are the shardings of all inputs and results, `in_paths` and `out_paths` their
-    names. A program that was not planned has no `plan`.
+    names. A program that was not planned has no `plan`. `states` are pairs of positions among
+    `in_paths` and `out_paths`: of an argument, and of the result that is its next value.
     """
 
     per_device: PerDeviceProgram
@@ -39,9 +40,11 @@ class SpmdProgram:
     in_paths: tuple[str, ...]
     out_paths: tuple[str, ...]
     plan: Plan | None = None
+    hints: tuple[tuple[str | None, ...], tuple[str | None, ...]] = ((), ())
     held: tuple[Any, ...] = ()
     donated: tuple[int, ...] = ()
     name: str = "fn"
+    states: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def from_shard_map(

@@ -22,18 +22,29 @@ ERRORS = [
     "TreeError",
 ]
 FUNCTIONS = [
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "broadcast",
+    "dropout",
     "jit",
     "like",
     "pipeline",
     "pipeline_value_and_grad",
+    "program",
+    "reduce",
+    "reduce_scatter",
     "register_rule",
     "reshard",
     "reshard_plan",
+    "send",
     "shard",
     "stack_stages",
     "stage_boundary",
+    "update",
 ]
-PUBLIC = [*ERRORS, "Schedule", "SpmdProgram", "UnevenArray", *FUNCTIONS]
+LAYOUTS = ["Local", "Replicated", "Sliced", "Unreduced"]
+PUBLIC = [*ERRORS, *LAYOUTS, "Schedule", "SpmdProgram", "UnevenArray", *FUNCTIONS]
 
 
 def differences(actual: Iterable[str], expected: Iterable[str]) -> list[str]:

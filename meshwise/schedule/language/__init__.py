@@ -1,0 +1,1 @@
+"""Programs with computation and communication, written with layouts (CoCoNeT, section 2)."""

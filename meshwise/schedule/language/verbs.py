@@ -1,0 +1,186 @@
+"""The verbs by which a program communicates, and dropout.
+
+Each takes an array or a tree of arrays and keeps shapes: what changes is the layout. `axes` are
+those of the mesh that it goes over, by default the program's group. They stand in functions under
+`mw.program`; anywhere else they raise `LayoutError`.
+"""
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from meshwise._jax import Primitive, array_type
+from meshwise._jax.verbs import new_verb
+from meshwise.errors import LayoutError, message
+from meshwise.schedule.language.specs import REDUCTIONS, axes_of
+
+Tree = TypeVar("Tree")
+
+
+def _outside(name: str) -> LayoutError:
+    return LayoutError(
+        message(
+            f"mw.{name} was called outside of a program",
+            ["its value has no layout here"],
+            "The verbs speak of devices of a mesh, along which values of an @mw.program lie.",
+            "Call it in a function under @mw.program(mesh); or, in a function of local arrays "
+            "under jax.shard_map, use jax.lax's collectives.",
+        )
+    )
+
+
+all_reduce_p = new_verb("all_reduce", _outside)
+reduce_scatter_p = new_verb("reduce_scatter", _outside)
+all_gather_p = new_verb("all_gather", _outside)
+all_to_all_p = new_verb("all_to_all", _outside)
+broadcast_p = new_verb("broadcast", _outside)
+reduce_p = new_verb("reduce", _outside)
+send_p = new_verb("send", _outside)
+update_p = new_verb("update", _outside)
+
+VERBS = frozenset(
+    {
+        all_reduce_p,
+        reduce_scatter_p,
+        all_gather_p,
+        all_to_all_p,
+        broadcast_p,
+        reduce_p,
+        send_p,
+        update_p,
+    }
+)
+
+
+def verb_name(primitive: Primitive) -> str:
+    """What a user calls a verb's primitive."""
+    return f"mw.{primitive.name.removeprefix('mw_')}"
+
+
+def all_reduce(x: Tree, op: str = "sum", axes: str | Sequence[str] | None = None) -> Tree:
+    """The sum (maximum, ...) of what devices hold: Local or Unreduced becomes Replicated."""
+    return _bind(all_reduce_p, x, op=_operator("all_reduce", op), axes=axes_of(axes))
+
+
+def reduce_scatter(
+    x: Tree, dim: int = 0, op: str = "sum", axes: str | Sequence[str] | None = None
+) -> Tree:
+    """This device's part of the sum of what devices hold: Local or Unreduced becomes Sliced(dim).
+
+    A dim that does not divide is padded.
+    """
+    reduction = _operator("reduce_scatter", op)
+    return _bind(reduce_scatter_p, x, dim=dim, op=reduction, axes=axes_of(axes))
+
+
+def all_gather(x: Tree, axes: str | Sequence[str] | None = None) -> Tree:
+    """The parts that devices hold, joined: Sliced becomes Replicated."""
+    return _bind(all_gather_p, x, axes=axes_of(axes))
+
+
+def all_to_all(x: Tree, dim: int, axes: str | Sequence[str] | None = None) -> Tree:
+    """The parts cut along another dim: Sliced(d) becomes Sliced(dim)."""
+    return _bind(all_to_all_p, x, dim=dim, axes=axes_of(axes))
+
+
+def broadcast(x: Tree, root: int = 0, axes: str | Sequence[str] | None = None) -> Tree:
+    """What device `root` holds, on all of them: Local becomes Replicated.
+
+    Over several axes `root` counts their devices, major to minor.
+    """
+    return _bind(broadcast_p, x, root=root, axes=axes_of(axes))
+
+
+def reduce(
+    x: Tree, root: int = 0, op: str = "sum", axes: str | Sequence[str] | None = None
+) -> Tree:
+    """The sum of what devices hold, on device `root`: Local or Unreduced becomes Local.
+
+    Other devices hold what the reduction leaves there: sums of some of the terms, of no use.
+    """
+    return _bind(reduce_p, x, root=root, op=_operator("reduce", op), axes=axes_of(axes))
+
+
+def send(x: Tree, axis: str, shift: int = 1) -> Tree:
+    """To the neighbour along an axis: device i gets what device i - shift holds; Local over it.
+
+    The first `shift` devices (the last ones, for a negative shift) get zeros.
+    """
+    return _bind(send_p, x, axis=axis, shift=shift)
+
+
+def update(target: Tree, value: Tree) -> Tree:
+    """`value`, to be the next value of an argument, `target`; the program returns it.
+
+    Argument and result are then a state (`SpmdProgram.states`) of a loop over calls. Their shapes
+    and types are equal, and their layouts; or the target is Replicated, and the value in slices,
+    which are gathered before they are returned, or when the next call wants the whole.
+    """
+    targets, tree = jax.tree.flatten(target)
+    values, other = jax.tree.flatten(value)
+    if tree != other:
+        raise LayoutError(
+            message(
+                "mw.update was given a value of another structure than its target",
+                [f"the target is {tree}, the value {other}"],
+                "The next value of an argument is like the argument.",
+                "Update each part by itself.",
+            )
+        )
+    pairs = zip(targets, values, strict=True)
+    return jax.tree.unflatten(tree, [_updated(t, v) for t, v in pairs])
+
+
+def _updated(target: Any, value: Any) -> Any:
+    before, after = array_type(target), array_type(value)
+    if before is None or after is None or before.shape != after.shape:
+        raise _not_alike(before, after)
+    if before.dtype != after.dtype:
+        raise _not_alike(before, after)
+    return update_p.bind(jnp.asarray(target), jnp.asarray(value))
+
+
+def _not_alike(before: Any, after: Any) -> LayoutError:
+    shown = [t.str_short() if t is not None else "no array" for t in (before, after)]
+    return LayoutError(
+        message(
+            "mw.update was given a value of another type than its target",
+            [f"the target is {shown[0]}, the value {shown[1]}"],
+            "The next value of an argument has its shape and dtype.",
+            "Reshape or cast the value.",
+        )
+    )
+
+
+def dropout(key: Any, x: jax.Array, rate: float) -> jax.Array:
+    """`x` with a share `rate` of its elements zero, at random, and the others scaled up.
+
+    The mask is made for the whole of `x`, so it is the same in whichever slices `x` lies. Of a
+    Local value all devices have the same mask where they have the same key.
+
+    >>> dropout(jax.random.key(0), jnp.ones(4), 0.0).tolist()
+    [1.0, 1.0, 1.0, 1.0]
+    """
+    if not rate:
+        return x
+    kept = jax.random.bernoulli(key, 1.0 - rate, jnp.shape(x))
+    return jnp.where(kept, x / (1.0 - rate), jnp.zeros_like(x))
+
+
+def _bind(primitive: Primitive, x: Any, **params: Any) -> Any:
+    return jax.tree.map(lambda leaf: primitive.bind(jnp.asarray(leaf), **params), x)
+
+
+def _operator(verb: str, op: str) -> Any:
+    if op in REDUCTIONS:
+        return REDUCTIONS[op]
+    raise LayoutError(
+        message(
+            f"mw.{verb} was given an operator that is none",
+            [f"op={op!r}"],
+            f"It is one of {', '.join(map(repr, REDUCTIONS))}.",
+            "For a mean, divide the sum by the number of devices.",
+        )
+    )
