@@ -1,5 +1,7 @@
 """meshwise: one program for one device, made into one program for every device of a mesh."""
 
+from meshwise.api.autotune import Tuned as Tuned
+from meshwise.api.autotune import autotune as autotune
 from meshwise.api.extend import register_rule as register_rule
 from meshwise.api.jit import jit as jit
 from meshwise.api.jit import shard as shard
@@ -62,11 +64,13 @@ __all__ = [
     "SpmdProgram",
     "TracerLeakError",
     "TreeError",
+    "Tuned",
     "UnevenArray",
     "Unreduced",
     "all_gather",
     "all_reduce",
     "all_to_all",
+    "autotune",
     "broadcast",
     "dropout",
     "jit",

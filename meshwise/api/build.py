@@ -52,6 +52,7 @@ class Choices:
     strict: bool = False
     hardware: Hardware = GENERIC
     hoist_bytes: int | None = None
+    schedule: Any = None
 
 
 @dataclass(frozen=True)
@@ -123,10 +124,15 @@ def build(
         in_paths=plan.program.in_paths,
         out_paths=plan.program.out_paths,
         plan=plan,
+        hints=(_given(plan.program.in_hints), _given(plan.program.out_hints)),
         held=tuple(held),
         donated=tuple([len(held) + i for i in donated_leaves(options, arguments)]),
         name=name,
     )
+
+
+def _given(hints: Sequence[Hint | None]) -> tuple[str | None, ...]:
+    return tuple([None if hint is None else hint.given_as for hint in hints])
 
 
 def _hold_arrays(closed: Any, mesh: Any) -> tuple[Any, list[Any]]:

@@ -20,6 +20,7 @@ from meshwise.api.arguments import (
     name_of,
     take_apart,
 )
+from meshwise.api.autotune import scheduled
 from meshwise.api.build import DRIVER_OF, Choices, Options, build, donated_leaves, resolve
 from meshwise.api.deleted import any_gone, refuse_gone, refuse_shared
 from meshwise.api.meshes import check_is_mesh
@@ -78,6 +79,7 @@ def jit(
     strict: bool = False,
     hardware: Hardware = GENERIC,
     hoist_bytes: int | None = None,
+    schedule: Any = None,
 ) -> Any:
     """Make one SPMD program of a function for every device of a mesh; also a decorator.
 
@@ -98,6 +100,10 @@ def jit(
         hardware: figures of the devices by which plans are priced.
         hoist_bytes: the most a device may hold of what is gathered before a loop; the rest is
             gathered in each step. By default all is gathered before it.
+        schedule: moves to make on the partitioned program (`mw.Schedule`): a function of a
+            schedule, the text of one as `script()` prints it, or "auto" for the best that
+            `mw.autotune` finds by its cost model. Arguments without a hint may then be kept in
+            slices.
 
     Raises HintError, TreeError, MeshError, ArgumentError or MissingRuleError when called, for what
     does not fit.
@@ -116,12 +122,13 @@ def jit(
             strict=strict,
             hardware=hardware,
             hoist_bytes=hoist_bytes,
+            schedule=schedule,
         )
     _check(mesh, completion)
     _jax.check_jit_arguments(fn, static_argnums, static_argnames, donate_argnums, donate_argnames)
     statics = _jax.static_arguments(fn, static_argnums, static_argnames)
     donated = _jax.static_arguments(fn, donate_argnums, donate_argnames)
-    choices = Choices(completion, strict, hardware, hoist_bytes)
+    choices = Choices(completion, strict, hardware, hoist_bytes, schedule)
     options = Options(mesh, in_shardings, out_shardings, *statics, *donated, choices)
     return JitFunction(fn, options)
 
@@ -237,6 +244,7 @@ class JitFunction:
         program = self._shared.get(key)
         if program is None:
             program = build(self.name, self.fn, self.options, arguments, resolved)
+            program = scheduled(program, self.options.choices.schedule)
             self._shared[key] = program
         return program
 

@@ -14,7 +14,15 @@ from meshwise.ir.mesh import Axes
 from meshwise.ir.per_device import PerDeviceProgram
 from meshwise.report.schedules import compared, listing
 from meshwise.run.placement import named_sharding
-from meshwise.schedule.handles import Handle, found, handle_of, next_values, path_of
+from meshwise.schedule.handles import (
+    Handle,
+    depths,
+    found,
+    handle_of,
+    next_values,
+    own_states,
+    path_of,
+)
 from meshwise.schedule.moves.bucket import bucket
 from meshwise.schedule.moves.fuse import fuse
 from meshwise.schedule.moves.reorder import reorder
@@ -57,6 +65,7 @@ class Schedule:
         per_device = original.per_device
         inlined = replace(per_device, jaxpr=inline_calls(per_device.jaxpr))
         self.view = View(inlined)
+        self.may_slice: tuple[str, ...] = self._own_states()
         self._script = Script()
 
     @property
@@ -81,6 +90,35 @@ class Schedule:
         options = {"source": source, "axes": axes}
         self._script.add(name, call_text("find", [kind] if kind else [], options))
         return self._handles(name, values)
+
+    def peek(self, kind: str, axes: Axes | None = None) -> list[Handle]:
+        """As `find`, but no line of the script."""
+        values = found(self.view, kind, None, axes)
+        return [handle_of(self.view, v, "") for v in values]
+
+    def levels(self, handles: Sequence[Handle]) -> list[list[Handle]]:
+        """Values in groups, in order, none of which is computed from another one of its group."""
+        depth = depths(self.view, [h.value for h in handles])
+        grouped: dict[int, list[Handle]] = {}
+        for handle in handles:
+            grouped.setdefault(depth[handle.value], []).append(handle)
+        return [grouped[level] for level in sorted(grouped)]
+
+    def mark(self) -> Any:
+        """What `back_to` needs to undo the moves made from here on."""
+        return self.view, self._script.copy()
+
+    def back_to(self, mark: Any) -> None:
+        """Undo all moves since a mark."""
+        self.view, script = mark
+        self._script = script.copy()
+
+    def copy(self) -> "Schedule":
+        """Another schedule with the same moves, to go on from in another way."""
+        made = Schedule.__new__(Schedule)
+        made.original, made.may_slice = self.original, self.may_slice
+        made.back_to(self.mark())
+        return made
 
     def split(
         self, all_reduce: Handle, dim: int | None = None, pad: bool = True
@@ -136,6 +174,7 @@ class Schedule:
         """
         argument = self._position(name, self.original.in_paths, "argument")
         following = self._next_value(argument, result)
+        self._check_open(argument, following, name)
         view = slice_state(self.view, argument, following, name, dim, self._axes(axes), gathers)
         options = {"result": result, "dim": dim, "axes": axes, "gathers": gathers}
         self._moved("slice_state", [name], options, view, ())
@@ -180,11 +219,31 @@ class Schedule:
             program.in_paths, program.out_paths, known.in_types, known.out_types
         )
 
+    def _own_states(self) -> tuple[str, ...]:
+        """The states that a policy may keep in slices: those the step makes for itself."""
+        paths = self.original.in_paths
+        return tuple([paths[i] for i in own_states(self.view, self.states())])
+
     def _figures(self, program: PerDeviceProgram) -> Any:
         sizes = program.mesh.axis_size
         donated = self.original.donated
         work = program_work(program.jaxpr, sizes)
         return program, work, peak_memory(program.jaxpr, sizes, donated=donated)
+
+    def _check_open(self, argument: int, result: int, name: str) -> None:
+        """A hint says how a value lies, and hints hold."""
+        ins, outs = self.original.hints
+        hints = [*ins[argument : argument + 1], *outs[result : result + 1]]
+        said = [f"{name} is hinted {hint}" for hint in hints if hint is not None]
+        if said:
+            raise IllegalMove(
+                message(
+                    "slice_state is refused",
+                    said,
+                    "A hint says how a value lies, and hints are never changed.",
+                    "Leave argument and result without a hint, or hint at the slices.",
+                )
+            )
 
     def _axes(self, axes: str | Axes | None) -> Axes | None:
         """The program's axes for those the user names."""

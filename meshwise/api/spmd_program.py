@@ -28,8 +28,8 @@ class SpmdProgram:
     device of many. It stands alone: nothing of the user's function is called again. Arrays that the
     function closes over and that lie on the mesh are `held`; they are the program's first inputs.
     `placements` are the shardings of all inputs and results, `in_paths` and `out_paths` their
-    names. A program that was not planned has no `plan`. `states` are pairs of positions among
-    `in_paths` and `out_paths`: of an argument, and of the result that is its next value.
+    names, `hints` what the user said of them. `states` are pairs of positions: of an argument, and
+    of the result that is its next value. A program that was not planned has no `plan`.
     """
 
     per_device: PerDeviceProgram

@@ -7,7 +7,7 @@ from meshwise import _jax
 from meshwise.cost.memory import Memory
 from meshwise.cost.work import Work
 from meshwise.ir.per_device import PerDeviceProgram
-from meshwise.report.text import aligned, in_user_axes, kib, place
+from meshwise.report.text import aligned, in_user_axes, kib, microseconds, place
 from meshwise.schedule.handles import kind_of
 from meshwise.schedule.view import View
 
@@ -62,3 +62,15 @@ def listing(view: View) -> str:
                 (kind_of(eqn), short, str(view.layouts[var]), place(_jax.source_summary(eqn)))
             )
     return "\n".join(aligned(rows, "<<<<"))
+
+
+def candidates_table(
+    rows: Sequence[tuple[str, float, float | None, int, int, int, str]],
+) -> list[str]:
+    """Schedules with what was predicted and measured of each."""
+    shown = [("schedule", "predicted", "measured", "sent", "launches", "peak memory", "")]
+    for name, predicted, measured, sent, launches, peak, note in rows:
+        taken = "" if measured is None else microseconds(measured)
+        figures = microseconds(predicted), taken, kib(sent), str(launches), kib(peak)
+        shown.append((name, *figures, note))
+    return aligned(shown, "<>>>>><")

@@ -105,6 +105,19 @@ class Executable:
             outs[i] = UnevenArray(outs[i], self.program.out_types[i].shape)
         return outs
 
+    def placed(self, args: Sequence[Any]) -> list[Any]:
+        """Arguments, all but those held, brought to where the program wants them."""
+        self._check_has_devices()
+        placed: list[Any] = []
+        for i, arg in enumerate(args, start=len(self._held)):
+            sharding = self.in_shardings[i]
+            if i in self._uneven_in:
+                padded = pad_array(arg, self._in_padded[i], sharding)
+                placed.append(UnevenArray(padded, self.program.in_types[i].shape))
+            else:
+                placed.append(jax.device_put(arg, sharding))
+        return placed
+
     def lower(self) -> Any:
         """JAX's `Lowered` of the program for its shapes (padded where uneven)."""
         self._check_has_devices()

@@ -1,11 +1,11 @@
 """Handles: how a user names values of a program, and finds them again in the next trace."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from meshwise import _jax
-from meshwise._jax import JaxprEqn, Var
+from meshwise._jax import JaxprEqn, Literal, Var
 from meshwise.ir.collectives import kind_of_primitive
 from meshwise.ir.mesh import Axes
 from meshwise.schedule.layouts import named_axes
@@ -68,6 +68,47 @@ def found(view: View, kind: str | None, source: str | None, axes: Axes | None) -
         for eqn in view.eqns
         if eqn.outvars and matches(view, eqn, kind, source, axes)
     ]
+
+
+def depths(view: View, values: Sequence[Var]) -> dict[Var, int]:
+    """For each of some values, how many others stand on the longest way to it."""
+    known: dict[Var, int] = {}
+    chosen = {*values}
+    for eqn in view.eqns:
+        reads = [known[a] for a in eqn.invars if not isinstance(a, Literal) and a in known]
+        depth = max(reads, default=0)
+        is_chosen = any(v in chosen for v in eqn.outvars)
+        if reads or is_chosen:
+            known.update(dict.fromkeys(eqn.outvars, depth + is_chosen))
+    return {v: known[v] - 1 for v in values}
+
+
+def own_states(view: View, states: Mapping[int, int]) -> dict[int, int]:
+    """States that are a step's own business: their next value is on the way to another result.
+
+    Momentum is, from which the next weights are computed; the weights, from which nothing else is
+    computed, are what the step is for, and others read them.
+    """
+    return {
+        argument: result for argument, result in states.items() if _leads_elsewhere(view, result)
+    }
+
+
+def _leads_elsewhere(view: View, result: int) -> bool:
+    atom = view.outputs[result]
+    while atom in view.maker and view.eqns[view.maker[atom]].primitive.name in _SAME:
+        atom = view.eqns[view.maker[atom]].invars[0]
+    if isinstance(atom, Literal) or atom not in view.maker:
+        return False
+    after = {atom}
+    for eqn in view.eqns:
+        if any(not isinstance(a, Literal) and a in after for a in eqn.invars):
+            after.update(eqn.outvars)
+    others = [a for j, a in enumerate(view.outputs) if j != result]
+    return any(not isinstance(a, Literal) and a in after for a in others)
+
+
+_SAME = frozenset({"convert_element_type", "copy", "reshape", "squeeze"})
 
 
 def path_of(paths: Sequence[str], name: str) -> list[int]:

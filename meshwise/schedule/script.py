@@ -16,6 +16,10 @@ class Script:
     lines: list[tuple[str, str]] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
 
+    def copy(self) -> "Script":
+        """The same lines, to be gone on with in another way."""
+        return Script(list(self.lines), dict(self.counts))
+
     def name(self, what: str) -> str:
         """A name that no earlier line uses."""
         base = re.sub(r"\W", "_", what)

@@ -25,6 +25,7 @@ FUNCTIONS = [
     "all_gather",
     "all_reduce",
     "all_to_all",
+    "autotune",
     "broadcast",
     "dropout",
     "jit",
@@ -44,7 +45,7 @@ FUNCTIONS = [
     "update",
 ]
 LAYOUTS = ["Local", "Replicated", "Sliced", "Unreduced"]
-PUBLIC = [*ERRORS, *LAYOUTS, "Schedule", "SpmdProgram", "UnevenArray", *FUNCTIONS]
+PUBLIC = [*ERRORS, *LAYOUTS, "Schedule", "SpmdProgram", "Tuned", "UnevenArray", *FUNCTIONS]
 
 
 def differences(actual: Iterable[str], expected: Iterable[str]) -> list[str]:

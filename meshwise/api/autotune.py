@@ -1,0 +1,362 @@
+"""`mw.autotune`: legal schedules of a program, breadth first, and the best of them by measurement.
+
+CoCoNeT section 4. From the program as it is, policies (`policies.py`) are applied one after the
+other, level by level. A program that was reached already, by other moves, is not gone on from; nor
+is one that the cost model predicts to be far slower than the best so far. The finalists are
+compiled and timed on the devices, in turns, and compared with the program as it was: one whose
+results differ by more than rounding is out, whatever its time.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AbstractMesh
+
+from meshwise import _jax
+from meshwise.api.policies import policies
+from meshwise.api.schedule import Schedule
+from meshwise.api.spmd_program import SpmdProgram
+from meshwise.cost.hardware import CPU, GENERIC, Hardware
+from meshwise.cost.memory import peak_memory
+from meshwise.cost.timeline import timeline
+from meshwise.errors import ArgumentError, message
+from meshwise.report.schedules import candidates_table
+
+MEASURES = ("time", "cost")
+# A schedule this many times slower than the best, by prediction, is not gone on from.
+PRUNED_ABOVE = 2.0
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """One schedule: the policies applied, its script, and its figures on one device.
+
+    `predicted_s` is the cost model's time, `measured_s` the median of its runs where it was timed,
+    `note` why it is out where it is.
+    """
+
+    schedule: Schedule
+    policies: tuple[str, ...]
+    predicted_s: float
+    wire_bytes: int
+    launches: int
+    peak_bytes: int
+    measured_s: float | None = None
+    note: str = ""
+
+    @property
+    def name(self) -> str:
+        """The policies, in order."""
+        return ", ".join(self.policies) or "as it is"
+
+
+@dataclass(frozen=True, eq=False)
+class Tuned:
+    """What the search found: the winner first, then all other candidates by their figures."""
+
+    candidates: tuple[Candidate, ...]
+    original: Candidate
+    explored: int
+    seconds: float
+    measure: str
+    machine: str
+    columns: tuple[str, ...] = field(default=())
+
+    @property
+    def best(self) -> Candidate:
+        """The winner."""
+        return self.candidates[0]
+
+    @property
+    def program(self) -> SpmdProgram:
+        """The winner's program."""
+        return self.best.schedule.program
+
+    def script(self) -> str:
+        """The winner's moves, as code."""
+        return self.best.schedule.script()
+
+    def __str__(self) -> str:
+        """All candidates with their figures, and the winner's script."""
+        rows = [
+            (c.name, c.predicted_s, c.measured_s, c.wire_bytes, c.launches, c.peak_bytes, c.note)
+            for c in self.candidates
+        ]
+        title = (
+            f"{len(self.candidates)} schedules of {self.explored} tried in {self.seconds:.1f} s, "
+            f"by {self.measure}, predicted for {self.machine}"
+        )
+        return "\n".join([title, *candidates_table(rows), "", self.script().rstrip()])
+
+
+def autotune(
+    program: Any,
+    *args: Any,
+    measure: str = "time",
+    budget_s: float = 60.0,
+    states: Sequence[str] | None = None,
+    hardware: Hardware | None = None,
+    overlaps: bool | None = None,
+    finalists: int = 6,
+    rounds: int = 10,
+    progress: bool = False,
+) -> Tuned:
+    """The best legal schedule of a program.
+
+    Args:
+        program: an `SpmdProgram`, or what has `partition` (`mw.jit`, `mw.program`) with its `args`.
+        args: the arguments; arrays among them are what finalists are timed and compared on, for
+            the others random numbers are.
+        measure: "time" times the finalists on the program's devices, "cost" takes the cost model's
+            word and is deterministic.
+        budget_s: seconds after which no more is tried or timed (with "time").
+        states: names of arguments that may be kept in slices; by default the states whose next
+            value is computed on the way to another result (momentum, not weights).
+        hardware: figures for predictions; by default those of the mesh's platform.
+        overlaps: whether collectives run beside computation; by default where hardware does that.
+        finalists: how many of the best by prediction are timed, beside the program as it is.
+        rounds: how often each is timed, in turns.
+        progress: show what is being tried, on the terminal.
+
+    Raises ArgumentError for what does not fit.
+    """
+    start = time.perf_counter()
+    first = Schedule(program, *args)
+    if states is not None:
+        first.may_slice = tuple(states)
+    mesh = first.original.user_mesh
+    _check(measure, mesh)
+    machine = hardware or _hardware_of(mesh)
+    beside = machine is not CPU if overlaps is None else overlaps
+    deadline = start + budget_s if measure == "time" else float("inf")
+    with _Display(progress) as display:
+        found, explored = _search(first, machine, beside, start + budget_s / 2, deadline, display)
+        ranked = sorted(found, key=lambda c: (c.predicted_s, c.wire_bytes, c.launches))
+        if measure == "time":
+            ranked = _timed(ranked, found[0], args, finalists, rounds, deadline, display)
+    seconds = time.perf_counter() - start
+    return Tuned(tuple(ranked), found[0], explored, seconds, measure, machine.name)
+
+
+def scheduled(program: SpmdProgram, schedule: Any) -> SpmdProgram:
+    """A program after the moves of a script, or "auto" for the best by the cost model."""
+    if schedule is None:
+        return program
+    if schedule == "auto":
+        return autotune(program, measure="cost").program
+    return Schedule(program).run(schedule).program
+
+
+def _check(measure: str, mesh: Any) -> None:
+    if measure not in MEASURES:
+        raise ArgumentError(
+            message(
+                "mw.autotune was given a measure that is none",
+                [f"measure={measure!r}"],
+                f"It is one of {', '.join(map(repr, MEASURES))}.",
+                'Leave it out to have finalists timed, or give "cost" to go by the cost model.',
+            )
+        )
+    if measure == "time" and isinstance(mesh, AbstractMesh):
+        raise ArgumentError(
+            message(
+                "mw.autotune was asked to time a program that has no devices",
+                [f"its mesh is {mesh}"],
+                "An AbstractMesh has the shape of a mesh, and nothing to run on.",
+                'Give measure="cost", or a jax.sharding.Mesh.',
+            )
+        )
+
+
+def _hardware_of(mesh: Any) -> Hardware:
+    if isinstance(mesh, AbstractMesh):
+        return GENERIC
+    return CPU if mesh.devices.flat[0].platform == "cpu" else GENERIC
+
+
+def _search(
+    first: Schedule,
+    hardware: Hardware,
+    overlaps: bool,
+    until: float,
+    deadline: float,
+    display: "_Display",
+) -> tuple[list[Candidate], int]:
+    """Every schedule that policies lead to, the program as it is first; and how many were tried."""
+    candidate = _candidate(first, (), hardware, overlaps)
+    known = {_jax.structure_key(first.view.program.jaxpr)}
+    found = [candidate]
+    level, explored = [candidate], 1
+    while level:
+        following: list[Candidate] = []
+        best = min(c.predicted_s for c in found)
+        for parent in level:
+            if parent.predicted_s > PRUNED_ABOVE * best and parent is not candidate:
+                continue
+            for policy in policies(parent.schedule):
+                if time.perf_counter() > min(until, deadline):
+                    return found, explored
+                if policy.name in parent.policies:
+                    continue
+                explored += 1
+                display.show(f"{explored} schedules tried: {policy.name}")
+                moved = parent.schedule.copy()
+                if not policy.apply(moved):
+                    continue
+                key = _jax.structure_key(moved.view.program.jaxpr)
+                if key in known:
+                    continue
+                known.add(key)
+                names = (*parent.policies, policy.name)
+                following.append(_candidate(moved, names, hardware, overlaps))
+        found += following
+        level = following
+    return found, explored
+
+
+def _candidate(
+    schedule: Schedule, names: tuple[str, ...], hardware: Hardware, overlaps: bool
+) -> Candidate:
+    program = schedule.view.program
+    sizes = program.mesh.axis_size
+    predicted = timeline(program.jaxpr, sizes, hardware, overlaps=overlaps).seconds
+    memory = peak_memory(program.jaxpr, sizes, donated=schedule.original.donated)
+    launches = sum(c.count for c in program.collectives)
+    return Candidate(schedule, names, predicted, program.wire_bytes, launches, memory.peak_bytes)
+
+
+def _timed(
+    ranked: Sequence[Candidate],
+    original: Candidate,
+    args: Sequence[Any],
+    finalists: int,
+    rounds: int,
+    deadline: float,
+    display: "_Display",
+) -> list[Candidate]:
+    """The candidates again, those in the final with their time and ordered by it."""
+    final = [original, *[c for c in ranked if c is not original][:finalists]]
+    values = arguments_for(original.schedule.original, args)
+    runs: list[_Run] = []
+    notes: dict[int, str] = {}
+    wanted: list[np.ndarray] | None = None
+    for candidate in final:
+        if runs and time.perf_counter() > deadline:
+            break
+        display.show(f"compiling {candidate.name}")
+        run = _Run.of(candidate, values)
+        results = run.results()
+        wanted = results if wanted is None else wanted
+        worst = _difference(results, wanted)
+        if worst:
+            notes[id(candidate)] = worst
+        else:
+            runs.append(run)
+    for number in range(rounds):
+        if number >= 3 and time.perf_counter() > deadline:
+            break
+        display.show(f"timing {len(runs)} schedules, round {number + 1} of {rounds}")
+        for run in runs:
+            run.time()
+    measured = {id(run.candidate): run.median for run in runs}
+    known = [replace(c, measured_s=measured.get(id(c)), note=notes.get(id(c), "")) for c in ranked]
+    return sorted(known, key=lambda c: (c.measured_s is None, c.measured_s or 0.0, c.predicted_s))
+
+
+def arguments_for(program: SpmdProgram, args: Sequence[Any]) -> list[Any]:
+    """Arrays for every argument: those given, else random floats and zeros."""
+    given = jax.tree.leaves(tuple(args))
+    types = program.per_device.in_types[len(program.held) :]
+    draw = np.random.default_rng(0)
+    values = []
+    for i, wanted in enumerate(types):
+        leaf = given[i] if len(given) == len(types) else None
+        if isinstance(leaf, jax.Array | np.ndarray | float | int):
+            values.append(leaf)
+        elif jax.numpy.issubdtype(wanted.dtype, jax.dtypes.prng_key):
+            values.append(jax.random.split(jax.random.key(0), wanted.shape))
+        elif jax.numpy.issubdtype(wanted.dtype, jax.numpy.inexact):
+            values.append(np.abs(draw.normal(size=wanted.shape)).astype(wanted.dtype) + 0.1)
+        else:
+            values.append(np.zeros(wanted.shape, wanted.dtype))
+    return values
+
+
+@dataclass
+class _Run:
+    """A finalist, compiled, its arguments in their places."""
+
+    candidate: Candidate
+    program: SpmdProgram
+    placed: list[Any]
+    seconds: list[float] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, candidate: Candidate, values: Sequence[Any]) -> "_Run":
+        """Compile nothing yet; nothing is donated, as arguments are used again."""
+        program = replace(candidate.schedule.program, donated=())
+        return cls(candidate, program, program.executable.placed(values))
+
+    def results(self) -> list[np.ndarray]:
+        """Results, on the host."""
+        outs = self.program.executable(self.placed)
+        return [np.asarray(out) for out in outs if not _is_key(out)]
+
+    def time(self) -> None:
+        """One more run."""
+        start = time.perf_counter()
+        outs = self.program.executable(self.placed)
+        jax.block_until_ready([getattr(out, "padded", out) for out in outs])
+        self.seconds.append(time.perf_counter() - start)
+
+    @property
+    def median(self) -> float:
+        """Seconds of the run in the middle; the first, which may warm something up, left out."""
+        return float(np.median(self.seconds[1:] or self.seconds))
+
+
+def _is_key(value: Any) -> bool:
+    return jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key)
+
+
+def _difference(results: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> str:
+    """Where results differ by more than rounding, in words; nothing where they do not."""
+    for number, (got, want) in enumerate(zip(results, wanted, strict=True)):
+        if not np.issubdtype(np.asarray(want).dtype, np.floating):
+            if not np.array_equal(got, want):
+                return f"result {number} differs"
+            continue
+        scale = float(np.max(np.abs(want.astype(np.float64)), initial=0.0))
+        bound = 1e3 * float(jax.numpy.finfo(want.dtype).eps) * (scale + 1e-30)
+        if not np.allclose(got, want, rtol=0.0, atol=bound, equal_nan=True):
+            return f"result {number} differs by more than rounding"
+    return ""
+
+
+class _Display:
+    """What is being tried, on one line of the terminal."""
+
+    def __init__(self, is_shown: bool):
+        self._status: Any = None
+        if is_shown:
+            from rich.console import Console
+
+            self._status = Console(stderr=True).status("searching")
+
+    def __enter__(self) -> "_Display":
+        if self._status is not None:
+            self._status.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def show(self, text: str) -> None:
+        """Say what goes on now."""
+        if self._status is not None:
+            self._status.update(text)

@@ -1,0 +1,122 @@
+"""What an autotuner tries: moves that belong together, made wherever a program has room for them.
+
+A policy is a function of a schedule that makes moves and says whether it made any. What is not
+legal somewhere is left as it is there. Policies know no program by name: they look for collectives,
+by kind and axes, and at what the cost model says of sizes.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from meshwise.api.schedule import Schedule
+from meshwise.errors import ArgumentError, IllegalMove
+from meshwise.ir.mesh import Axes
+from meshwise.ir.program import shape_of
+from meshwise.schedule.handles import Handle
+from meshwise.schedule.layouts import bytes_of, named_axes
+
+# All_reduces up to this size (bytes of the local operand) are not worth two collectives each.
+SMALL_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Moves that are tried together, and how a table names them."""
+
+    name: str
+    apply: Callable[[Schedule], bool]
+
+
+def policies(schedule: Schedule) -> Iterator[Policy]:
+    """What may be tried on a program as it is now."""
+    for axes in _groups(schedule, "all_reduce"):
+        over = "*".join(axes)
+        for dim in _dims(schedule, axes):
+            name = f"slices({over}, dim {dim})"
+            yield Policy(name, lambda s, axes=axes, dim=dim: compute_on_slices(s, axes, dim))
+        yield Policy(f"small sums together({over})", lambda s, axes=axes: small_sums(s, axes))
+    for kind in ("all_reduce", "reduce_scatter", "all_gather"):
+        for axes in _groups(schedule, kind):
+            name = f"bucket {kind}({'*'.join(axes)})"
+            yield Policy(name, lambda s, k=kind, axes=axes: one_bucket(s, k, axes))
+    yield Policy("fuse", fuse_chains)
+
+
+def compute_on_slices(s: Schedule, axes: Axes, dim: int) -> bool:
+    """Large all_reduces in two halves, what reads them between, and state kept in slices.
+
+    Sums of slices that the computations need (norms) are reduced together.
+    """
+    moved = False
+    for reduced in _of_size(s, s.find("all_reduce", axes=axes), small=False):
+        size = shape_of(reduced.value)
+        cut = dim if dim < len(size) else 0
+        moved = _tried(s, lambda r=reduced, d=cut: _split_and_reorder(s, r, d)) or moved
+    if moved:
+        for name in s.may_slice:
+            _tried(s, lambda name=name: s.slice_state(name))
+        small_sums(s, axes)
+    return moved
+
+
+def _split_and_reorder(s: Schedule, reduced: Handle, dim: int) -> None:
+    _, gathered = s.split(reduced, dim)
+    s.reorder(gathered, more_bytes=True)
+
+
+def small_sums(s: Schedule, axes: Axes) -> bool:
+    """Small all_reduces that do not wait for each other in one: the norms of all tensors."""
+    return _bucket_apart(s, _of_size(s, s.find("all_reduce", axes=axes), small=True))
+
+
+def one_bucket(s: Schedule, kind: str, axes: Axes) -> bool:
+    """All collectives of a kind over some axes in one."""
+    return _bucket_apart(s, _of_size(s, s.find(kind, axes=axes), small=False))
+
+
+def _bucket_apart(s: Schedule, handles: Sequence[Handle]) -> bool:
+    """Buckets of collectives none of which waits for another one of its bucket."""
+    moved = False
+    for level in s.levels(handles):
+        if len(level) > 1:
+            moved = _tried(s, lambda level=level: s.bucket(level)) or moved
+    return moved
+
+
+def fuse_chains(s: Schedule) -> bool:
+    """A reduce_scatter, what is computed from it and the all_gathers of that as one."""
+    moved = False
+    for scattered in s.find("reduce_scatter"):
+        gathered = s.find("all_gather")
+        if gathered:
+            moved = _tried(s, lambda r=scattered, g=gathered: s.fuse([r, *g])) or moved
+    return moved
+
+
+def _tried(s: Schedule, move: Callable[[], object]) -> bool:
+    """Whether a move was legal; where it was not nothing has changed."""
+    state = s.mark()
+    try:
+        move()
+    except (IllegalMove, ArgumentError):
+        s.back_to(state)
+        return False
+    return True
+
+
+def _of_size(s: Schedule, handles: Sequence[Handle], small: bool) -> list[Handle]:
+    del s
+    return [h for h in handles if (bytes_of(h.value) <= SMALL_BYTES) == small]
+
+
+def _groups(s: Schedule, kind: str) -> list[Axes]:
+    """The axes that collectives of a kind go over."""
+    view = s.view
+    eqns = [view.eqns[view.maker[h.value]] for h in s.peek(kind)]
+    return list(dict.fromkeys(named_axes(eqn) for eqn in eqns))
+
+
+def _dims(s: Schedule, axes: Axes) -> range:
+    """Dims along which large all_reduces may be cut."""
+    handles = [h for h in s.peek("all_reduce", axes) if bytes_of(h.value) > SMALL_BYTES]
+    return range(max((len(shape_of(h.value)) for h in handles), default=0))

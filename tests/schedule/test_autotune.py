@@ -1,0 +1,154 @@
+"""The autotuner: what it finds without being told, by the cost model and by the clock."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import meshwise as mw
+from meshwise.cost.hardware import CPU
+from tests.schedule.steps import adam, lamb, mesh_of, random
+
+SIZE = 1 << 16
+
+
+@pytest.mark.parametrize(
+    ("make", "found"),
+    [
+        (adam, ["reduce_scatter", "all_gather"]),
+        (lamb, ["reduce_scatter", "all_reduce", "all_gather"]),
+    ],
+)
+def test_an_optimizer_is_sliced(make, found):
+    step = make(SIZE)
+    tuned = mw.autotune(step.program, measure="cost", hardware=CPU)
+    assert [c.kind.value for c in tuned.program.collectives] == found
+    before, after = step.program.per_device, tuned.program.per_device
+    assert after.wire_bytes <= before.wire_bytes + 64  # the norms
+    lies = [str(s) for s in after.in_shardings]
+    assert lies == ["[x, -]", "[-]", "[x]", "[x]"]
+    for got, want in zip(tuned.program.simulate(*step.args), step.simulate(), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_it_is_deterministic_by_cost():
+    texts = {mw.autotune(lamb(SIZE).program, measure="cost", hardware=CPU).script() for _ in "12"}
+    assert len(texts) == 1
+
+
+def test_the_script_is_the_schedule():
+    step = lamb(SIZE)
+    tuned = mw.autotune(step.program, measure="cost", hardware=CPU)
+    again = mw.Schedule(step.program).run(tuned.script())
+    assert str(again.program) == str(tuned.program)
+
+
+def test_many_results_that_would_be_gathered_keep_the_all_reduce():
+    """Trap 9: the sum is read whole in more ways than an all_reduce costs."""
+
+    def step(g, a, b, c):
+        g = jax.lax.psum(g[0], "x")
+        return a * g, b * g, c * g
+
+    args = (random(8, SIZE), random(SIZE), random(SIZE, seed=1), random(SIZE, seed=2))
+    specs = (P("x"), P(), P(), P())
+    program = mw.SpmdProgram.from_shard_map(step, mesh_of(x=8), specs, (P(),) * 3, *args)
+    tuned = mw.autotune(program, measure="cost", states=())
+    assert [c.kind.value for c in tuned.program.collectives] == ["all_reduce"]
+
+
+def test_finalists_are_timed_and_compared(mesh8):
+    def step(g, w, m):
+        m = 0.9 * m + jax.lax.psum(g[0], "x")
+        return w - 0.1 * m, m
+
+    args = (random(8, SIZE), random(SIZE), random(SIZE, seed=1))
+    program = mw.SpmdProgram.from_shard_map(step, mesh8, (P("x"), P(), P()), (P(), P()), *args)
+    tuned = mw.autotune(program, *args, rounds=2, finalists=2)
+    timed = [c for c in tuned.candidates if c.measured_s is not None]
+    assert len(timed) >= 2
+    assert tuned.best is timed[0]
+    assert tuned.original in tuned.candidates or tuned.original.name == "as it is"
+    assert not any(c.note for c in tuned.candidates)
+    assert "measured" in str(tuned)
+    w, m = tuned.program(*args)
+    want = program.simulate(*args)
+    np.testing.assert_allclose(w, want[0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(m, want[1], rtol=1e-5, atol=1e-6)
+
+
+def train_step(schedule=None, **shardings):
+    optimizer = optax.adam(1e-2)
+
+    def loss(params, x, y):
+        hidden = jnp.tanh(x @ params["w1"] + params["b1"])
+        return jnp.mean((hidden @ params["w2"] - y) ** 2)
+
+    def step(params, state, x, y):
+        value, gradient = jax.value_and_grad(loss)(params, x, y)
+        updates, state = optimizer.update(gradient, state, params)
+        return optax.apply_updates(params, updates), state, value
+
+    params = {"w1": random(128, 512), "b1": random(512), "w2": random(512, 64)}
+    return step, (params, optimizer.init(params), random(1024, 128), random(1024, 64))
+
+
+def test_a_training_step_under_jit_keeps_its_state_in_slices(mesh8):
+    step, args = train_step()
+    options = {"mesh": mesh8, "in_shardings": (P(), None, P("x"), P("x")),
+               "out_shardings": (P(), None, None)}  # fmt: skip
+    plain, tuned = mw.jit(step, **options), mw.jit(step, **options, schedule="auto")
+    (params, state), (wanted, plain_state) = args[:2], args[:2]
+    for _ in range(2):
+        params, state, value = tuned(params, state, *args[2:])
+        wanted, plain_state, wanted_value = plain(wanted, plain_state, *args[2:])
+    assert state[0].mu["w1"].sharding.spec == P("x")
+    assert params["w1"].sharding.is_fully_replicated
+    np.testing.assert_allclose(value, wanted_value, rtol=1e-5)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), params, wanted
+    )
+
+
+def test_a_hint_on_state_holds(mesh8):
+    step, args = train_step()
+    hinted = mw.jit(
+        step,
+        mesh=mesh8,
+        in_shardings=(P(), P(), P("x"), P("x")),
+        out_shardings=(P(), P(), None),
+        schedule="auto",
+    )
+    program = hinted.partition(*args)
+    assert all(s.spec == P() for s in jax.tree.leaves(program.in_shardings[1]))
+    with pytest.raises(mw.IllegalMove, match="is hinted"):
+        s = mw.Schedule(program)
+        s.slice_state("args[1][0].mu['w1']", dim=0, axes="x", gathers=True)
+
+
+def test_a_script_for_jit(mesh8):
+    def script(s):
+        s.split(s.find("all_reduce")[0])
+
+    fn = mw.jit(
+        lambda x: jnp.sum(x, 0),
+        mesh=mesh8,
+        in_shardings=P("x"),
+        out_shardings=P(),
+        schedule=script,
+    )
+    x = random(16, 64)
+    program = fn.partition(x)
+    assert [c.kind.value for c in program.collectives] == ["reduce_scatter", "all_gather"]
+    np.testing.assert_allclose(fn(x), x.sum(0), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [({"measure": "luck"}, "measure='luck'"), ({"measure": "time"}, "nothing to run on")],
+)
+def test_what_cannot_be(options, text):
+    with pytest.raises(mw.ArgumentError, match=text):
+        mw.autotune(adam().program, **options)
