@@ -7,6 +7,7 @@ by kind and axes, and at what the cost model says of sizes.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from meshwise.api.schedule import Schedule
 from meshwise.errors import ArgumentError, IllegalMove
@@ -47,21 +48,27 @@ def compute_on_slices(s: Schedule, axes: Axes, dim: int) -> bool:
 
     Sums of slices that the computations need (norms) are reduced together.
     """
-    moved = False
-    for reduced in _of_size(s, s.find("all_reduce", axes=axes), small=False):
-        size = shape_of(reduced.value)
-        cut = dim if dim < len(size) else 0
-        moved = _tried(s, lambda r=reduced, d=cut: _split_and_reorder(s, r, d)) or moved
-    if moved:
-        for name in s.may_slice:
-            _tried(s, lambda name=name: s.slice_state(name))
-        small_sums(s, axes)
-    return moved
+    reduced = _of_size(s, s.find("all_reduce", axes=axes), small=False)
+    cut = [h for h in reduced if dim < len(shape_of(h.value))]
+    if not _together_or_each(s, cut, lambda handles: _split_and_reorder(s, handles, dim)):
+        return False
+    _together_or_each(s, s.may_slice, s.slice_state)
+    small_sums(s, axes)
+    return True
 
 
-def _split_and_reorder(s: Schedule, reduced: Handle, dim: int) -> None:
+def _split_and_reorder(s: Schedule, reduced: Sequence[Handle], dim: int) -> None:
     _, gathered = s.split(reduced, dim)
     s.reorder(gathered, more_bytes=True)
+
+
+def _together_or_each(s: Schedule, what: Sequence[Any], move: Callable[[Any], object]) -> bool:
+    """Whether a move was legal for all together, or else for any by itself."""
+    if not what:
+        return False
+    if _tried(s, lambda: move(list(what))):
+        return True
+    return any([_tried(s, lambda one=one: move([one])) for one in what]) if len(what) > 1 else False
 
 
 def small_sums(s: Schedule, axes: Axes) -> bool:

@@ -26,8 +26,8 @@ from meshwise.schedule.handles import (
 from meshwise.schedule.moves.bucket import bucket
 from meshwise.schedule.moves.fuse import fuse
 from meshwise.schedule.moves.reorder import reorder
-from meshwise.schedule.moves.slice_state import slice_state
-from meshwise.schedule.moves.split import split, split_to_root
+from meshwise.schedule.moves.slice_state import State, slice_state
+from meshwise.schedule.moves.split import Split, split, split_to_root
 from meshwise.schedule.script import Script, call_text, schedule_function
 from meshwise.schedule.view import View
 
@@ -120,77 +120,78 @@ class Schedule:
         made.back_to(self.mark())
         return made
 
-    def split(
-        self, all_reduce: Handle, dim: int | None = None, pad: bool = True
-    ) -> tuple[Handle, Handle]:
-        """An all_reduce as a reduce_scatter along `dim` and an all_gather; both are returned.
+    def split(self, all_reduces: Any, dim: int | None = None, pad: bool = True) -> Any:
+        """All_reduces, one or a list, as reduce_scatters along `dim` and all_gathers: a pair.
 
         By default along the first dim that divides. One that does not is padded, or refused with
-        `pad=False`.
+        `pad=False`. Of one all_reduce the pair is of handles, of a list of lists.
         """
-        done = split(self.view, self._value(all_reduce), dim, pad)
+        done = split(self.view, self._values(all_reduces), dim, pad)
         options = {"dim": dim, "pad": None if pad else pad}
-        return self._pair(
-            self._moved("split", [all_reduce], options, done.view, (done.first, done.second))
-        )
+        name = self._moved("split", [all_reduces], options, done.view)
+        return self._pair(name, done, isinstance(all_reduces, Handle))
 
     def split_to_root(self, all_reduce: Handle, root: int = 0) -> tuple[Handle, Handle]:
         """An all_reduce as a reduce to one device and a broadcast from it, trees of ppermutes."""
         done = split_to_root(self.view, self._value(all_reduce), root)
-        made = (done.first, done.second)
-        return self._pair(
-            self._moved("split_to_root", [all_reduce], {"root": root}, done.view, made)
-        )
+        name = self._moved("split_to_root", [all_reduce], {"root": root}, done.view)
+        return self._pair(name, done, True)
 
     def reorder(
         self,
-        all_gather: Handle,
+        all_gathers: Handle | Sequence[Handle],
         computations: Sequence[Handle] | None = None,
         more_bytes: bool = False,
     ) -> list[Handle]:
-        """An all_gather after computations that read it; the gathers after them are returned.
+        """All_gathers after computations that read them; the gathers after them are returned.
 
         `computations` are by default all that can be done on tiles. Refused where more bytes would
         be gathered than before, unless `more_bytes`.
         """
-        chosen = None if computations is None else [self._value(h) for h in computations]
-        done = reorder(self.view, self._value(all_gather), chosen, more_bytes)
+        chosen = None if computations is None else self._values(computations)
+        done = reorder(self.view, self._values(all_gathers), chosen, more_bytes)
         options = {"computations": computations, "more_bytes": more_bytes}
-        return self._moved("reorder", [all_gather], options, done.view, done.gathers)
+        name = self._moved("reorder", [all_gathers], options, done.view)
+        return self._handles(name, done.gathers)
 
     def slice_state(
         self,
-        name: str,
+        names: str | Sequence[str],
         result: int | str | None = None,
         dim: int | None = None,
         axes: str | Axes | None = None,
         gathers: bool = False,
     ) -> None:
-        """Keep an argument that a step makes anew in slices, and its next value too.
+        """Keep arguments that a step makes anew in slices, and their next values too.
 
-        `name` is the argument's path (`m`, `args[1]['w']`, or its end), `result` the position or
-        path of the result that is its next value, where the program does not say. By default it is
-        kept as the slice that is read of it. The caller's array is then sharded.
+        `names` are paths of arguments (`m`, `args[1]['w']`, or their ends), `result` the position
+        or path of the result that is the next value, where the program does not say. By default
+        each is kept as the slice that is read of it. The caller's arrays are then sharded.
         """
-        argument = self._position(name, self.original.in_paths, "argument")
-        following = self._next_value(argument, result)
-        self._check_open(argument, following, name)
-        view = slice_state(self.view, argument, following, name, dim, self._axes(axes), gathers)
+        states = []
+        for name in [names] if isinstance(names, str) else names:
+            argument = self._position(name, self.original.in_paths, "argument")
+            following = self._next_value(argument, result)
+            self._check_open(argument, following, name)
+            states.append(State(argument, following, name))
+        view = slice_state(self.view, states, dim, self._axes(axes), gathers)
         options = {"result": result, "dim": dim, "axes": axes, "gathers": gathers}
-        self._moved("slice_state", [name], options, view, ())
+        self._moved("slice_state", [names], options, view)
 
     def fuse(self, values: Sequence[Handle], name: str | None = None) -> list[Handle]:
         """Equations, and at most one collective among them, as one; what lies between comes along.
 
         A reduce_scatter, computations and an all_gather are one FusedAllReduce.
         """
-        done = fuse(self.view, [self._value(h) for h in values], name)
-        return self._moved("fuse", [values], {"name": name}, done.view, done.values)
+        done = fuse(self.view, self._values(values), name)
+        said = self._moved("fuse", [values], {"name": name}, done.view)
+        return self._handles(said, done.values)
 
     def bucket(self, values: Sequence[Handle], max_bytes: int | None = None) -> list[Handle]:
         """Collectives of one kind as few, of at most `max_bytes` of operands each."""
-        done = bucket(self.view, [self._value(h) for h in values], max_bytes)
-        return self._moved("bucket", [values], {"max_bytes": max_bytes}, done.view, done.values)
+        done = bucket(self.view, self._values(values), max_bytes)
+        name = self._moved("bucket", [values], {"max_bytes": max_bytes}, done.view)
+        return self._handles(name, done.values)
 
     def run(self, script: str | Callable[["Schedule"], Any]) -> "Schedule":
         """Make the moves of a script: a function of a schedule, or its text."""
@@ -305,25 +306,27 @@ class Schedule:
             )
         return handle.value
 
-    def _moved(
-        self,
-        move: str,
-        args: Sequence[Any],
-        options: dict[str, Any],
-        view: View,
-        values: Sequence[Var],
-    ) -> list[Handle]:
+    def _values(self, handles: Handle | Sequence[Handle]) -> list[Var]:
+        return [self._value(h) for h in ([handles] if isinstance(handles, Handle) else handles)]
+
+    def _moved(self, move: str, args: Sequence[Any], options: dict[str, Any], view: View) -> str:
+        """Note a move; the name that the script gives what it made."""
         name = self._script.name(move)
         self._script.add(name, call_text(move, args, options))
         self.view = view
-        return self._handles(name, values)
+        return name
 
     def _handles(self, name: str, values: Sequence[Var]) -> list[Handle]:
         count = len(values)
         return [handle_of(self.view, v, f"{name}[{i}]", count) for i, v in enumerate(values)]
 
-    def _pair(self, handles: list[Handle]) -> tuple[Handle, Handle]:
-        first, second = handles
+    def _pair(self, name: str, done: Split, is_one: bool) -> Any:
+        """The two halves of what was split."""
+        if not is_one:
+            return self._handles(f"{name}[0]", done.firsts), self._handles(
+                f"{name}[1]", done.seconds
+            )
+        first, second = self._handles(name, [*done.firsts, *done.seconds])
         return first, second
 
 

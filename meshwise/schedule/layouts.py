@@ -15,7 +15,7 @@ three are what is known, and local is always a safe answer.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from meshwise import _jax
@@ -87,11 +87,21 @@ def of_sharding(sharding: Sharding) -> Layout:
     return Layout(sharding.dims, sharding.unreduced, sharding.reduction)
 
 
-def layouts_of(program: PerDeviceProgram) -> dict[Var, Layout]:
+@dataclass(frozen=True, eq=False)
+class Known:
+    """Layouts that equations gave their results, to be looked up when they are asked again.
+
+    By the equation, which is kept so that it stays the one: layouts of its operands and results.
+    """
+
+    results: dict[int, tuple[JaxprEqn, list[Layout], list[Layout]]] = field(default_factory=dict)
+
+
+def layouts_of(program: PerDeviceProgram, known: Known | None = None) -> dict[Var, Layout]:
     """The layout of every value of a per-device program (those outside of bodies)."""
     found: dict[Var, Layout] = {}
     inputs = [of_sharding(s) for s in program.in_shardings]
-    _interpret(program.jaxpr, inputs, program.mesh.axis_size, found)
+    _interpret(program.jaxpr, inputs, program.mesh.axis_size, found, known)
     return found
 
 
@@ -100,11 +110,11 @@ def _interpret(
     inputs: Sequence[Layout],
     sizes: Mapping[str, int],
     found: dict[Var, Layout],
-    known: Positions | None = None,
+    known: Known | None = None,
 ) -> list[Layout]:
     """Layouts of the results of a jaxpr, open or closed; those of its values go to `found`."""
     jaxpr = _jax.opened(closed)
-    positions = Positions(sizes) if known is None else known
+    positions = Positions(sizes)
     for var in jaxpr.constvars:
         found[var] = replicated(_rank(var))
     for var, layout in zip(jaxpr.invars, inputs, strict=True):
@@ -115,7 +125,14 @@ def _interpret(
 
     for eqn in jaxpr.eqns:
         positions.read(eqn)
-        results = _of_equation(eqn, [read(a) for a in eqn.invars], sizes, positions)
+        operands = [read(a) for a in eqn.invars]
+        before = known.results.get(id(eqn)) if known else None
+        if before is not None and before[1] == operands:
+            results = before[2]
+        else:
+            results = _of_equation(eqn, operands, sizes, positions)
+            if known:
+                known.results[id(eqn)] = eqn, operands, results
         found.update(zip(eqn.outvars, results, strict=True))
     return [read(a) for a in jaxpr.outvars]
 

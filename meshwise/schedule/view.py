@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -12,7 +12,7 @@ from meshwise.ir.mesh import Axes, Mesh
 from meshwise.ir.per_device import PerDeviceProgram, Reason
 from meshwise.ir.program import shape_of
 from meshwise.ir.sharding import Sharding
-from meshwise.schedule.layouts import Layout, layouts_of, named_axes, replicated
+from meshwise.schedule.layouts import Known, Layout, layouts_of, named_axes, replicated
 from meshwise.schedule.slices import Positions
 from meshwise.schedule.tiling import one_dim
 
@@ -37,9 +37,13 @@ class Tile:
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """A per-device program and what is found out about it, each when it is first asked for."""
+    """A per-device program and what is found out about it, each when it is first asked for.
+
+    Programs that moves make of one share what is `known` of their equations.
+    """
 
     program: PerDeviceProgram
+    known: Known = field(default_factory=Known)
 
     @property
     def eqns(self) -> list[JaxprEqn]:
@@ -83,7 +87,7 @@ class View:
     @cached_property
     def layouts(self) -> dict[Var, Layout]:
         """Every value's layout."""
-        return layouts_of(self.program)
+        return layouts_of(self.program, self.known)
 
     def layout(self, atom: Any) -> Layout:
         """A value's layout; a literal is replicated."""
@@ -147,7 +151,7 @@ class View:
             in_shardings=program.in_shardings if in_shardings is None else tuple(in_shardings),
             out_shardings=program.out_shardings if out_shardings is None else tuple(out_shardings),
         )
-        return View(changed)
+        return View(changed, self.known)
 
     def text(self, atom: Any) -> str:
         """A value in words: its type, what makes it, and the user's line."""

@@ -5,17 +5,17 @@ import pytest
 
 import meshwise as mw
 from meshwise.schedule.moves.reorder import reorder
-from meshwise.schedule.moves.slice_state import slice_state
+from meshwise.schedule.moves.slice_state import State, slice_state
 from meshwise.schedule.moves.split import split
 from tests.schedule.steps import Step, adam, kinds, lamb, only
 
 
 def on_slices(step: Step):
     """The schedule of the paper: the update on tiles, and state kept as such."""
-    halves = split(step.view, only(step.view, "psum"))
-    view = reorder(halves.view, halves.second, more_bytes=True).view
+    halves = split(step.view, [only(step.view, "psum")])
+    view = reorder(halves.view, halves.seconds, more_bytes=True).view
     for name, (argument, result) in step.states.items():
-        view = slice_state(view, argument, result, name)
+        view = slice_state(view, [State(argument, result, name)])
     return view
 
 
@@ -39,13 +39,13 @@ def test_lamb_on_slices_sums_its_norms_between_devices(size):
 
 def test_a_reorder_that_gathers_more_is_refused_unless_asked():
     step = adam()
-    halves = split(step.view, only(step.view, "psum"))
-    with pytest.raises(mw.IllegalMove, match="gathers 672 bytes after the move, 224 before"):
-        reorder(halves.view, halves.second)
+    halves = split(step.view, [only(step.view, "psum")])
+    with pytest.raises(mw.IllegalMove, match="gathers 672 bytes after it, 224 before"):
+        reorder(halves.view, halves.seconds)
 
 
 def test_state_read_whole_elsewhere_is_refused():
     step = adam()
-    halves = split(step.view, only(step.view, "psum"))
+    halves = split(step.view, [only(step.view, "psum")])
     with pytest.raises(mw.IllegalMove, match="m is read whole"):
-        slice_state(halves.view, 2, 1, "m", 0, ("x",))
+        slice_state(halves.view, [State(2, 1, "m")], 0, ("x",))

@@ -14,6 +14,7 @@ import jax
 from meshwise import _jax
 from meshwise._jax import Literal, Var
 from meshwise.ir.collectives import CollectiveKind
+from meshwise.ir.mesh import Axes
 from meshwise.ir.per_device import Reason, reason_scope
 from meshwise.ir.program import shape_of
 from meshwise.ir.sharding import Sharding
@@ -44,6 +45,14 @@ class Reordered:
 
 
 @dataclass(frozen=True)
+class _Entries:
+    """The gathers that are moved, by the whole values; all over the same axes."""
+
+    tiles: Mapping[Var, Tile]
+    axes: Axes
+
+
+@dataclass(frozen=True)
 class _Region:
     """Equations to be computed on tiles, each with how, and the tiles that their values are.
 
@@ -57,17 +66,17 @@ class _Region:
 
 def reorder(
     view: View,
-    gathered: Var,
+    gathered: Sequence[Var],
     computations: Sequence[Var] | None = None,
     more_bytes: bool = False,
 ) -> Reordered:
-    """An all_gather past computations that read it.
+    """All_gathers over the same axes past computations that read them.
 
     `computations` are named by their results; by default all that can be done on tiles. Each value
     of them that others read is gathered. Where that gathers more bytes than before, the move is
     refused unless `more_bytes`. Raises `IllegalMove`.
     """
-    entry = _entry(view, gathered)
+    entry = _entries(view, gathered)
     if computations is None:
         region = _widen(view, entry, _grow(view, entry, range(len(view.eqns)), {}, False))
     else:
@@ -77,7 +86,7 @@ def reorder(
     if not region.tilings:
         raise refuse(
             MOVE,
-            [f"nothing that reads {view.text(gathered)} can be computed on its tiles"],
+            [f"nothing that reads {view.text(v)} can be computed on its tiles" for v in gathered],
             "A computation can be moved before the gather if its own rule cuts that dim.",
             "Split the all_reduce along another dim, one that no computation mixes.",
         )
@@ -87,12 +96,27 @@ def reorder(
     others = [v for i in region.tilings for v in view.eqns[i].outvars if v not in region.tiles]
     renamed.update(zip(others, piece.results[len(live_outs) :], strict=True))
     jaxpr = replaced(view, MOVE, list(region.tilings), [piece], renamed)
+    first = gathered[0]
+    more = f" and {len(gathered) - 1} more" if len(gathered) > 1 else ""
     reason = Reason(
-        f"reorder of all_gather {view.text(gathered)}", _line(view, view.maker[gathered])
+        f"reorder of all_gather {view.text(first)}{more}", _line(view, view.maker[first])
     )
     moved = tidy(view.with_jaxpr(jaxpr, [reason]))
     _check_bytes(view, moved, gathered, more_bytes)
     return Reordered(moved, tuple([v for v in whole if v in moved.maker]))
+
+
+def _entries(view: View, gathered: Sequence[Var]) -> _Entries:
+    found = {entry.whole: entry for entry in (_entry(view, v) for v in gathered)}
+    groups = {entry.axes for entry in found.values()}
+    if len(groups) != 1:
+        raise refuse(
+            MOVE,
+            [f"{view.text(v)} over {', '.join(found[v].axes)}" for v in found],
+            "Gathers that are moved together go over the same axes (groups).",
+            "Reorder those over one group at a time.",
+        )
+    return _Entries(found, groups.pop())
 
 
 def _entry(view: View, gathered: Var) -> Tile:
@@ -113,7 +137,7 @@ def _entry(view: View, gathered: Var) -> Tile:
     return entry
 
 
-def _widen(view: View, entry: Tile, region: _Region) -> _Region:
+def _widen(view: View, entry: _Entries, region: _Region) -> _Region:
     """What else can be computed on the tiles that replicated values are cut in, for nothing.
 
     The norm of the weights, beside their update: it is a sum, and nothing more is to be gathered.
@@ -126,8 +150,9 @@ def _widen(view: View, entry: Tile, region: _Region) -> _Region:
             if not isinstance(atom, Literal) and atom not in region.tiles and tile.used_axes
         }
         known = {*_read_outside(view, region)}
-        for atom, tile in wanted.items():
-            cuts = {**region.cuts, atom: tile}
+        each = [{atom: tile} for atom, tile in wanted.items()]
+        for more_cuts in [wanted, *each] if len(wanted) > 1 else each:
+            cuts = {**region.cuts, **more_cuts}
             wider = _grow(view, entry, range(len(view.eqns)), cuts, False)
             more = len(wider.tilings) > len(region.tilings)
             if more and {*_read_outside(view, wider)} <= known:
@@ -139,18 +164,20 @@ def _widen(view: View, entry: Tile, region: _Region) -> _Region:
 
 def _grow(
     view: View,
-    entry: Tile,
+    entry: _Entries,
     candidates: Iterable[int],
     cuts: Mapping[Var, Sharding],
     is_given: bool,
 ) -> _Region:
     """The candidates that read tiles, in order, with how each is computed on them."""
-    tiles: dict[Var, Sharding] = {entry.whole: entry.sharding, **cuts}
+    tiles: dict[Var, Sharding] = {v: t.sharding for v, t in entry.tiles.items()}
+    tiles.update(cuts)
     tilings: dict[int, Tiling] = {}
+    made = {view.maker[v] for v in entry.tiles}
     for index in candidates:
         eqn = view.eqns[index]
         operands = [None if isinstance(a, Literal) else tiles.get(a) for a in eqn.invars]
-        if not any(operands) or index == view.maker.get(entry.whole):
+        if not any(operands) or index in made:
             continue
         try:
             tiling = tile_forward(eqn, operands, view.mesh, entry.axes)
@@ -166,13 +193,15 @@ def _grow(
             ) from None
         tilings[index] = tiling
         for var, tile in zip(eqn.outvars, tiling.results, strict=True):
+            tiles.pop(var, None)
             if tile.used_axes:
                 tiles[var] = tile
-    return _Region(tilings, tiles, cuts)
+    kept = {v: t for v, t in cuts.items() if view.maker.get(v) not in tilings}
+    return _Region(tilings, tiles, kept)
 
 
 def _check_operands(
-    view: View, index: int, operands: Sequence[Sharding | None], tiling: Tiling, entry: Tile
+    view: View, index: int, operands: Sequence[Sharding | None], tiling: Tiling, entry: _Entries
 ) -> None:
     """What is not a tile is the same on all devices of the group, whether it is cut or not."""
     for atom, tile in zip(view.eqns[index].invars, operands, strict=True):
@@ -190,7 +219,7 @@ def _line(view: View, index: int) -> str:
     return _jax.source_summary(view.eqns[index])
 
 
-def _emit(view: View, region: _Region, entry: Tile) -> tuple[Piece, list[Var]]:
+def _emit(view: View, region: _Region, entry: _Entries) -> tuple[Piece, list[Var]]:
     """The computations on tiles: results that others read, gathered, then those left whole."""
     inside = region.tilings.keys()
     outside = _read_outside(view, region)
@@ -198,11 +227,10 @@ def _emit(view: View, region: _Region, entry: Tile) -> tuple[Piece, list[Var]]:
     scope = reason_scope(len(view.program.reasons))
 
     def on_tiles(*arrays: Any) -> list[jax.Array]:
-        cutter = Cutter(view.mesh, view.eqns[view.maker[entry.whole]])
+        cutter = Cutter(view.mesh, view.eqns[min(inside)])
         env: dict[Var, Any] = dict(zip(externals, arrays, strict=True))
         tiles: dict[Var, Any] = {v: cutter.cut(env[v], t) for v, t in region.cuts.items()}
-        if entry.whole in env:
-            tiles[entry.whole] = env[entry.whole]
+        tiles.update((v, env[v]) for v in entry.tiles if v in env)
         wholes: list[Any] = []
         for index, tiling in region.tilings.items():
             eqn = view.eqns[index]
@@ -224,7 +252,7 @@ def _emit(view: View, region: _Region, entry: Tile) -> tuple[Piece, list[Var]]:
             gathered = [gather(tiles[v], shape_of(v), region.tiles[v], view.mesh) for v in outside]
         return [*gathered, *wholes]
 
-    given = [entry.tile if v is entry.whole else v for v in externals]
+    given = [entry.tiles[v].tile if v in entry.tiles else v for v in externals]
     return trace_piece(on_tiles, given, view.mesh, min(inside)), outside
 
 
@@ -253,12 +281,12 @@ def gathered_bytes(view: View) -> int:
     )
 
 
-def _check_bytes(view: View, moved: View, gathered: Var, more_bytes: bool) -> None:
+def _check_bytes(view: View, moved: View, gathered: Sequence[Var], more_bytes: bool) -> None:
     before, after = gathered_bytes(view), gathered_bytes(moved)
     if after > before and not more_bytes:
         raise refuse(
             MOVE,
-            [f"{view.text(gathered)}: gathers {after:,} bytes after the move, {before:,} before"],
+            [f"{view.text(gathered[0])}: gathers {after:,} bytes after it, {before:,} before"],
             "Each value that is read after the computations is gathered: together that is more.",
             "Keep state in slices (slice_state), so that it need not be gathered; or ask for it "
             "with more_bytes=True.",

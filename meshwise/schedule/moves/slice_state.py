@@ -6,19 +6,20 @@ part, the argument and the result can be that part: memory falls to 1/n, and the
 the whole result is gone. It holds for all steps, because result and argument lie alike.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 
 from meshwise import _jax
 from meshwise._jax import Var
-from meshwise.ir.mesh import Axes
+from meshwise.ir.mesh import Axes, Mesh
 from meshwise.ir.per_device import Reason, reason_scope
 from meshwise.ir.program import shape_of
 from meshwise.ir.sharding import Sharding
 from meshwise.schedule.moves.refusal import refuse, replaced
-from meshwise.schedule.rewrite import trace_piece
+from meshwise.schedule.rewrite import Piece, trace_piece
 from meshwise.schedule.tidy import tidy
 from meshwise.schedule.tiling import cut, gather, tile_shape
 from meshwise.schedule.view import Tile, View
@@ -26,43 +27,60 @@ from meshwise.schedule.view import Tile, View
 MOVE = "slice_state"
 
 
+@dataclass(frozen=True)
+class State:
+    """An argument and the result that is its next value, by position, and what errors call it."""
+
+    argument: int
+    result: int
+    name: str
+
+
 def slice_state(
     view: View,
-    argument: int,
-    result: int,
-    name: str,
+    states: Sequence[State],
     dim: int | None = None,
     axes: Axes | None = None,
     gathers: bool = False,
 ) -> View:
-    """The program with one state, by its positions among arguments and results, in slices.
+    """The program with states in slices.
 
-    By default the dim and axes are those of the slices that are read of it. `gathers` allows the
+    By default the dim and axes are those of the slices that are read of each. `gathers` allows a
     state to be gathered where the step reads it whole. Raises `IllegalMove`.
     """
-    _check_is_state(view, argument, result, name)
-    tile = _tile_of(view, view.inputs[argument], name, dim, axes)
-    _check_replicated(view, argument, result, tile, name)
-    _check_even(view, argument, tile, name)
-    moved = tidy(_in_slices(view, argument, result, tile, name))
-    part = moved.inputs[argument]
-    whole = [v for v, t in moved.gathers.items() if t.tile is part]
-    if whole and not gathers:
-        reader = next(iter(moved.readers[whole[-1]]), None)
-        who = "the result" if reader is None else moved.eqns[reader].primitive.name
-        line = "" if reader is None else f" at {_jax.source_summary(moved.eqns[reader])}"
-        raise refuse(
-            MOVE,
-            [f"{name} is read whole by {who}{line}"],
-            "A state can be kept in slices where the step reads nothing but this device's part.",
-            "Reorder the computations that read it first; or allow it to be gathered in every "
-            "step, with gathers=True.",
-        )
+    tiles = {}
+    for state in states:
+        _check_is_state(view, state)
+        tile = tiles[state] = _tile_of(view, state, dim, axes)
+        _check_replicated(view, state, tile)
+        _check_even(view, state, tile)
+    moved = tidy(_in_slices(view, tiles))
+    if not gathers:
+        for state in states:
+            _check_not_whole(moved, state)
     return moved
 
 
-def _check_is_state(view: View, argument: int, result: int, name: str) -> None:
-    program = view.program
+def _check_not_whole(moved: View, state: State) -> None:
+    part = moved.inputs[state.argument]
+    whole = [v for v, t in moved.gathers.items() if t.tile is part]
+    if not whole:
+        return
+    reader = next(iter(moved.readers[whole[-1]]), None)
+    who = "the result" if reader is None else moved.eqns[reader].primitive.name
+    line = "" if reader is None else f" at {_jax.source_summary(moved.eqns[reader])}"
+    raise refuse(
+        MOVE,
+        [f"{state.name} is read whole by {who}{line}"],
+        "A state can be kept in slices where the step reads nothing but this device's part.",
+        "Reorder the computations that read it first; or allow it to be gathered in every "
+        "step, with gathers=True.",
+    )
+
+
+def _check_is_state(view: View, state: State) -> None:
+    program, name = view.program, state.name
+    argument, result = state.argument, state.result
     before, after = program.in_types[argument], program.out_types[result]
     if (before.shape, before.dtype) != (after.shape, after.dtype):
         raise refuse(
@@ -81,8 +99,9 @@ def _check_is_state(view: View, argument: int, result: int, name: str) -> None:
         )
 
 
-def _tile_of(view: View, given: Var, name: str, dim: int | None, axes: Axes | None) -> Tile:
+def _tile_of(view: View, state: State, dim: int | None, axes: Axes | None) -> Tile:
     """How the state is to be cut: as it is read, or as it is said."""
+    given, name = view.inputs[state.argument], state.name
     if dim is None or axes is None:
         found = {(t.dim, t.axes) for t in view.slices.values() if t.whole is given}
         found = {(d, a) for d, a in found if axes in (None, a) and dim in (None, d)}
@@ -106,10 +125,10 @@ def _tile_of(view: View, given: Var, name: str, dim: int | None, axes: Axes | No
     return Tile(given, None, dim, axes)
 
 
-def _check_replicated(view: View, argument: int, result: int, tile: Tile, name: str) -> None:
+def _check_replicated(view: View, state: State, tile: Tile) -> None:
     for what, value in (
-        (name, view.inputs[argument]),
-        (f"the next {name}", view.outputs[result]),
+        (state.name, view.inputs[state.argument]),
+        (f"the next {state.name}", view.outputs[state.result]),
     ):
         varying = {*tile.axes} & view.layout(value).varying
         if varying:
@@ -121,50 +140,61 @@ def _check_replicated(view: View, argument: int, result: int, tile: Tile, name: 
             )
 
 
-def _check_even(view: View, argument: int, tile: Tile, name: str) -> None:
+def _check_even(view: View, state: State, tile: Tile) -> None:
     """Parts of a part are parts of the whole, in order, only where they leave no rest."""
-    sharding = view.program.in_shardings[argument]
-    local = shape_of(view.inputs[argument])[tile.dim]
+    sharding = view.program.in_shardings[state.argument]
+    local = shape_of(view.inputs[state.argument])[tile.dim]
     if sharding.dims[tile.dim] and local % view.mesh.size(tile.axes):
         raise refuse(
             MOVE,
-            [f"dim {tile.dim} of {name}: {local} on each device, over {', '.join(tile.axes)}"],
+            [f"dim {tile.dim} of {state.name}: {local} a device, over {', '.join(tile.axes)}"],
             "A dim that is sharded already is cut further only where its shards divide.",
             "Choose another dim.",
         )
 
 
-def _in_slices(view: View, argument: int, result: int, tile: Tile, name: str) -> View:
-    """The state as a tile: gathered at once for whoever reads it, and its next value cut."""
-    given, following, mesh = view.inputs[argument], view.outputs[result], view.mesh
-    sharding = tile.sharding
-    aval: Any = given.aval
-    part = _jax.new_var(aval.update(shape=tile_shape(aval.shape, sharding, mesh)))
-    scope = reason_scope(len(view.program.reasons))
+def _in_slices(view: View, tiles: Mapping[State, Tile]) -> View:
+    """States as tiles: gathered at once for whoever reads them, and their next values cut."""
+    program, mesh = view.program, view.mesh
+    inputs, outputs = list(view.inputs), list(view.outputs)
+    ins, outs = list(program.in_shardings), list(program.out_shardings)
+    pieces, reasons = [], []
+    renamed: dict[Var, Any] = {}
+    for state, tile in tiles.items():
+        given: Any = view.inputs[state.argument]
+        part = _jax.new_var(given.aval.update(shape=_local(given, tile, mesh)))
+        scope = reason_scope(len(program.reasons) + len(reasons))
+        reasons.append(Reason(f"{state.name}, kept in slices, is read whole", "the argument"))
+        pieces.append(_gathered(part, shape_of(given), tile.sharding, mesh, scope))
+        inputs[state.argument] = part
+        renamed[given] = pieces[-1].results[0]
+        ins[state.argument] = _sliced(ins[state.argument], tile)
+    for state, tile in tiles.items():
+        following = outputs[state.result]
+        following = renamed.get(following, following)
+        parts = trace_piece(
+            lambda x, t=tile.sharding: [cut(x, t, mesh)], [following], mesh, len(view.eqns)
+        )
+        pieces.append(parts)
+        outputs[state.result] = parts.results[0]
+        outs[state.result] = _sliced(outs[state.result], tile)
+    jaxpr = replaced(view, MOVE, [], pieces, renamed, inputs, outputs)
+    return view.with_jaxpr(jaxpr, reasons, ins, outs)
 
+
+def _local(given: Var, tile: Tile, mesh: Mesh) -> tuple[int, ...]:
+    return tile_shape(shape_of(given), tile.sharding, mesh)
+
+
+def _gathered(part: Var, shape: Sequence[int], sharding: Sharding, mesh: Mesh, scope: str) -> Piece:
     def joined(x: jax.Array) -> list[jax.Array]:
         with jax.named_scope(scope):
-            return [gather(x, shape_of(given), sharding, mesh)]
+            return [gather(x, shape, sharding, mesh)]
 
-    whole = trace_piece(joined, [part], mesh, -1)
-    if following is given:
-        following = whole.results[0]
-    parts = trace_piece(lambda x: [cut(x, sharding, mesh)], [following], mesh, len(view.eqns))
-    outputs = list(view.outputs)
-    outputs[result] = parts.results[0]
-    inputs = [part if i == argument else v for i, v in enumerate(view.inputs)]
-    jaxpr = replaced(view, MOVE, [], [whole, parts], {given: whole.results[0]}, inputs, outputs)
-    return view.with_jaxpr(
-        jaxpr,
-        [Reason(f"{name}, kept in slices, is read whole", "the argument")],
-        _sliced(view.program.in_shardings, argument, tile),
-        _sliced(view.program.out_shardings, result, tile),
-    )
+    return trace_piece(joined, [part], mesh, -1)
 
 
-def _sliced(shardings: Sequence[Sharding], position: int, tile: Tile) -> list[Sharding]:
-    found = list(shardings)
-    dims = list(found[position].dims)
+def _sliced(sharding: Sharding, tile: Tile) -> Sharding:
+    dims = list(sharding.dims)
     dims[tile.dim] = (*dims[tile.dim], *tile.axes)
-    found[position] = Sharding(tuple(dims))
-    return found
+    return Sharding(tuple(dims))

@@ -4,6 +4,7 @@ CoCoNeT section 3.2 (ARSplitRSAG, ARSplitReduceBroadcast). A ring sends the same
 between the two, every device holds only its part of the sum, and can compute with that.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import jax
@@ -16,61 +17,87 @@ from meshwise.ir.per_device import Reason, reason_scope
 from meshwise.ir.program import shape_of
 from meshwise.schedule.layouts import named_axes
 from meshwise.schedule.moves.refusal import equation_of, refuse, replaced
-from meshwise.schedule.rewrite import trace_piece
+from meshwise.schedule.rewrite import Piece, trace_piece
 from meshwise.schedule.tiling import gather, one_dim, pad_dim
 from meshwise.schedule.view import SUMS, View
+
+MOVE = "split"
 
 
 @dataclass(frozen=True)
 class Split:
-    """The program after a split, and its two halves by their results."""
+    """The program after a split, and the two halves of each all_reduce by their results."""
 
     view: View
-    first: Var
-    second: Var
+    firsts: tuple[Var, ...]
+    seconds: tuple[Var, ...]
 
 
-def split(view: View, reduced: Var, dim: int | None = None, pad: bool = True) -> Split:
-    """An all_reduce as reduce_scatter along a dim (by default the first that divides) + all_gather.
+def split(view: View, reduced: Sequence[Var], dim: int | None = None, pad: bool = True) -> Split:
+    """All_reduces as reduce_scatter along a dim (by default the first that divides) + all_gather.
 
     A dim that does not divide is padded with zeros, unless `pad` is False. Raises `IllegalMove`.
     """
-    move = "split"
-    index = equation_of(view, reduced, move, SUMS.__contains__, "an all_reduce that sums (psum)")
-    eqn = view.eqns[index]
-    _check_plain(view, reduced, eqn, move)
-    axes, shape = named_axes(eqn), shape_of(reduced)
-    operand = eqn.invars[eqn.outvars.index(reduced)]
-    count = view.mesh.size(axes)
-    dim = _dim_to_cut(shape, count) if dim is None else dim
-    if not 0 <= dim < len(shape):
-        raise refuse(
-            move,
-            [f"{view.text(reduced)} has no dim {dim}"],
-            "A reduce_scatter cuts the sum along a dim.",
-            "Name one of its dims; a scalar's all_reduce cannot be split.",
-        )
-    if shape[dim] % count and not pad:
-        raise refuse(
-            move,
-            [f"{view.text(reduced)}: dim {dim} over {view.mesh.show(axes)}, {count} devices"],
-            "A reduce_scatter makes parts of equal size.",
-            "Choose a dim that divides, or let it be padded with pad=True.",
-        )
+    pieces = []
+    reasons = []
+    for var in reduced:
+        index = equation_of(view, var, MOVE, SUMS.__contains__, "all_reduces that sum (psum)")
+        eqn = view.eqns[index]
+        _check_plain(view, var, eqn)
+        cut = _dim_of(view, var, dim, pad)
+        scope = reason_scope(len(view.program.reasons) + len(reasons))
+        pieces.append(_halves(view, var, index, cut, scope))
+        reasons.append(Reason(f"split of all_reduce {view.text(var)}", _jax.source_summary(eqn)))
+    return _replaced(view, reduced, pieces, reasons)
+
+
+def _halves(view: View, var: Var, index: int, dim: int, scope: str) -> Piece:
+    eqn, shape = view.eqns[index], shape_of(var)
+    axes = named_axes(eqn)
     tile = one_dim(len(shape), dim, axes)
-    scope = reason_scope(len(view.program.reasons))
 
     def halves(x: jax.Array) -> tuple[jax.Array, jax.Array]:
         with _jax.at_source(eqn), jax.named_scope(scope):
             part = reduce_scatter(x, dim, axes, view.mesh)
             return part, gather(part, shape, tile, view.mesh)
 
-    piece = trace_piece(halves, [operand], view.mesh, index)
-    renamed = {reduced: piece.results[1]}
-    gone = [index] if len(eqn.outvars) == 1 else []
-    reason = Reason(f"split of all_reduce {view.text(reduced)}", _jax.source_summary(eqn))
-    jaxpr = replaced(view, move, gone, [piece], renamed)
-    return Split(view.with_jaxpr(jaxpr, [reason]), *piece.results)
+    operand = eqn.invars[eqn.outvars.index(var)]
+    return trace_piece(halves, [operand], view.mesh, index)
+
+
+def _dim_of(view: View, var: Var, dim: int | None, pad: bool) -> int:
+    axes, shape = named_axes(view.eqns[view.maker[var]]), shape_of(var)
+    count = view.mesh.size(axes)
+    dim = _dim_to_cut(shape, count) if dim is None else dim
+    if not 0 <= dim < len(shape):
+        raise refuse(
+            MOVE,
+            [f"{view.text(var)} has no dim {dim}"],
+            "A reduce_scatter cuts the sum along a dim.",
+            "Name one of its dims; a scalar's all_reduce cannot be split.",
+        )
+    if shape[dim] % count and not pad:
+        raise refuse(
+            MOVE,
+            [f"{view.text(var)}: dim {dim} over {view.mesh.show(axes)}, {count} devices"],
+            "A reduce_scatter makes parts of equal size.",
+            "Choose a dim that divides, or let it be padded with pad=True.",
+        )
+    return dim
+
+
+def _replaced(
+    view: View, reduced: Sequence[Var], pieces: Sequence[Piece], reasons: Sequence[Reason]
+) -> Split:
+    """The all_reduces as their two halves; an equation goes when all its results have."""
+    renamed = {v: p.results[1] for v, p in zip(reduced, pieces, strict=True)}
+    gone = [i for i in {view.maker[v] for v in reduced} if {*view.eqns[i].outvars} <= {*renamed}]
+    jaxpr = replaced(view, MOVE, gone, pieces, renamed)
+    return Split(
+        view.with_jaxpr(jaxpr, reasons),
+        tuple([p.results[0] for p in pieces]),
+        tuple([p.results[1] for p in pieces]),
+    )
 
 
 def reduce_scatter(x: jax.Array, dim: int, axes: Axes, mesh: Mesh) -> jax.Array:
@@ -86,15 +113,14 @@ def split_to_root(view: View, reduced: Var, root: int = 0) -> Split:
     JAX has no collective for either. Each takes log2(n) rounds in which the whole array travels,
     so the bytes are more than an all_reduce's; the computation between happens on one device.
     """
-    move = "split_to_root"
-    index = equation_of(view, reduced, move, SUMS.__contains__, "an all_reduce that sums (psum)")
+    index = equation_of(view, reduced, MOVE, SUMS.__contains__, "an all_reduce that sums (psum)")
     eqn = view.eqns[index]
-    _check_plain(view, reduced, eqn, move)
+    _check_plain(view, reduced, eqn)
     axes = named_axes(eqn)
     operand = eqn.invars[eqn.outvars.index(reduced)]
     if len(axes) != 1 or not 0 <= root < view.mesh.size(axes):
         raise refuse(
-            move,
+            MOVE,
             [f"{view.text(reduced)} over {view.mesh.show(axes)}, root {root}"],
             "A tree is over one axis, and its root one of the axis' devices.",
             "Split an all_reduce over several axes in one over each first.",
@@ -108,10 +134,8 @@ def split_to_root(view: View, reduced: Var, root: int = 0) -> Split:
             return total, broadcast_from(total, axis, view.mesh.size(axes), root)
 
     piece = trace_piece(halves, [operand], view.mesh, index)
-    gone = [index] if len(eqn.outvars) == 1 else []
     reason = Reason(f"split of all_reduce {view.text(reduced)}", _jax.source_summary(eqn))
-    jaxpr = replaced(view, move, gone, [piece], {reduced: piece.results[1]})
-    return Split(view.with_jaxpr(jaxpr, [reason]), *piece.results)
+    return _replaced(view, [reduced], [piece], [reason])
 
 
 def reduce_to(x: jax.Array, axis: str, count: int, root: int) -> jax.Array:
@@ -142,10 +166,10 @@ def broadcast_from(x: jax.Array, axis: str, count: int, root: int) -> jax.Array:
     return x
 
 
-def _check_plain(view: View, reduced: Var, eqn: _jax.JaxprEqn, move: str) -> None:
+def _check_plain(view: View, reduced: Var, eqn: _jax.JaxprEqn) -> None:
     if eqn.params.get("axis_index_groups") is not None:
         raise refuse(
-            move,
+            MOVE,
             [f"{view.text(reduced)} has axis_index_groups"],
             "Groups within an axis are no axis of the mesh, by which tiles are counted.",
             "Give the mesh an axis for the groups.",
