@@ -25,9 +25,9 @@ LANES = 128
 # What Mosaic, the compiler of TPU kernels, has for blocks; a slow test compiles each.
 ELEMENTWISE = frozenset(
     """abs add add_any and atan2 ceil clamp convert_element_type copy cos div eq erf exp exp2 floor
-    ge gt integer_pow is_finite le log log1p expm1 logistic lt max min mul ne neg not or pow rem
+    ge gt integer_pow is_finite le log log1p logistic lt max min mul ne neg not or pow rem
     round rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin sqrt square
-    sub tan tanh xor cbrt pvary stop_gradient""".split()
+    sub tan tanh xor pvary stop_gradient reshard""".split()
 )
 # A reduction, how two partial results join, and what changes nothing.
 REDUCTIONS: Mapping[str, tuple[Callable[..., Any], Callable[[Any, Any], Any]]] = {
@@ -140,7 +140,7 @@ def unable(eqn: JaxprEqn, why: str) -> ValueError:
 def _elementwise(eqn: JaxprEqn, operands: Sequence[Value], blocks: Blocks) -> Any:
     if any(v.is_blocked for v in operands):
         _check_rows(eqn, operands, blocks)
-    if eqn.primitive.name in ("pvary", "copy", "stop_gradient"):
+    if eqn.primitive.name in ("pvary", "copy", "stop_gradient", "reshard"):
         return operands[0].array
     shape = jnp.broadcast_shapes(*(v.array.shape for v in operands))
     return _jax.bind(eqn, [jnp.broadcast_to(v.array, shape) for v in operands])[0]

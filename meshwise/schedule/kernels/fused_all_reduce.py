@@ -82,10 +82,7 @@ def fused_all_reduce(
     fused = plan(ring, passes, summands, wholes, dim, [g for _, g in inside], pieces)
     barrier = barrier_of(ring.axis, mesh_axes)
     made = iter(_call(fused, summands, tiles, env, barrier, interpret))
-    return [
-        _before(passes, a, env) if g is None and passes.is_known_before(a) else next(made)
-        for a, g in atoms
-    ]
+    return [next(made) if (a, g) in inside else _before(passes, a, env) for a, g in atoms]
 
 
 def matmul_reduce_scatter(
