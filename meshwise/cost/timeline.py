@@ -6,11 +6,8 @@ takes its link, and nothing else: what it costs the compute unit and the memory 
 
 Without overlap everything runs one after another. With overlap a collective runs beside whatever
 does not wait for it, as where XLA's latency hiding scheduler puts starts early and dones late. Each
-resource takes its work in a fixed order. The order is the best of eight, told by what waits for
-what and not by times, so that more work never ends sooner: the program's own; what waits for
-fewest collectives first; what most collectives wait for first; both together; and each of these
-with every collective right after what it waits for. Memory bounds nothing: all gathers of a step
-may start at once.
+resource takes its work in a fixed order, the best of ten that do not depend on times (`orders.py`),
+so that more work never ends sooner. Memory bounds nothing: all gathers of a step may start at once.
 
 Loops are not entered by what is around them, as XLA schedules each body by itself: a body's own
 timeline, times its trips, keeps the compute unit and the body's links. A `while` loop counts once.
@@ -28,6 +25,7 @@ from meshwise.cost.gantt import Event, chrome_trace, draw, show_seconds
 from meshwise.cost.hardware import Hardware
 from meshwise.cost.kernels import Kernel, KernelProgram, kernels_of
 from meshwise.cost.links import Links
+from meshwise.cost.orders import Ordered, orders_of
 from meshwise.cost.work import Work
 
 COMPUTE = "compute"
@@ -128,6 +126,11 @@ class _Task:
     busy: Mapping[str, float]
     waits: tuple[int, ...]
 
+    @property
+    def ordered(self) -> Ordered:
+        """What its place in an order depends on."""
+        return Ordered(self.resources, self.waits, self.kernel.is_collective)
+
 
 @dataclass(frozen=True, eq=False)
 class _Schedule:
@@ -156,7 +159,7 @@ def _simulate(
     for task in tasks:
         for resource, seconds in task.busy.items():
             busy[resource] = busy.get(resource, 0.0) + seconds
-    orders = _orders(tasks) if overlaps else [list(range(len(tasks)))]
+    orders = orders_of([t.ordered for t in tasks]) if overlaps else [range(len(tasks))]
     ways = [_start(tasks, order, overlaps) for order in orders]
     starts, after, end = min(ways, key=lambda way: way[2])
     return _Schedule(tasks, starts, after, chains, end, busy)
@@ -210,37 +213,6 @@ def _body_seconds(
         for resource, seconds in inner_busy.items():
             busy[resource] = busy.get(resource, 0.0) + seconds
     return sum(seconds for seconds, _ in found), busy
-
-
-def _orders(tasks: Sequence[_Task]) -> list[list[int]]:
-    """Orders in which all tasks can run, told by collectives and not by times."""
-    before: list[int] = []  # collectives that must run before each task
-    for task in tasks:
-        before.append(
-            max((before[w] + bool(tasks[w].kernel.collectives) for w in task.waits), default=0)
-        )
-    after = [0] * len(tasks)  # and after it
-    for k in reversed(range(len(tasks))):
-        step = bool(tasks[k].kernel.collectives)
-        for w in tasks[k].waits:
-            after[w] = max(after[w], after[k] + step)
-    places = list(range(len(tasks)))
-    orders = [
-        places,
-        sorted(places, key=lambda k: (before[k], k)),
-        sorted(places, key=lambda k: (-after[k], k)),
-        sorted(places, key=lambda k: (before[k], -after[k], k)),
-    ]
-    return [way for order in orders for way in (order, _started_early(tasks, order))]
-
-
-def _started_early(tasks: Sequence[_Task], order: Sequence[int]) -> list[int]:
-    """The same order, but each collective right after what it waits for."""
-    place: dict[int, tuple[int, int, int]] = {}
-    for i, k in enumerate(order):
-        major, minor = max((place[w][:2] for w in tasks[k].waits), default=(-1, 0))
-        place[k] = (major, minor + 1, i) if tasks[k].kernel.is_collective else (i, 0, i)
-    return sorted(order, key=lambda k: place[k])
 
 
 def _start(

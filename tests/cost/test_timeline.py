@@ -21,6 +21,7 @@ from meshwise.cost.communication import wire_seconds
 from meshwise.cost.gantt import Event, show_seconds
 from meshwise.cost.hardware import CPU, DGX2_RING, DGX2_SHARED_CARDS, GENERIC, H100, V100, Hardware
 from meshwise.cost.links import Links, dgx2
+from meshwise.cost.orders import Ordered, orders_of
 from meshwise.cost.timeline import timeline
 from meshwise.ir.collectives import collectives_of
 
@@ -391,6 +392,35 @@ def test_larger_arrays_never_end_sooner(function, machine):
 def test_the_same_program_has_the_same_timeline(function, machine):
     first, second = (run(function, X, X, hardware=machine) for _ in range(2))
     assert first == second and str(first) == str(second)
+
+
+@given(st.lists(st.tuples(st.sets(st.integers(0, 40)), st.integers(0, 3)), max_size=40))
+def test_every_order_takes_all_tasks_after_what_they_wait_for(drawn):
+    kinds = ("compute",), ("link a",), ("link b",), ("link a", "link b")
+    tasks = [
+        Ordered(kinds[kind], tuple(sorted(w % k for w in waits if k)), bool(kind))
+        for k, (waits, kind) in enumerate(drawn)
+    ]
+    orders = orders_of(tasks)
+    assert orders[0] == list(range(len(tasks)))
+    for order in orders:
+        place = {k: i for i, k in enumerate(order)}
+        assert sorted(order) == orders[0]
+        assert all(place[w] < place[k] for k, task in enumerate(tasks) for w in task.waits)
+
+
+def test_gathers_do_not_hold_up_what_is_needed_sooner():
+    """One link for weights of all layers and for sums that the next layer waits for."""
+
+    def function(x, *tiles):
+        for tile in tiles:
+            x = lax.psum(x @ lax.all_gather(tile, "b", tiled=True), "b")
+        return x
+
+    found = run(function, X, *[array(2, 8)] * 6)
+    gather = 1000 + 10 * 192
+    link = 6 * (gather + REDUCE_B)
+    assert found.seconds == pytest.approx((link + PRODUCT) * NS)
 
 
 # --- an emitted program ---
