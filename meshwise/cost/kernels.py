@@ -138,7 +138,7 @@ class _Build:
                         continue
                     size = values[source]
                     share = size.bytes * elements / max(size.elements, 1)
-                    share = min(share, traffic.read[operand]) if _updates(step, operand) else share
+                    share = min(share, traffic.read[operand])
                     read[source] = min(read.get(source, 0.0) + share, size.bytes)
             for value, size in zip(step.writes, traffic.written, strict=True):
                 written_bytes += size if value in written else 0.0
@@ -225,10 +225,6 @@ class _Build:
         is_read = any(r > index for r in self.fusion.readers[old])
         is_kept = is_read or old in self.fusion.steps.outputs
         return float(self.fusion.steps.values[old].bytes) if is_kept else 0.0
-
-
-def _updates(step: Step, operand: int) -> bool:
-    return operand == 0 and updates_operand(step.eqn) is not None
 
 
 def _ordered(kernels: Iterator[Kernel], fusion: Fusion) -> Iterator[Kernel]:

@@ -52,6 +52,15 @@ EXACT = [
     pytest.param(lambda x: (x + 1, x * 2), (X,), 256, 1024, 1024, id="nothing joins them"),
     pytest.param(lambda x, b: x + b, (X, array(16)), 128, 512 + 64, 512, id="broadcast"),
     pytest.param(lambda x: x[:4] * 2, (X,), 64, 256, 256, id="slice"),
+    pytest.param(lambda x: x[:4], (X,), 0, 256, 256, id="slice alone"),
+    pytest.param(
+        lambda x: lax.dynamic_slice(x, (lax.axis_index("a"), 0), (4, 16)),
+        (X,),
+        0,
+        256,
+        256,
+        id="a device's own rows",
+    ),
     pytest.param(lambda x: x.reshape(128) + 1, (X,), 128, 512, 512, id="reshape"),
     pytest.param(lambda x, y: x.T + y, (X, array(16, 8)), 128, 1024, 512, id="transpose"),
     pytest.param(
