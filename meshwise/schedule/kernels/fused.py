@@ -22,7 +22,7 @@ from meshwise.schedule.kernels.blocks import Value
 from meshwise.schedule.kernels.passes import Env, Passes
 from meshwise.schedule.kernels.pipelines import pipeline
 from meshwise.schedule.kernels.products import MatmulBlocks
-from meshwise.schedule.kernels.ring import Piece, Ring
+from meshwise.schedule.kernels.ring import Piece, Ring, bytes_of
 from meshwise.schedule.kernels.tiles import Tile
 
 
@@ -35,6 +35,12 @@ class Product:
     sums: Any
     blocks: MatmulBlocks
     precision: Any
+
+    @property
+    def flops(self) -> int:
+        """Of all chunks, on one device."""
+        rows, inner = self.left.logical
+        return 2 * rows * inner * self.right.shape[1]
 
 
 @dataclass(frozen=True)
@@ -115,6 +121,24 @@ class Fused:
                 found[eqn.outvars[0]] = (shape, aval.dtype)
         return found
 
+    def cost(self) -> pl.CostEstimate:
+        """What the compiler is told of the kernel: products, and each byte moved once.
+
+        Elementwise flops are left out: memory, not arithmetic, is what such passes wait for.
+        """
+        (results, slots), steps = self.out_shape(), self.ring.size - 1
+        products = [s for s in self.summands if isinstance(s, Product)]
+        sums = sum(_bytes(s) // 2 for s in slots)
+        tiles = [t.stored for t in self.tiles[len(self.summands) :]] * self.passes.last
+        gathered = [g.stored for g in self.gathered if g is not None]
+        return pl.CostEstimate(
+            flops=sum(s.flops for s in products),
+            transcendentals=0,
+            # A step of the ring reads a sum and a term and writes a sum.
+            bytes_accessed=3 * steps * sums + sum(map(_bytes, [*tiles, *results])),
+            remote_bytes_transferred=steps * (sums + sum(map(_bytes, gathered)) // self.ring.size),
+        )
+
     def kernel(self, *refs: Any) -> None:
         """The kernel, given references: in, out, scratch, each as the methods above list them."""
         summands, tiles, wholes, results, slots, *scratch = refs
@@ -152,6 +176,10 @@ class Fused:
         return scatters.ProductTerm(
             left, summand.left, right, scratch[0], summand.blocks, summand.precision
         )
+
+
+def _bytes(array: jax.ShapeDtypeStruct) -> int:
+    return bytes_of(array.shape, array.dtype)
 
 
 def _given(var: Any, ref: Any) -> Any:

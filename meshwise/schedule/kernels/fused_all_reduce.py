@@ -80,8 +80,7 @@ def fused_all_reduce(
     inside = [(a, g) for a, g in atoms if g is not None or not passes.is_known_before(a)]
     passes = replace(passes, results=tuple(a for a, _ in inside))
     fused = plan(ring, passes, summands, wholes, dim, [g for _, g in inside], pieces)
-    barrier = barrier_of(ring.axis, mesh_axes)
-    made = iter(_call(fused, summands, tiles, env, barrier, interpret))
+    made = iter(_call(fused, summands, tiles, env, barrier_of(ring.axis, mesh_axes), interpret))
     return [next(made) if (a, g) in inside else _before(passes, a, env) for a, g in atoms]
 
 
@@ -177,6 +176,7 @@ def _call(
         compiler_params=pltpu.CompilerParams(
             collective_id=barrier, vmem_limit_bytes=VMEM_LIMIT_BYTES, has_side_effects=True
         ),
+        cost_estimate=fused.cost(),
         interpret=interpreter(interpret),
         name="fused_all_reduce",
     )(given, own, kept)
