@@ -8,6 +8,7 @@ from meshwise import _jax
 from meshwise._jax import JaxprEqn, Literal, Var
 from meshwise.ir.collectives import kind_of_primitive
 from meshwise.ir.mesh import Axes
+from meshwise.ir.program import shape_of
 from meshwise.schedule.layouts import named_axes
 from meshwise.schedule.view import View
 
@@ -90,7 +91,9 @@ def own_states(view: View, states: Mapping[int, int]) -> dict[int, int]:
     computed, are what the step is for, and others read them.
     """
     return {
-        argument: result for argument, result in states.items() if _leads_elsewhere(view, result)
+        argument: result
+        for argument, result in states.items()
+        if shape_of(view.inputs[argument]) and _leads_elsewhere(view, result)
     }
 
 
