@@ -18,25 +18,28 @@ def layouts_of(
     given: dict[str, Any],
     name: str,
 ) -> dict[str, Any]:
-    """Each parameter's layout, or tree of layouts: what is given, else its annotation."""
-    unknown = [p for p in given if p not in signature.parameters]
+    """Each parameter's layout, or tree of layouts: what is given, else its annotation.
+
+    That of the result is called `return`.
+    """
+    declared = {p: d.annotation for p, d in signature.parameters.items()}
+    declared["return"] = signature.return_annotation
+    unknown = [p for p in given if p not in declared]
     if unknown:
         raise LayoutError(
             message(
                 f"layouts= of {name} names parameters that it does not have",
                 unknown,
-                f"Its parameters are {', '.join(signature.parameters)}.",
+                f"Its parameters are {', '.join(signature.parameters)}; 'return' is its result.",
                 "Give layouts by the names of parameters.",
             )
         )
     found = dict(given)
-    for parameter, declared in signature.parameters.items():
-        if parameter in given or declared.annotation is inspect.Parameter.empty:
+    for parameter, annotation in declared.items():
+        if parameter in given or annotation is inspect.Signature.empty:
             continue
-        annotation = declared.annotation
-        if isinstance(annotation, str):
-            annotation = _evaluated(fn, annotation, parameter, name)
-        layout = _layout_in(annotation)
+        is_text = isinstance(annotation, str)
+        layout = _layout_in(_evaluated(fn, annotation, parameter, name) if is_text else annotation)
         if layout is not None:
             found[parameter] = layout
     return found
@@ -47,10 +50,10 @@ def _evaluated(fn: Callable[..., Any], text: str, parameter: str, name: str) -> 
     inner = inspect.unwrap(fn)
     while isinstance(inner, functools.partial):
         inner = inner.func
-    scope = dict(getattr(inner, "__globals__", {}))
+    scope: dict[str, Any] = dict(getattr(inner, "__globals__", {}))
     try:
         scope.update(inspect.getclosurevars(inner).nonlocals)
-    except TypeError:
+    except (TypeError, ValueError):  # no Python function, or one that reads what is not made yet
         pass
     try:
         return eval(text, scope)

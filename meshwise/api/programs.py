@@ -12,11 +12,17 @@ import jax.numpy as jnp
 
 from meshwise import _jax
 from meshwise.api.annotations import layouts_of
-from meshwise.api.arguments import Arguments, argument_types, name_of, result_paths
+from meshwise.api.arguments import (
+    Arguments,
+    argument_types,
+    describe,
+    name_of,
+    result_paths,
+)
 from meshwise.api.meshes import check_is_mesh
 from meshwise.api.specs import Described, broadcast_specs, kind_of
 from meshwise.api.spmd_program import SpmdProgram
-from meshwise.errors import LayoutError, MeshError, message
+from meshwise.errors import ArgumentError, LayoutError, MeshError, message
 from meshwise.flatten import flatten
 from meshwise.ir.mesh import Axes, plain_mesh
 from meshwise.run.placement import named_sharding
@@ -29,6 +35,7 @@ from meshwise.schedule.language.specs import (
     as_spec,
     axes_of,
     boundary,
+    says,
 )
 from meshwise.schedule.language.verbs import update_p
 
@@ -153,6 +160,7 @@ class Program:
             found = jax.tree_util.tree_flatten_with_path(value)[0]
             paths += [f"{name}{jax.tree_util.keystr(path)}" for path, _ in found]
         leaves, tree = jax.tree.flatten((bound.args, bound.kwargs))
+        _check_arrays(self.name, leaves, paths)
         arguments = Arguments(leaves, tree, (), (), tuple(range(len(bound.args))))
         types = argument_types(self.name, arguments, paths)
         boundaries = self._boundaries(paths, types, specs)
@@ -191,17 +199,18 @@ class Program:
     def _build(self, call: _Call) -> "_Made":
         closed, out_tree = self._trace(call)
         flat = flatten(closed)
-        _check_updates(self.name, closed, flat)
         names = dict(zip(flat.jaxpr.invars, call.paths, strict=True))
         scene = Scene(self._sizes, self._group, names=names)
         mesh = plain_mesh(self.mesh.axis_names, self.mesh.axis_sizes)
         lowered = lower(flat, call.boundaries, scene, mesh)
+        _check_updates(self.name, closed, flat, lowered.states)
         per_device = lowered.per_device
         placements = tuple(
             tuple([named_sharding(s, mesh, self.mesh) for s in shardings])
             for shardings in (per_device.in_shardings, per_device.out_shardings)
         )
         out_paths = tuple(result_paths(out_tree))
+        self._check_results(out_tree, out_paths, lowered.outs)
         made = SpmdProgram(
             per_device=per_device,
             user_mesh=self.mesh,
@@ -214,6 +223,33 @@ class Program:
             name=self.name,
         )
         return _Made(made, listing(flat, lowered, scene, out_paths))
+
+    def _check_results(self, tree: Any, paths: Sequence[str], found: Sequence[Boundary]) -> None:
+        """Results lie as the annotation of the function's result says, where it says anything."""
+        result = jax.tree.unflatten(tree, [0] * tree.num_leaves)
+        whole = Described(result, "result", f"result is {kind_of(result)}")
+        said = self._given.get("return")
+        offenders: list[str] = []
+        if said is None:
+            return
+        specs = broadcast_specs(self.name, "the layout of the result", said, whole)
+        for path, spec, lies in zip(paths, map(as_spec, specs), found, strict=True):
+            try:
+                fits = says(spec, lies.layout, self._group, self._sizes.axis_size)
+            except ValueError as problem:
+                offenders.append(f"{path}: {problem}")
+            else:
+                offenders += [] if fits else [f"{path} is {lies.layout}, not {spec}"]
+        if offenders:
+            raise LayoutError(
+                message(
+                    f"{self.name} has results that do not lie as its annotation says",
+                    offenders,
+                    "The layouts of results follow from those of arguments; an annotation of the "
+                    "result is checked.",
+                    "Change the layout with a verb, or the annotation.",
+                )
+            )
 
     def _trace(self, call: _Call) -> tuple[Any, Any]:
         """The function's jaxpr of whole shapes, and the tree of its results."""
@@ -252,16 +288,18 @@ class _Made:
     listing: Listing
 
 
-def _check_updates(name: str, closed: Any, flat: Any) -> None:
+def _check_updates(name: str, closed: Any, flat: Any, states: Sequence[tuple[int, int]]) -> None:
     """Every update is returned, and no argument twice: else the next value would be lost."""
     made = Counter(_jax.source_summary(e) for e in verbs_of(closed) if e.primitive is update_p)
-    kept = [e for e in flat.jaxpr.eqns if e.primitive is update_p]
-    lost = made - Counter(_jax.source_summary(e) for e in kept)
-    targets = Counter(e.invars[0] for e in kept)
-    twice = [e for e in kept if targets[e.invars[0]] > 1]
-    offenders = [f"the update at {line} is not among the results" for line in lost]
+    updates = [e for e in flat.jaxpr.eqns if e.primitive is update_p]
+    returned = {flat.jaxpr.invars[argument] for argument, _ in states}
+    kept = Counter(_jax.source_summary(e) for e in updates if e.invars[0] in returned)
+    targets = Counter(e.invars[0] for e in updates)
+    offenders = [f"the update at {line} is not among the results" for line in made - kept]
     offenders += [
-        f"the update at {_jax.source_summary(e)} is of an argument that has another" for e in twice
+        f"the update at {_jax.source_summary(e)} is of an argument that has another"
+        for e in updates
+        if targets[e.invars[0]] > 1
     ]
     if offenders:
         raise LayoutError(
@@ -270,6 +308,23 @@ def _check_updates(name: str, closed: Any, flat: Any) -> None:
                 offenders,
                 "An update gives an argument its next value, once; the caller gets it as a result.",
                 "Return what mw.update returns.",
+            )
+        )
+
+
+def _check_arrays(name: str, leaves: Sequence[Any], paths: Sequence[str]) -> None:
+    offenders = [
+        f"{path} is {describe(leaf)}"
+        for leaf, path in zip(leaves, paths, strict=True)
+        if _jax.array_type(leaf) is None
+    ]
+    if offenders:
+        raise ArgumentError(
+            message(
+                f"{name} was called with arguments that are no arrays",
+                offenders,
+                "Arguments of a program are arrays, numbers, or trees of them.",
+                "Let the function close over anything else, or be a functools.partial.",
             )
         )
 

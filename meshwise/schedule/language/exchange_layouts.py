@@ -152,12 +152,11 @@ def _exchanged(eqn: JaxprEqn, scene: Scene) -> Layout:
     _check_kinds(
         eqn, scene, axes, ("Sliced",), "mw.reduce_scatter makes parts of what is to be reduced."
     )
-    cut = [d for d, over in enumerate(scene.layout(atom).dims) if {*over} & {*axes}]
-    layout = _without_slices(eqn, scene, axes)
-    (source,) = cut if len(cut) == 1 else (None,)
-    result = _sliced_more(eqn, scene, layout, axes)
-    before = scene.layout(atom).dims[source] if source is not None else ()
-    if source is None or result.dims[source] != layout.dims[source]:
+    before = scene.layout(atom).dims
+    cut = [d for d, over in enumerate(before) if {*over} & {*axes}]
+    ordered = tuple([a for a in before[cut[0]] if a in axes])
+    result = _sliced_more(eqn, scene, _without_slices(eqn, scene, axes), ordered)
+    if len(cut) > 1 or {*result.dims[cut[0]]} & {*axes}:
         raise refuse(
             eqn,
             [f"{scene.text(atom)}; dim={eqn.params['dim']}"],
@@ -165,11 +164,7 @@ def _exchanged(eqn: JaxprEqn, scene: Scene) -> Layout:
             "another.",
             "Name another dim than the value is cut along now.",
         )
-    ordered = tuple([a for a in before if a in axes])
-    dims = list(result.dims)
-    dim = eqn.params["dim"] % len(dims)
-    dims[dim] = (*layout.dims[dim], *ordered)
-    return Layout(tuple(dims), result.unreduced, result.reduction, result.local)
+    return result
 
 
 def _check_root(eqn: JaxprEqn, scene: Scene, axes: Axes) -> None:

@@ -6,7 +6,7 @@ is cut; a factor that is summed leaves the terms of a sum, Unreduced. What a rul
 error with a way out, never a guess.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from meshwise.ir.factors import (
 from meshwise.ir.mesh import Axes
 from meshwise.ir.program import shape_of
 from meshwise.ir.sharding import DimAxes, Reduction
-from meshwise.rules.registry import REGISTRY, OpRule
+from meshwise.rules.registry import REGISTRY, LocalContext, OpRule
 from meshwise.schedule.language.exchange_layouts import layout_of_verb
 from meshwise.schedule.language.scene import Scene, rank_of, refuse, shown
 from meshwise.schedule.language.verbs import VERBS
@@ -161,7 +161,6 @@ def _strategy(eqn: JaxprEqn, rule: OpRule, operands: Sequence[Layout], scene: Sc
     used = [a for axes in found.values() for a in axes]
     if len(used) != len(set(used)):
         raise _mixed(eqn, scene)
-    moved = [f for f in found if f in factors.permuted]
     carried = _carried(eqn, rule, operands, scene)
     strategy = Strategy(tuple([found.get(f, ()) for f in range(len(factors.sizes))]), carried)
     kept = [operand_sharding(factors, strategy, i).dims for i in range(len(operands))]
@@ -170,11 +169,20 @@ def _strategy(eqn: JaxprEqn, rule: OpRule, operands: Sequence[Layout], scene: Sc
         for layout, dims in zip(operands, kept, strict=True)
         for axes, wanted in zip(layout.dims, dims, strict=True)
     )
-    if moved or not is_kept:
+    if not is_kept or _sends(eqn, rule, strategy, scene):
         raise _needs_whole(eqn, factors, operands, kept, scene)
     if not fits(factors, strategy, scene.mesh):
         raise _mixed(eqn, scene)
     return strategy
+
+
+def _sends(eqn: JaxprEqn, rule: OpRule, strategy: Strategy, scene: Scene) -> bool:
+    """Whether an operator exchanges elements with neighbours, or may."""
+    if not any(strategy.axes[f] for f in rule.factors.permuted):
+        return False
+    context = LocalContext(eqn, rule.factors, strategy, scene.mesh)
+    sent = rule.exchanges(context) if rule.exchanges else None
+    return sent is None or any(exchange.wire_bytes for exchange in sent)
 
 
 def _mixed(eqn: JaxprEqn, scene: Scene) -> Exception:
@@ -222,17 +230,16 @@ def _carried(eqn: JaxprEqn, rule: OpRule, operands: Sequence[Layout], scene: Sce
     linear = any({*group} == carriers for group in rule.linear)
     if len(kinds) == 1 and reduction is Reduction.SUM and linear:
         return axes
-    names = ", ".join(sorted({r.value for _, r in kinds}))
+    if {r for _, r in kinds} != {Reduction.SUM}:
+        why = f"Terms of another operator than a sum ({reduction.value}) are only joined."
+    elif len(kinds) > 1:
+        why = "Terms are added where they are terms over the same axes."
+    else:
+        why = "What this computes of each device's term alone is no term of what is asked for."
     raise refuse(
         eqn,
         [scene.text(eqn.invars[i]) for i in sorted(carriers)],
-        "A value is Unreduced until its terms are joined. Terms of a sum pass only through what is "
-        f"linear in them, all of a sum's alike; terms of others ({names} here) through nothing.",
-        "Join them first: mw.all_reduce(x, op), or mw.reduce_scatter to go on with a part. A norm "
-        "of a slice is the square root of the all_reduce of its sum of squares.",
+        f"An Unreduced value passes as terms through what is linear in it. {why}",
+        "Join the terms first: mw.all_reduce(x, op), or mw.reduce_scatter to go on with a part. A "
+        "norm of a slice is the square root of the all_reduce of its sum of squares.",
     )
-
-
-def without_ones(axes: Sequence[str], sizes: Mapping[str, int]) -> Axes:
-    """The axes that have more than one device."""
-    return tuple([a for a in axes if sizes[a] > 1])

@@ -83,4 +83,4 @@ def rank_of(atom: Any) -> int:
 def refuse(eqn: JaxprEqn, offenders: Iterable[str], rule: str, way_out: str) -> LayoutError:
     """The error for an equation whose operands' layouts do not go together."""
     asked = f"{shown(eqn)} at {_jax.source_summary(eqn)} does not go with the layouts it is given"
-    return LayoutError(message(asked, offenders, rule, way_out))
+    return LayoutError(message(asked, dict.fromkeys(offenders), rule, way_out))

@@ -35,14 +35,17 @@ class LayoutSpec:
 class Replicated(LayoutSpec):
     """The same on every device; what is not said is this.
 
-    >>> Replicated() & Sliced(0)
-    Sliced(dim=0, axes=None)
+    >>> Replicated() & Sliced(0) & Local("model")
+    Sliced(0) & Local('model')
     """
 
     @property
     def parts(self) -> tuple[LayoutSpec, ...]:
         """Nothing: along axes of which nothing is said a value is replicated."""
         return ()
+
+    def __repr__(self) -> str:
+        return "Replicated"
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,9 @@ class Sliced(LayoutSpec):
 
     dim: int
     axes: str | Axes | None = None
+
+    def __repr__(self) -> str:
+        return _shown("Sliced", self.dim, self.axes)
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,9 @@ class Local(LayoutSpec):
 
     axes: str | Axes | None = None
 
+    def __repr__(self) -> str:
+        return "Local" if self.axes is None else _shown("Local", self.axes)
+
 
 @dataclass(frozen=True)
 class Unreduced(LayoutSpec):
@@ -72,6 +81,9 @@ class Unreduced(LayoutSpec):
 
     op: str = "sum"
     axes: str | Axes | None = None
+
+    def __repr__(self) -> str:
+        return _shown("Unreduced", self.op, self.axes)
 
 
 @dataclass(frozen=True)
@@ -87,6 +99,10 @@ class _Both(LayoutSpec):
 
     def __repr__(self) -> str:
         return " & ".join(map(repr, self.said))
+
+
+def _shown(kind: str, *said: Any) -> str:
+    return f"{kind}({', '.join(repr(s) for s in said if s is not None)})"
 
 
 def _joined(parts: tuple[LayoutSpec, ...]) -> LayoutSpec:
@@ -149,11 +165,7 @@ def boundary(
 
     `sizes` are all the mesh's axes. Raises `ValueError` with what does not fit, in words.
     """
-    parts = [(part, _axes_of_part(part, group, sizes)) for part in spec.parts]
-    named = [a for _, axes in parts for a in axes]
-    if len(named) != len(set(named)):
-        twice = next(a for a in named if named.count(a) > 1)
-        raise ValueError(f"{spec!r} names axis {twice!r} twice")
+    parts = _parts_over(spec, group, sizes)
     own = tuple(a for part, axes in parts if not isinstance(part, Sliced) for a in axes)
     has_own = any(not isinstance(part, Sliced) for part, _ in parts)
     count = 1
@@ -167,6 +179,23 @@ def boundary(
         )
     rank = len(shape) - has_own
     return Boundary(_layout(spec, parts, rank), own if has_own else None)
+
+
+def says(spec: LayoutSpec, layout: Layout, group: Axes | None, sizes: Mapping[str, int]) -> bool:
+    """Whether a value of a layout is what is said of it. Raises `ValueError` as `boundary` does."""
+    rank = len(layout.dims)
+    return _layout(spec, _parts_over(spec, group, sizes), rank) == layout
+
+
+def _parts_over(
+    spec: LayoutSpec, group: Axes | None, sizes: Mapping[str, int]
+) -> list[tuple[LayoutSpec, Axes]]:
+    parts = [(part, _axes_of_part(part, group, sizes)) for part in spec.parts]
+    named = [a for _, axes in parts for a in axes]
+    if len(named) != len(set(named)):
+        twice = next(a for a in named if named.count(a) > 1)
+        raise ValueError(f"{spec!r} names axis {twice!r} twice")
+    return parts
 
 
 def _layout(spec: LayoutSpec, parts: Sequence[tuple[LayoutSpec, Axes]], rank: int) -> Layout:

@@ -163,7 +163,7 @@ def dropout(key: Any, x: jax.Array, rate: float) -> jax.Array:
     >>> dropout(jax.random.key(0), jnp.ones(4), 0.0).tolist()
     [1.0, 1.0, 1.0, 1.0]
     """
-    if not rate:
+    if isinstance(rate, int | float) and not rate:
         return x
     kept = jax.random.bernoulli(key, 1.0 - rate, jnp.shape(x))
     return jnp.where(kept, x / (1.0 - rate), jnp.zeros_like(x))
