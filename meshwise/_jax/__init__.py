@@ -19,6 +19,7 @@ from meshwise._jax.bodies import CallBody as CallBody
 from meshwise._jax.bodies import call_body as call_body
 from meshwise._jax.bodies import constraint_of as constraint_of
 from meshwise._jax.bodies import has_constants_in_calls as has_constants_in_calls
+from meshwise._jax.bodies import has_jaxpr as has_jaxpr
 from meshwise._jax.bodies import scan_counts as scan_counts
 from meshwise._jax.bodies import without_hints as without_hints
 from meshwise._jax.bodies import without_hints_in as without_hints_in
@@ -87,6 +88,8 @@ from meshwise._jax.jaxprs import rename as rename
 from meshwise._jax.jaxprs import source_summary as source_summary
 from meshwise._jax.jaxprs import threefry2x32_p as threefry2x32_p
 from meshwise._jax.jaxprs import without_names as without_names
+from meshwise._jax.kernels import call_kernel as call_kernel
+from meshwise._jax.kernels import mw_kernel_p as mw_kernel_p
 from meshwise._jax.roll import roll as roll
 from meshwise._jax.roll import roll_p as roll_p
 from meshwise._jax.sampling import gamma_of_keys as gamma_of_keys

@@ -141,6 +141,11 @@ def without_hints_in(closed: ClosedJaxpr) -> ClosedJaxpr:
     return _strip(closed)
 
 
+def has_jaxpr(eqn: JaxprEqn) -> bool:
+    """Whether a jaxpr is among an equation's parameters."""
+    return any(_has_body(value) for value in eqn.params.values())
+
+
 def _has_body(value: Any) -> bool:
     if isinstance(value, tuple | list):
         return any(_has_body(v) for v in value)

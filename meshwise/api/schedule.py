@@ -178,13 +178,16 @@ class Schedule:
         options = {"result": result, "dim": dim, "axes": axes, "gathers": gathers}
         self._moved("slice_state", [names], options, view)
 
-    def fuse(self, values: Sequence[Handle], name: str | None = None) -> list[Handle]:
+    def fuse(
+        self, values: Sequence[Handle], name: str | None = None, kernel: str | None = None
+    ) -> list[Handle]:
         """Equations, and at most one collective among them, as one; what lies between comes along.
 
-        A reduce_scatter, computations and an all_gather are one FusedAllReduce.
+        A reduce_scatter, computations and an all_gather are one FusedAllReduce. By default XLA
+        fuses; `kernel="pallas"` makes of such a one a kernel for TPUs (interpreted elsewhere).
         """
-        done = fuse(self.view, self._values(values), name)
-        said = self._moved("fuse", [values], {"name": name}, done.view)
+        done = fuse(self.view, self._values(values), name, kernel)
+        said = self._moved("fuse", [values], {"name": name, "kernel": kernel}, done.view)
         return self._handles(said, done.values)
 
     def bucket(self, values: Sequence[Handle], max_bytes: int | None = None) -> list[Handle]:

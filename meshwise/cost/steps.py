@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from meshwise._jax import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, call_body, scan_counts
+from meshwise._jax import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, call_body, mw_kernel_p, scan_counts
 from meshwise._jax.jaxprs import opened
 from meshwise.ir.collectives import equation_collectives, is_collective
 
@@ -110,6 +110,8 @@ def steps_of(jaxpr: ClosedJaxpr | Jaxpr, axis_sizes: Mapping[str, int]) -> Steps
 
 def fused_name(eqn: JaxprEqn) -> str | None:
     """The name of a call that stands for one kernel, None for any other equation."""
+    if eqn.primitive is mw_kernel_p:
+        return str(eqn.params["name"])
     name = eqn.params.get("name") if eqn.primitive.name in ("jit", "pjit") else None
     return name if isinstance(name, str) and name.startswith("fused_") else None
 
@@ -183,7 +185,7 @@ class _Walk:
 
 def call_body_of(eqn: JaxprEqn) -> Any:
     """The open jaxpr of a call, None for any other equation."""
-    if eqn.primitive.name == "shard_map":
+    if eqn.primitive.name in ("shard_map", "mw_kernel"):
         return opened(eqn.params["jaxpr"])
     body = call_body(eqn)
     return None if body is None else opened(body.jaxpr)

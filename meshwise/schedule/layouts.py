@@ -160,14 +160,19 @@ def _of_equation(
     if name == "axis_index":
         return [local_over(0, named_axes(eqn))]
     body = _jax.call_body(eqn)
-    if body is not None:
-        return _interpret(body.jaxpr, operands, sizes, {})
+    if body is not None or eqn.primitive is _jax.mw_kernel_p:
+        inner = eqn.params["jaxpr"] if body is None else body.jaxpr
+        return _interpret(inner, operands, sizes, {})
     if name in _BODIES:
         return _BODIES[name](eqn, operands, sizes)
     slice_ = positions.slice_of(eqn)
     if slice_ is not None and not {*slice_.axes} & operands[0].varying:
         return [_sliced_more(operands[0], slice_.dim, slice_.axes)]
-    return by_rule(REGISTRY.describe(eqn), operands, [_rank(v) for v in eqn.outvars])
+    ranks = [_rank(v) for v in eqn.outvars]
+    rule = REGISTRY.describe(eqn)
+    if rule.opaque and _jax.has_jaxpr(eqn):  # which may ask for the device's number
+        return [local_over(rank, tuple(sizes)) for rank in ranks]
+    return by_rule(rule, operands, ranks)
 
 
 def _each(operands: Sequence[Layout], eqn: JaxprEqn) -> Sequence[Layout]:

@@ -4,7 +4,7 @@ Computations become one nested `jit`, which XLA makes one kernel of or few. With
 before and an all_gather after them it is a FusedAllReduce: an all_reduce that computes on the way.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,12 +12,15 @@ import jax
 
 from meshwise import _jax
 from meshwise._jax import Literal, Var
+from meshwise.ir.program import shape_of, type_of
 from meshwise.schedule.layouts import named_axes
+from meshwise.schedule.moves.kernel import kernel_of
 from meshwise.schedule.moves.refusal import equation_of, refuse, replaced
 from meshwise.schedule.rewrite import trace_piece
 from meshwise.schedule.view import GATHERS, View
 
 MOVE = "fuse"
+KERNELS = ("pallas",)
 _COLLECTIVES = frozenset(
     {*GATHERS, "psum", "psum_invariant", "reduce_scatter", "all_to_all", "ppermute", "pmax", "pmin"}
 )
@@ -32,13 +35,23 @@ class Fused:
     values: tuple[Var, ...]
 
 
-def fuse(view: View, values: Sequence[Var], name: str | None = None) -> Fused:
+def fuse(
+    view: View, values: Sequence[Var], name: str | None = None, kernel: str | None = None
+) -> Fused:
     """Equations, named by their results, as one. Raises `IllegalMove`.
 
-    What lies between a reduce_scatter and an all_gather that are named is taken with them.
+    What lies between those that are named is taken with them. `kernel="pallas"` makes a TPU kernel
+    of a reduce_scatter, computations and all_gathers, and of a matrix product before them.
     """
     given = {equation_of(view, v, MOVE, lambda _: True, "computations") for v in values}
     given |= between(view, given)
+    if kernel not in (None, *KERNELS):
+        raise refuse(
+            MOVE,
+            [f"kernel={kernel!r}"],
+            f"A fused equation is lowered by XLA, or by one of {', '.join(KERNELS)}.",
+            "Leave it out to have XLA fuse.",
+        )
     if len(given) < 2:
         raise refuse(
             MOVE, [f"{len(given)} equation"], "Two or more are fused.", "Name what is to be fused."
@@ -55,9 +68,23 @@ def fuse(view: View, values: Sequence[Var], name: str | None = None) -> Fused:
     name = name or f"fused_{_kind_of(view, given)}"
     body: Any = _jax.jaxpr_as_fun(_jax.close_jaxpr([], externals, outs, eqns, []))
     body.__name__ = name
-    piece = trace_piece(jax.jit(body), externals, view.mesh, inside[0])
+    one = jax.jit(body)
+    if kernel is not None:
+        one = _as_kernel(kernel, kernel_of(view, given, externals, outs), body, view, externals)
+    piece = trace_piece(one, externals, view.mesh, inside[0])
     jaxpr = replaced(view, MOVE, inside, [piece], dict(zip(outs, piece.results, strict=True)))
     return Fused(view.with_jaxpr(jaxpr), name, piece.results)
+
+
+def _as_kernel(
+    kernel: str, function: Any, body: Any, view: View, externals: Sequence[Var]
+) -> Callable[..., Any]:
+    """A function that a kernel computes, and readers read as its jaxpr."""
+    axes = list(zip(view.mesh.names, view.mesh.sizes, strict=True))
+    types = [jax.ShapeDtypeStruct(shape_of(v), type_of(v).dtype) for v in externals]
+    closed = _jax.make_jaxpr_over_axes(body, axes, types)
+    name = f"{body.__name__}_{kernel}"
+    return lambda *args: _jax.call_kernel(function, closed, name, args)
 
 
 def between(view: View, given: Collection[int]) -> set[int]:
