@@ -108,22 +108,9 @@ def jit(
     Raises HintError, TreeError, MeshError, ArgumentError or MissingRuleError when called, for what
     does not fit.
     """
+    given = {name: value for name, value in locals().items() if name != "fn"}
     if fn is None:
-        return functools.partial(
-            jit,
-            mesh=mesh,
-            in_shardings=in_shardings,
-            out_shardings=out_shardings,
-            static_argnums=static_argnums,
-            static_argnames=static_argnames,
-            donate_argnums=donate_argnums,
-            donate_argnames=donate_argnames,
-            completion=completion,
-            strict=strict,
-            hardware=hardware,
-            hoist_bytes=hoist_bytes,
-            schedule=schedule,
-        )
+        return functools.partial(jit, **given)
     _check(mesh, completion)
     _jax.check_jit_arguments(fn, static_argnums, static_argnames, donate_argnums, donate_argnames)
     statics = _jax.static_arguments(fn, static_argnums, static_argnames)
