@@ -216,17 +216,17 @@ def by_rule(rule: OpRule, operands: Sequence[Layout], ranks: Sequence[int]) -> l
     if len(operators) > 1:
         lost.update(reduced, terms)
     unreduced = tuple(sorted(({*reduced} | terms) - lost))
-    return [
-        Layout(
-            tuple([_kept(axes_of, of_dim, lost) for of_dim in factors.results[i]]),
-            unreduced,
-            operators.pop() if len(operators) == 1 and unreduced else Reduction.SUM,
-            tuple(sorted(lost)),
-        )
-        if len(factors.results[i]) == rank
-        else local_over(rank, tuple(lost | {*used} | terms))
-        for i, rank in enumerate(ranks)
-    ]
+    operator = operators.pop() if len(operators) == 1 and unreduced else Reduction.SUM
+    varying = {*lost, *used, *terms}
+    results = []
+    for of_dims, rank in zip(factors.results, ranks, strict=True):
+        if len(of_dims) != rank:
+            results.append(local_over(rank, tuple(varying)))
+            continue
+        dims = tuple([_kept(axes_of, of_dim, lost) for of_dim in of_dims])
+        rest = varying.difference(unreduced, *dims)
+        results.append(Layout(dims, unreduced, operator, tuple(sorted(rest))))
+    return results
 
 
 def _kept(axes_of: Mapping[int, Axes], of_dim: Sequence[int], lost: set[str]) -> Axes:
