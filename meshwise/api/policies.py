@@ -40,6 +40,10 @@ def policies(schedule: Schedule) -> Iterator[Policy]:
         for axes in _groups(schedule, kind):
             name = f"bucket {kind}({'*'.join(axes)})"
             yield Policy(name, lambda s, k=kind, axes=axes: one_bucket(s, k, axes))
+    for kind in ("all_gather", "reduce_scatter", "all_reduce"):
+        for axes in _groups(schedule, kind):
+            name = f"overlap {kind}({'*'.join(axes)})"
+            yield Policy(name, lambda s, k=kind, axes=axes: overlap_products(s, k, axes))
     yield Policy("fuse", fuse_chains)
 
 
@@ -79,6 +83,14 @@ def small_sums(s: Schedule, axes: Axes) -> bool:
 def one_bucket(s: Schedule, kind: str, axes: Axes) -> bool:
     """All collectives of a kind over some axes in one."""
     return _bucket_apart(s, _of_size(s, s.find(kind, axes=axes), small=False))
+
+
+def overlap_products(s: Schedule, kind: str, axes: Axes) -> bool:
+    """Collectives of a kind as rings with the products next to them, where there are any."""
+    moved = False
+    for handle in _of_size(s, s.find(kind, axes=axes), small=False):
+        moved = _tried(s, lambda h=handle: s.overlap(h)) or moved
+    return moved
 
 
 def _bucket_apart(s: Schedule, handles: Sequence[Handle]) -> bool:

@@ -25,6 +25,7 @@ from meshwise.schedule.handles import (
 )
 from meshwise.schedule.moves.bucket import bucket
 from meshwise.schedule.moves.fuse import fuse
+from meshwise.schedule.moves.overlap import overlap
 from meshwise.schedule.moves.reorder import reorder
 from meshwise.schedule.moves.slice_state import State, slice_state
 from meshwise.schedule.moves.split import Split, split, split_to_root
@@ -189,6 +190,37 @@ class Schedule:
         done = fuse(self.view, self._values(values), name, kernel)
         said = self._moved("fuse", [values], {"name": name, "kernel": kernel}, done.view)
         return self._handles(said, done.values)
+
+    def overlap(
+        self,
+        values: Handle | Sequence[Handle],
+        chunks: int | None = None,
+        dim: int | None = None,
+        operand: int | None = None,
+        bidirectional: bool = False,
+        keeps: bool = False,
+    ) -> list[Handle]:
+        """Communication and the computation next to it at the same time.
+
+        A product (or the all_gather itself) becomes a ring with the all_gather of its operand, a
+        reduce_scatter or all_reduce one with the product before it: n - 1 sends, in each of which
+        a device computes with what it holds. With `chunks`, a chain of equations, collectives over
+        several axes among them, is cut along `dim` in so many parts that follow each other.
+        Returned are the new results; of an all_reduce the part of the sum, and the whole.
+        """
+        given = self._values(values)
+        one = given[0] if isinstance(values, Handle) else given
+        done = overlap(self.view, one, chunks, dim, operand, bidirectional, keeps)
+        options = {
+            "chunks": chunks,
+            "dim": dim,
+            "operand": operand,
+            "bidirectional": bidirectional,
+            "keeps": keeps,
+        }
+        name = self._moved("overlap", [values], options, done.view)
+        whole = () if done.whole is None else (done.whole,)
+        return self._handles(name, [*done.values, *whole])
 
     def bucket(self, values: Sequence[Handle], max_bytes: int | None = None) -> list[Handle]:
         """Collectives of one kind as few, of at most `max_bytes` of operands each."""
