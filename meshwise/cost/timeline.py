@@ -228,8 +228,8 @@ def _start(
         resources = task.resources if overlaps else (COMPUTE,)
         for other in (*task.waits, *(last[r] for r in resources if r in last)):
             ready = starts[other] + tasks[other].seconds
-            if ready > starts[k] or after[k] is None:
-                starts[k], after[k] = max(ready, starts[k]), other
+            if ready > starts[k]:
+                starts[k], after[k] = ready, other
         last.update(dict.fromkeys(resources, k))
         end = max(end, starts[k] + task.seconds)
     return starts, after, end

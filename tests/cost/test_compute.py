@@ -72,6 +72,14 @@ EXACT = [
         id="rows by number, which are cast",
     ),
     pytest.param(
+        lambda t, i, u: t.at[i].add(u, mode="promise_in_bounds"),
+        (array(1000, 16), array(4, dtype=np.uint32), array(4, 16)),
+        4,
+        16 + 16 + 2 * 256,
+        16 + 256,
+        id="rows added to, by number",
+    ),
+    pytest.param(
         lambda c, u: lax.dynamic_update_slice(c, u * 2, (3, 0)),
         (array(1000, 16), array(4, 16)),
         64,
@@ -132,6 +140,46 @@ def test_what_a_fusion_can_compute_from_what_it_reads_is_not_written():
 
     kernels = kernels_of(traced(function, X, array(16, 16)), SIZES).kernels
     assert [k.work.written_bytes for k in kernels] == [512, 512, 512, 512]
+
+
+def test_one_value_in_memory_may_stand_for_another():
+    """`1 - hidden` is made of what the second product reads anyway, and is no kernel's result."""
+
+    def function(x, w):
+        hidden = jnp.tanh(x @ w)
+        return (hidden @ w) * (1 - hidden)
+
+    kernels = kernels_of(traced(function, X, array(16, 16)), SIZES).kernels
+    assert [k.work.written_bytes for k in kernels] == [512, 512, 512, 512]
+    assert [k.work.read_bytes for k in kernels[-1:]] == [1024]
+    assert sum(k.work.flops for k in kernels[2:]) == 4096 + 2 * 128  # once more
+
+
+def test_but_not_a_larger_one():
+    def function(x, w):
+        hidden = jnp.tanh(x @ w)
+        return (hidden @ w).astype(jnp.bfloat16) * hidden.astype(jnp.bfloat16)
+
+    kernels = kernels_of(traced(function, X, array(16, 16)), SIZES).kernels
+    assert [k.work.written_bytes for k in kernels] == [512, 512 + 256, 512, 256]
+
+
+def test_kernels_run_over_one_number_of_elements():
+    def function(x):
+        hidden = jnp.tanh(x)
+        return hidden, lax.pad(hidden, 0.0, [(1, 1, 0), (0, 0, 0)])
+
+    assert names_of(function, X) == ["tanh", "pad"]
+
+
+def test_what_only_one_fusion_reads_is_part_of_it():
+    """However late it is read, and broadcast."""
+
+    def function(x, w, bias):
+        early = bias * 2 + 1
+        return jnp.tanh(x @ w + early)
+
+    assert names_of(function, X, array(16, 16), array(16)) == ["dot_general", "tanh and 3 more"]
 
 
 def test_updates_that_share_a_step_size_are_kernels_of_their_own():

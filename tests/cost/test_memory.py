@@ -38,6 +38,19 @@ def forked(x):
     return first @ second @ third
 
 
+def two_results(x):
+    return x + 1, (x + 1) * 2
+
+
+def first_of_two(x):
+    largest, _ = lax.top_k(x, 16)
+    return largest @ largest @ largest
+
+
+def in_steps(body):
+    return lambda x: lax.scan(lambda x, _: (body(x), None), x, None, length=9)[0]
+
+
 # function, donated, KiB of arguments, results, peak
 EXACT = [
     pytest.param(lambda x: x + 1, (), 1, 1, 2, id="one kernel"),
@@ -59,6 +72,11 @@ EXACT = [
         6,
         id="gathered in between",
     ),
+    pytest.param(two_results, (0,), 1, 2, 2, id="one result in place of one argument"),
+    pytest.param(first_of_two, (), 1, 1, 4, id="what nobody reads is free at once"),
+    pytest.param(in_steps(lambda x: x * 2), (), 1, 1, 2, id="steps in place"),
+    pytest.param(in_steps(lambda x: x * 2), (0,), 1, 1, 1, id="steps in place of the argument"),
+    pytest.param(in_steps(lambda x: x @ x), (0,), 1, 1, 2, id="steps of products"),
     pytest.param(
         lambda x: lax.dynamic_update_slice(x @ x, jnp.ones((1, 16)), (3, 0)), (), 1, 1, 2, id="row"
     ),

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 import meshwise as mw
 from meshwise._jax import make_jaxpr_over_axes
 from meshwise.cost.communication import wire_seconds
-from meshwise.cost.gantt import Event, show_seconds
+from meshwise.cost.gantt import Event, draw, show_seconds
 from meshwise.cost.hardware import CPU, DGX2_RING, DGX2_SHARED_CARDS, GENERIC, H100, V100, Hardware
 from meshwise.cost.links import Links, dgx2
 from meshwise.cost.orders import Ordered, orders_of
@@ -475,6 +475,18 @@ def test_the_row_of_a_chart_is_to_scale():
     reduce = round(columns * REDUCE_A / (REDUCE_A + ELEMENTS))
     assert abs(link.count("A") - reduce) <= 1 and abs(compute.count("B") - columns + reduce) <= 1
     assert link.rstrip(".-") == "A" * link.count("A") and compute.lstrip(".-")[0] == "B"
+
+
+def test_a_column_shows_how_much_of_it_is_filled():
+    """Of a hundred columns, 93 are time, beside the name."""
+    width = 1.0 / 93
+    spans = [(0, 0.01), (1, 1.2), (2, 2.6), (3, 3.3), (3.3, 3.6), (4, 6)]
+    events = [Event("e", "link", a * width, b * width, 0) for a, b in spans]
+    row = draw(events, ["link"], 1.0).splitlines()[0].split("|")[1]
+    assert len(row) == 93
+    assert row[:3] == ".-" + row[2] and row[2].isalpha()
+    assert row[3] == "#" and row[4] == row[5] and row[4].isalpha()
+    assert set(row[6:]) == {"."}
 
 
 def test_the_trace_is_what_perfetto_reads():
