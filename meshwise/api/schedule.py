@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from jax.sharding import AbstractMesh
+
 from meshwise._jax import Var
 from meshwise.api.spmd_program import SpmdProgram
 from meshwise.cost.compute import program_work
@@ -187,7 +189,8 @@ class Schedule:
         A reduce_scatter, computations and an all_gather are one FusedAllReduce. By default XLA
         fuses; `kernel="pallas"` makes of such a one a kernel for TPUs (interpreted elsewhere).
         """
-        done = fuse(self.view, self._values(values), name, kernel)
+        interpret = False if _platform(self.original.user_mesh) == "tpu" else None
+        done = fuse(self.view, self._values(values), name, kernel, interpret)
         said = self._moved("fuse", [values], {"name": name, "kernel": kernel}, done.view)
         return self._handles(said, done.values)
 
@@ -363,6 +366,11 @@ class Schedule:
             )
         first, second = self._handles(name, [*done.firsts, *done.seconds])
         return first, second
+
+
+def _platform(mesh: Any) -> str | None:
+    """What the devices of a mesh are; None of a mesh without devices."""
+    return None if isinstance(mesh, AbstractMesh) else mesh.devices.flat[0].platform
 
 
 def with_per_device(program: SpmdProgram, per_device: PerDeviceProgram) -> SpmdProgram:

@@ -36,12 +36,17 @@ class Fused:
 
 
 def fuse(
-    view: View, values: Sequence[Var], name: str | None = None, kernel: str | None = None
+    view: View,
+    values: Sequence[Var],
+    name: str | None = None,
+    kernel: str | None = None,
+    interpret: bool | None = None,
 ) -> Fused:
     """Equations, named by their results, as one. Raises `IllegalMove`.
 
     What lies between those that are named is taken with them. `kernel="pallas"` makes a TPU kernel
-    of a reduce_scatter, computations and all_gathers, and of a matrix product before them.
+    of a reduce_scatter, computations and all_gathers, and of a matrix product before them;
+    `interpret` says whether it is compiled (False) or interpreted, None as the machine has it.
     """
     given = {equation_of(view, v, MOVE, lambda _: True, "computations") for v in values}
     given |= between(view, given)
@@ -70,7 +75,8 @@ def fuse(
     body.__name__ = name
     one = jax.jit(body)
     if kernel is not None:
-        one = _as_kernel(kernel, kernel_of(view, given, externals, outs), body, view, externals)
+        function = kernel_of(view, given, externals, outs, interpret)
+        one = _as_kernel(kernel, function, body, view, externals)
     piece = trace_piece(one, externals, view.mesh, inside[0])
     jaxpr = replaced(view, MOVE, inside, [piece], dict(zip(outs, piece.results, strict=True)))
     return Fused(view.with_jaxpr(jaxpr), name, piece.results)

@@ -37,9 +37,16 @@ class _Parts:
 
 
 def kernel_of(
-    view: View, given: Collection[int], reads: Sequence[Var], outs: Sequence[Var]
+    view: View,
+    given: Collection[int],
+    reads: Sequence[Var],
+    outs: Sequence[Var],
+    interpret: bool | None,
 ) -> Flat:
-    """The kernel of fused equations, a function of what they read. Raises `IllegalMove`."""
+    """The kernel of fused equations, a function of what they read. Raises `IllegalMove`.
+
+    `interpret` is as `schedule.kernels` take it: None compiles on a TPU, and interprets elsewhere.
+    """
     parts = _parts_of(view, given)
     chunks = [eqn.outvars[0] for eqn in parts.scatters]
     rows = shape_of(chunks[0])
@@ -70,6 +77,7 @@ def kernel_of(
             gathered=dims,
             dim=scattered,
             mesh_axes=view.mesh.names,
+            interpret=interpret,
         )
 
     _check(view, kernel, reads)
