@@ -246,13 +246,18 @@ def _product(eqn: JaxprEqn, operands: Sequence[Value], blocks: Blocks) -> Any:
         raise unable(eqn, "only rows of a matrix times a whole matrix are")
     filled = Value(_filled(left, [1]), left.shape, True)
     dims = ((left_contracted, right_contracted), ((), ()))
-    return lax.dot_general(
+    made = type_of(eqn.outvars[0]).dtype
+    is_float = jnp.issubdtype(made, jnp.floating)
+    # The matrix unit adds up in long numbers only.
+    wide = jnp.promote_types(made, jnp.float32 if is_float else jnp.int32)
+    product = lax.dot_general(
         filled.array,
         spread(right, blocks),
         dims,
         precision=eqn.params["precision"],
-        preferred_element_type=eqn.params["preferred_element_type"],
+        preferred_element_type=wide,
     )
+    return product.astype(made)
 
 
 def _slice(eqn: JaxprEqn, operands: Sequence[Value], blocks: Blocks) -> Any:

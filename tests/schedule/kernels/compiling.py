@@ -185,6 +185,48 @@ FUNCTIONS = {
 }
 
 
+def matrices(function, shape=(64, 256), dtype=jnp.float32, tiles=(), wholes=(), count=1):
+    """A computation that keeps all it results in; tiles and wholes as types."""
+
+    def step(g, *others):
+        cut = len(tiles)
+        return kernels.fused_all_reduce(
+            function,
+            [g],
+            others[:cut],
+            others[cut:],
+            axis="x",
+            gathered=[None] * count,
+            interpret=False,
+        )
+
+    types = [jax.ShapeDtypeStruct(*t) for t in ((shape, dtype), *tiles, *wholes)]
+    return step, (P(), *[P("x")] * len(tiles), *[P()] * len(wholes)), P("x"), types
+
+
+LONG, SHORT, TRUTH = jnp.float32, jnp.bfloat16, jnp.bool_
+SHAPES = {
+    "halves exchanged": matrices(lambda g: [jnp.roll(g, 128, 1), jnp.roll(g, 100, 1)], count=2),
+    "heads": matrices(lambda g: [jax.nn.softmax(g.reshape(8, 4, 128)).reshape(8, 512)], (64, 512)),
+    "rows added": matrices(lambda g: [jnp.sum(g, 0), jnp.max(g, 1)], count=2),
+    "product": matrices(lambda g, w: [g @ w], wholes=[((256, 128), LONG)]),
+    "short product": matrices(lambda g, w: [g @ w], (128, 256), SHORT, [], [((256, 128), SHORT)]),
+    "a scale of each row": matrices(lambda g, s: [g * s[:, None]], tiles=[((64,), LONG)]),
+    "a mask": matrices(lambda g, m: [jnp.where(m, g, 0.0)], tiles=[((64, 256), TRUTH)]),
+    "a switch": matrices(lambda g, b: [jnp.where(b, g, 0.0)], wholes=[((), TRUTH)]),
+    "columns chosen": matrices(lambda g, b: [jnp.where(b, g, 0.0)], wholes=[((256,), TRUTH)]),
+    "three dims": matrices(lambda g: [g - jnp.mean(g, (1, 2), keepdims=True)], (64, 16, 256)),
+    "four small dims": matrices(lambda g: [g * 2], (64, 3, 3, 64)),
+    "odd columns": matrices(lambda g: [g / lax.psum(jnp.sum(g, 0), "x")], (64, 100)),
+    "odd rows": matrices(lambda g: [g * 2], (40, 128)),
+    "odd vector": matrices(lambda g: [g * 2], (800,)),
+    "short vector": matrices(lambda g: [g * lax.psum(jnp.sum(g), "x")], (3072,), SHORT),
+    "three norms": matrices(
+        lambda g: [g * lax.psum(jnp.stack([jnp.sum(g), jnp.max(g), jnp.sum(g * g)]), "x")[1]]
+    ),
+}
+
+
 def cases():
     """Each case's name, function, specs in and out, and types of operands."""
     found = {
@@ -202,6 +244,7 @@ def cases():
     found["layer end long fused"] = layer_end(True, jnp.float32, 1024, 1024, 1024)
     for dim in (0, 1, 2):
         found[f"chunks along {dim} fused"] = other_chunks(dim)
+    found |= {f"{name} fused": case for name, case in SHAPES.items()}
     for name, function in FUNCTIONS.items():
         found[f"{name} of vectors fused"] = elementwise(function, (2**17,))
         found[f"{name} of matrices fused"] = elementwise(function, (512, 384))

@@ -80,7 +80,7 @@ def lamb(g, m, w, rate):
     return [w - rate * ratio * update, m, ratio, lax.pmax(jnp.max(update), "x")]
 
 
-@pytest.mark.parametrize("n", [2, 8])
+@pytest.mark.parametrize("n", [2, 4, pytest.param(8, marks=pytest.mark.slow)])
 def test_norms_inside(n):
     size = n * 1024
     gradients, m, w = draw(n, size), draw(size, seed=1), draw(size, seed=2)
@@ -195,7 +195,7 @@ def test_chunks_along_other_dims(dim, gathered):
 def test_many_pieces_and_blocks(monkeypatch):
     """Four pieces, two each way, and several blocks in each."""
     monkeypatch.setattr("meshwise.schedule.kernels.planning.VMEM_BLOCK_BYTES", 2**17)
-    n, size = 4, 4 * 256 * 128
+    n, size = 3, 3 * 128 * 128
     terms, w = draw(n, size), draw(size)
 
     def computation(g, w):
@@ -334,3 +334,17 @@ def test_rows_that_do_not_fit_are_refused():
 
     with pytest.raises(ValueError, match="does not fit in fast memory"):
         run(step, mesh_of(x=2), (P(),), [P()], np.zeros((2, 2**20), np.float32))
+
+
+@pytest.mark.parametrize("shape", [(100,), (5, 3), (7, 3, 2)])
+def test_chunks_of_odd_sizes(shape):
+    n = 2
+    terms = draw(n, n * shape[0], *shape[1:])
+
+    def step(term):
+        return fused(
+            lambda g: [g / lax.psum(jnp.sum(g * g), "x")], [term[0]], gathered=[0], pieces=4
+        )[0]
+
+    found = run_without_races(step, mesh_of(x=n), (P("x"),), P(), terms)
+    close(found, terms.sum(0) / (terms.sum(0) ** 2).sum())
