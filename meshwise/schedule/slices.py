@@ -14,9 +14,13 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from meshwise._jax import JaxprEqn, Literal, Var, literal_value
+from meshwise._jax import JaxprEqn, Literal, Var, literal_value, names_of
 from meshwise.ir.mesh import Axes
 from meshwise.ir.program import shape_of
+
+# The name scope of padding that moves add so that parts are equal: nothing ever reads its content.
+# Padding that a program itself writes has a value, and sums may count on it.
+PADDING = "meshwise_padding"
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,7 @@ class Positions:
             return
         (result,) = eqn.outvars
         aval: Any = result.aval
-        if name == "pad":
+        if name == "pad" and PADDING in names_of(eqn):
             config, value = eqn.params["padding_config"], eqn.invars[0]
             if all(low == 0 and inner == 0 and high >= 0 for low, high, inner in config):
                 self.padded[result] = value
@@ -86,8 +90,15 @@ class Positions:
             self._compare(eqn, result)
             return
         found = self._scalar(name, eqn)
-        if found is not None:
+        if found is not None and self._is_exact(found, aval.dtype):
             self.scalars[result] = found
+
+    def _is_exact(self, found: Affine, dtype: Any) -> bool:
+        """Whether an integer fits its type on every device: no wrapping around, no rounding."""
+        if not np.issubdtype(dtype, np.integer):
+            return False
+        low, high = found.bounds(self.sizes)
+        return np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max
 
     def value(self, atom: Any) -> Affine | None:
         """What is known of a scalar integer."""

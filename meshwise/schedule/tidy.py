@@ -77,7 +77,9 @@ def _only_cut(view: View, whole: Var, cuts: list[Tile]) -> bool:
     slicing = {view.maker[c.tile] for c in cuts}
     for index in view.readers[whole]:
         eqn = view.eqns[index]
-        through = eqn.primitive.name == "pad" and {*view.readers[eqn.outvars[0]]} <= slicing
+        made = eqn.outvars[0]
+        through = eqn.primitive.name == "pad" and made not in view.returned
+        through = through and {*view.readers[made]} <= slicing
         if index not in slicing and not through:
             return False
     return True

@@ -32,6 +32,7 @@ from meshwise.partition.padding import mask_operands
 from meshwise.reshard.emit import all_reduce
 from meshwise.rules.registry import REGISTRY, LocalContext, OpRule, shard_index
 from meshwise.schedule.layouts import named_axes
+from meshwise.schedule.slices import PADDING
 
 
 class NotTileableError(Exception):
@@ -218,7 +219,8 @@ def pad_dim(array: jax.Array, dim: int, size: int) -> jax.Array:
     if array.shape[dim] == size:
         return array
     config = [(0, size - n if d == dim else 0, 0) for d, n in enumerate(array.shape)]
-    return lax.pad(array, jnp.zeros((), array.dtype), config)
+    with jax.named_scope(PADDING):
+        return lax.pad(array, jnp.zeros((), array.dtype), config)
 
 
 def gather(tile: jax.Array, shape: Sequence[int], sharding: Sharding, mesh: Mesh) -> jax.Array:

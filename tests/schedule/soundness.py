@@ -1,0 +1,119 @@
+"""Laws that every schedule keeps, looked at on values: layouts are true, results are the same."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import meshwise as mw
+from meshwise import _jax
+from meshwise.ir.per_device import PerDeviceProgram
+from meshwise.run.interpret import Interpreter
+from meshwise.run.simulate import cut, simulate
+from meshwise.schedule.view import View
+
+
+def misstated(program: PerDeviceProgram, args: Sequence[Any]) -> list[str]:
+    """Values that are said to be replicated along an axis along which devices differ."""
+    view, jaxpr, mesh = View(program), program.jaxpr.jaxpr, program.mesh
+    values = [v for e in jaxpr.eqns for v in e.outvars if not isinstance(v, _jax.DropVar)]
+    closed = _jax.close_jaxpr(
+        jaxpr.constvars, jaxpr.invars, values, jaxpr.eqns, program.jaxpr.consts
+    )
+    with _jax.without_mesh():
+        given = [
+            cut(a, s, mesh, t.dtype)
+            for a, s, t in zip(args, program.in_shardings, closed.in_avals, strict=True)
+        ]
+        found = Interpreter(mesh, is_stepped=True).run(closed, given)
+    wrong = []
+    for value, stacked in zip(values, found, strict=True):
+        said = view.layouts[value]
+        assert len(said.dims) == len(value.aval.shape), (view.text(value), str(said))
+        array = _plain(stacked.array)
+        grid = array.reshape(*(mesh.axis_size[a] for a in stacked.axes), -1)
+        for i, axis in enumerate(stacked.axes):
+            is_same = np.array_equal(
+                grid, np.broadcast_to(grid.take([0], i), grid.shape), equal_nan=_may_be_nan(grid)
+            )
+            if axis not in said.varying and not is_same:
+                wrong.append(f"{view.text(value)} is said to be {said}, and differs along {axis}")
+    return wrong
+
+
+def _plain(array: Any) -> np.ndarray:
+    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        array = jax.random.key_data(array)
+    host = np.asarray(array)
+    return host.astype(np.float32) if host.dtype == jnp.bfloat16 else host
+
+
+def _may_be_nan(array: np.ndarray) -> bool:
+    return np.issubdtype(array.dtype, np.inexact)
+
+
+def results(program: mw.SpmdProgram, args: Sequence[Any], compiled: bool = False) -> list[Any]:
+    """What a program computes, on pretended devices; equation by equation unless `compiled`."""
+    known = program.per_device
+    found = simulate(
+        known.jaxpr,
+        known.mesh,
+        known.in_shardings,
+        known.out_shardings,
+        [t.shape for t in known.out_types],
+        [*program.held, *jax.tree.leaves(tuple(args))],
+        compiled=compiled,
+    )
+    return [_plain(value) for value in found]
+
+
+def difference(got: Sequence[Any], want: Sequence[Any], is_exact: bool) -> str:
+    """Where results differ, in words; nothing where they do not."""
+    for number, (one, other) in enumerate(zip(got, want, strict=True)):
+        if one.dtype != other.dtype or one.shape != other.shape:
+            return f"result {number} is {one.dtype}{one.shape}, not {other.dtype}{other.shape}"
+        if is_exact or not _may_be_nan(one):
+            same = np.array_equal(one, other, equal_nan=_may_be_nan(one))
+        else:
+            scale = float(np.max(np.abs(other), initial=1.0, where=np.isfinite(other)))
+            same = np.allclose(one, other, rtol=1e-4, atol=1e-4 * scale, equal_nan=True)
+        if not same:
+            return f"result {number} is\n{one}\nnot\n{other}"
+    return ""
+
+
+def check_moves(
+    program: mw.SpmdProgram,
+    args: Sequence[Any],
+    moves: Callable[[mw.Schedule], object],
+    is_exact: bool = True,
+) -> mw.Schedule:
+    """The schedule after some moves, every law looked at."""
+    schedule = mw.Schedule(program)
+    moves(schedule)
+    check(program, args, schedule, results(program, args), is_exact)
+    return schedule
+
+
+def check(
+    program: mw.SpmdProgram,
+    args: Sequence[Any],
+    schedule: mw.Schedule,
+    want: Sequence[Any],
+    is_exact: bool,
+) -> None:
+    """Layouts are true, results the same, the script makes the same program again."""
+    moved = schedule.program
+    wrong = misstated(moved.per_device, [*moved.held, *jax.tree.leaves(tuple(args))])
+    assert not wrong, "\n".join([*wrong, str(moved.per_device.jaxpr)])
+    worst = difference(results(moved, args), want, is_exact)
+    assert not worst, f"{worst}\n{schedule.script()}\n{moved.per_device.jaxpr}"
+    again = mw.Schedule(program).run(schedule.script())
+    assert str(again.view.program.jaxpr) == str(schedule.view.program.jaxpr), schedule.script()
+    known = moved.per_device
+    assert known.wire_bytes == sum(c.wire_bytes for c in known.collectives)
+    for argument, result in schedule.states().items():
+        if program.per_device.in_shardings[argument] == program.per_device.out_shardings[result]:
+            assert known.in_shardings[argument] == known.out_shardings[result]

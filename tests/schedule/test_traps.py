@@ -1,0 +1,122 @@
+"""What is easily taken for something else: pads, indices, reshapes, bodies with collectives."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+import meshwise as mw
+from tests.schedule.soundness import check_moves, misstated
+from tests.schedule.steps import mesh_of
+
+
+def program_of(fn, args, specs, outs, **axes):
+    return mw.SpmdProgram.from_shard_map(fn, mesh_of(**(axes or {"x": 4})), specs, outs, *args)
+
+
+def whole_numbers(*shape, seed=0):
+    """Floats whose sums are exact in any order."""
+    drawn = np.random.default_rng((seed, *shape)).integers(-9, 9, shape)
+    return drawn.astype(np.float32)
+
+
+def on_slices(s):
+    """Every all_reduce of an array over x in two halves, what can be computed between."""
+    arrays = [h for h in s.find("all_reduce", axes="x") if h.value.aval.shape]
+    s.reorder(s.split(arrays)[1], more_bytes=True)
+
+
+# What layouts say
+
+
+def test_a_dim_that_a_reshape_joins_to_another_is_not_lost():
+    x = whole_numbers(2, 16)
+    program = program_of(lambda x: x.reshape(-1), (x,), (P(None, "x"),), P("x"))
+    assert not misstated(program.per_device, (x,))
+
+
+# Slices that are none
+
+
+def test_padding_has_a_value():
+    """The program's own padding is read; that of moves is not."""
+
+    def step(g, w):
+        g = lax.psum(g[0], "x")
+        own = [
+            lax.dynamic_slice(
+                jnp.pad(v, (0, 3), constant_values=c), (4 * lax.axis_index("x"),), (4,)
+            )
+            for v, c in ((w, 1.0), (w, 5.0), (g * w + 1, 7.0), (w + 1, 9.0))
+        ]
+        return [lax.psum(jnp.sum(part), "x") for part in own], g * w + 1
+
+    args = whole_numbers(4, 13), whole_numbers(13)
+    program = program_of(step, args, (P("x"), P()), P())
+    s = check_moves(program, args, on_slices)
+    assert len(s.find("reduce_scatter")) == 1
+
+
+def test_padding_that_is_a_result_stays():
+    def step(g, w):
+        padded = jnp.pad(w + 1, (0, 3), constant_values=1.0)
+        part = lax.dynamic_slice(padded, (4 * lax.axis_index("x"),), (4,))
+        return lax.psum(jnp.sum(part), "x"), padded, lax.psum(g[0], "x") * w
+
+    args = whole_numbers(4, 13), whole_numbers(13)
+    check_moves(program_of(step, args, (P("x"), P()), P()), args, on_slices)
+
+
+@pytest.mark.parametrize(
+    ("size", "index"),
+    [
+        (16, lambda i: i.astype(bool).astype(np.int32) * 2),
+        (16, lambda i: (i.astype(np.float32) * 0.5).astype(np.int32) * 2),
+        (512, lambda i: (i.astype(np.int8) * np.int8(64)).astype(np.int32)),
+        (16, lambda i: (7 - i) * 2),
+        (16, lambda i: (i * 2) % 8),
+    ],
+)
+def test_an_index_that_counts_otherwise_is_no_own_part(size, index):
+    def step(g, w):
+        moved = lax.psum(g[0], "x") * w
+        at = index(lax.axis_index("x"))
+        part = lax.dynamic_slice(moved, (at,), (size // 8,), allow_negative_indices=False)
+        return moved, part[None]
+
+    args = whole_numbers(8, size), whole_numbers(size)
+    program = program_of(step, args, (P("x"), P()), (P(), P("x")), x=8)
+    assert check_moves(program, args, on_slices).find("reduce_scatter")
+
+
+# Bodies
+
+
+BODIES = {
+    "device number": lambda c: c * 2 + lax.axis_index("x"),
+    "sum": lambda c: c * 2 + lax.psum(c, "x"),
+    "sum over another axis": lambda c: c * 2 + lax.psum(c, "y"),
+}
+AROUND = {
+    "scan": lambda f, v: lax.scan(lambda c, _: (f(c), None), v, None, length=2)[0],
+    "rows": lambda f, v: lax.scan(lambda c, _: (c, f(v)), 0.0, None, length=2)[1],
+    "cond": lambda f, v: lax.cond(v[0] > -1e6, f, lambda c: c, v),
+    "while": lambda f, v: lax.while_loop(lambda c: c[1] < 2, lambda c: (f(c[0]), c[1] + 1), (v, 0))[
+        0
+    ],
+    "jit": lambda f, v: jax.jit(f)(v),
+    "checkpoint": lambda f, v: jax.checkpoint(f)(v),
+}
+
+
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("around", AROUND)
+def test_collectives_in_bodies_are_left_alone(around, body):
+    def step(g, w):
+        g = lax.psum(g[0], "x") * w
+        return jnp.sum(lax.all_gather(AROUND[around](BODIES[body], g), "x"), 0), g
+
+    args = whole_numbers(2, 16), whole_numbers(16)
+    check_moves(program_of(step, args, (P("x"), P()), P(), x=2, y=2), args, on_slices)
