@@ -44,7 +44,8 @@ def policies(schedule: Schedule) -> Iterator[Policy]:
         for axes in _groups(schedule, kind):
             name = f"overlap {kind}({'*'.join(axes)})"
             yield Policy(name, lambda s, k=kind, axes=axes: overlap_products(s, k, axes))
-    yield Policy("fuse", fuse_chains)
+    if schedule.platform == "tpu":  # elsewhere XLA fuses computations, and collectives stay apart
+        yield Policy("kernels", one_kernel_each)
 
 
 def compute_on_slices(s: Schedule, axes: Axes, dim: int) -> bool:
@@ -102,14 +103,18 @@ def _bucket_apart(s: Schedule, handles: Sequence[Handle]) -> bool:
     return moved
 
 
-def fuse_chains(s: Schedule) -> bool:
-    """A reduce_scatter, what is computed from it and the all_gathers of that as one."""
+def one_kernel_each(s: Schedule) -> bool:
+    """A reduce_scatter, what is computed from it and the all_gathers of that as one kernel."""
     moved = False
     for scattered in s.find("reduce_scatter"):
         gathered = s.find("all_gather")
         if gathered:
-            moved = _tried(s, lambda r=scattered, g=gathered: s.fuse([r, *g])) or moved
+            moved = _tried(s, lambda r=scattered, g=gathered: _one_kernel(s, [r, *g])) or moved
     return moved
+
+
+def _one_kernel(s: Schedule, values: Sequence[Handle]) -> None:
+    s.fuse(values, kernel="pallas")
 
 
 def _tried(s: Schedule, move: Callable[[], object]) -> bool:

@@ -76,6 +76,12 @@ class Schedule:
         """The program as it is now: run it, simulate it, look at it."""
         return with_per_device(self.original, self.view.program)
 
+    @property
+    def platform(self) -> str | None:
+        """What the devices of the mesh are; None of a mesh without devices."""
+        mesh = self.original.user_mesh
+        return None if isinstance(mesh, AbstractMesh) else mesh.devices.flat[0].platform
+
     def find(
         self,
         kind: str | None = None,
@@ -189,7 +195,7 @@ class Schedule:
         A reduce_scatter, computations and an all_gather are one FusedAllReduce. By default XLA
         fuses; `kernel="pallas"` makes of such a one a kernel for TPUs (interpreted elsewhere).
         """
-        interpret = False if _platform(self.original.user_mesh) == "tpu" else None
+        interpret = False if self.platform == "tpu" else None
         done = fuse(self.view, self._values(values), name, kernel, interpret)
         said = self._moved("fuse", [values], {"name": name, "kernel": kernel}, done.view)
         return self._handles(said, done.values)
@@ -366,11 +372,6 @@ class Schedule:
             )
         first, second = self._handles(name, [*done.firsts, *done.seconds])
         return first, second
-
-
-def _platform(mesh: Any) -> str | None:
-    """What the devices of a mesh are; None of a mesh without devices."""
-    return None if isinstance(mesh, AbstractMesh) else mesh.devices.flat[0].platform
 
 
 def with_per_device(program: SpmdProgram, per_device: PerDeviceProgram) -> SpmdProgram:

@@ -86,9 +86,10 @@ CPU = Hardware(
     name="CPU",
     link_bytes_per_s=1.4e9,
     launch_s=100e-6,
-    flops_per_s=20e9,
-    memory_bytes_per_s=5e9,
-    source="run.calibrate, 2026: 8 devices on 2 cores, float32 shards of 1 to 64 MB, rounded",
+    flops_per_s=12e9,
+    memory_bytes_per_s=1.2e9,
+    source="run.calibrate, 2026: 8 devices on 2 cores, float32 shards of 1 to 64 MB, rounded; "
+    "flops and memory: products and sums on all devices at once, which share the machine's",
     byte_factors=(
         ("all_gather", 3.5),
         ("minor all_gather", 10.0),
