@@ -1,0 +1,220 @@
+"""Loops (scans) of a program, and the sums over devices that they only add up."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from meshwise import _jax
+from meshwise._jax import JaxprEqn, Literal, Var
+from meshwise.errors import IllegalMove
+from meshwise.ir.collectives import is_collective
+from meshwise.ir.program import shape_of
+from meshwise.rules.registry import REGISTRY
+from meshwise.schedule.layouts import named_axes
+from meshwise.schedule.moves.refusal import refuse
+from meshwise.schedule.rewrite import live
+from meshwise.schedule.view import SUMS, View
+
+MOVE = "hoist"
+SCATTER = "reduce_scatter"
+_ADDS = frozenset({"add", "add_any", "sub"})
+
+
+@dataclass(frozen=True, eq=False)
+class Loop:
+    """A scan of a program, and its body."""
+
+    view: View
+    index: int
+
+    @property
+    def eqn(self) -> JaxprEqn:
+        """The scan."""
+        return self.view.eqns[self.index]
+
+    @property
+    def body(self) -> Any:
+        """Its body, open."""
+        return _jax.opened(self.eqn.params["jaxpr"])
+
+    @property
+    def constants(self) -> Sequence[Any]:
+        """Values of the body's constants."""
+        return getattr(self.eqn.params["jaxpr"], "consts", ())
+
+    @cached_property
+    def counts(self) -> tuple[int, int]:
+        """How many operands are the same in all steps, and how many after them are carried."""
+        return _jax.scan_counts(self.eqn)
+
+    @cached_property
+    def eqns(self) -> list[JaxprEqn]:
+        """The equations of the body that results need: what is dead reads nothing."""
+        return live(self.body.eqns, self.body.outvars)
+
+    @cached_property
+    def maker(self) -> dict[Var, JaxprEqn]:
+        """The equation of the body that makes each value."""
+        return {v: eqn for eqn in self.eqns for v in eqn.outvars}
+
+    def readers(self, var: Var) -> list[JaxprEqn]:
+        """The equations of the body that read a value."""
+        return [e for e in self.eqns if any(a is var for a in e.invars)]
+
+    @cached_property
+    def collectives(self) -> list[Var]:
+        """The results of the collectives of the body, in order."""
+        return [e.outvars[0] for e in self.eqns if is_collective(e)]
+
+    @cached_property
+    def same(self) -> frozenset[Var]:
+        """Values that are the same in all steps."""
+        found = {*self.body.constvars, *self.body.invars[: self.counts[0]]}
+        for eqn in self.eqns:
+            reads = [a for a in eqn.invars if not isinstance(a, Literal)]
+            if {*reads} <= found and not _jax.has_effects(eqn):
+                found.update(eqn.outvars)
+        return frozenset(found)
+
+    def text(self, var: Any) -> str:
+        """A value of the body in words."""
+        short = var.aval.str_short(short_dtypes=True)
+        eqn = self.maker.get(var) if isinstance(var, Var) else None
+        if eqn is not None:
+            return f"{short} of {eqn.primitive.name} at {_jax.source_summary(eqn)}"
+        carried = self._carried(var)
+        return f"{short}, carried value {carried}" if carried is not None else short
+
+    def _carried(self, var: Any) -> int | None:
+        first, carried = self.counts
+        return next((k for k in range(carried) if self.body.invars[first + k] is var), None)
+
+
+@dataclass(frozen=True)
+class LoopSum:
+    """A carried value that is only added to: the collectives whose results are, by equation."""
+
+    carried: int
+    collectives: tuple[JaxprEqn, ...]
+
+    @property
+    def kind(self) -> JaxprEqn:
+        """One of them; all are of one kind, over the same axes."""
+        return self.collectives[0]
+
+
+def sum_of(loop: Loop, collective: JaxprEqn) -> LoopSum:
+    """The carried value to which a collective's result is only added."""
+    name = collective.primitive.name
+    plain = collective.params.get("axis_index_groups") is None and len(collective.invars) == 1
+    if (name not in SUMS and name != SCATTER) or not plain:
+        raise _no_sum(loop, collective, "it is of what each step makes anew, and is no sum")
+    why = f"{loop.text(collective.outvars[0])} is not added to a carried value"
+    for carried in range(loop.counts[1]):
+        terms = _terms(loop, carried)
+        if isinstance(terms, str):
+            why = terms if _leads_to(loop, collective, carried) else why
+            continue
+        found = [_collective_of(loop, t, collective) for t in terms]
+        eqns = [f for f in found if not isinstance(f, str)]
+        if not any(e is collective for e in eqns):
+            if _leads_to(loop, collective, carried):
+                why = next((f for f in found if isinstance(f, str)), why)
+            continue
+        wrong = [f for f in found if isinstance(f, str)]
+        if wrong:
+            raise _no_sum(loop, collective, wrong[0])
+        return LoopSum(carried, tuple(eqns))
+    raise _no_sum(loop, collective, why)
+
+
+def _terms(loop: Loop, carried: int) -> list[Any] | str:
+    """What a step adds to a carried value and does no more with it; else what else it does."""
+    var, last = loop.body.invars[loop.counts[0] + carried], loop.body.outvars[carried]
+    terms: list[Any] = []
+    while var is not last:
+        readers = loop.readers(var)
+        if var in loop.body.outvars:
+            return f"carried value {carried} is a result of every step"
+        others = [e for e in readers if e.primitive.name not in _ADDS]
+        if others or len(readers) != 1:
+            who = others[0] if others else readers[-1] if readers else None
+            named = f"{who.primitive.name} at {_jax.source_summary(who)}" if who else "no one"
+            return f"carried value {carried} is read by {named}"
+        (eqn,) = readers
+        left, right = eqn.invars
+        if left is right or (eqn.primitive.name == "sub" and right is var):
+            return f"carried value {carried} is subtracted at {_jax.source_summary(eqn)}"
+        terms.append(right if left is var else left)
+        var = eqn.outvars[0]
+    if not terms:
+        return f"carried value {carried} stays as it is"
+    read_again = loop.readers(var) or sum(a is var for a in loop.body.outvars) > 1
+    return f"carried value {carried} is read in the same step" if read_again else terms
+
+
+def _collective_of(loop: Loop, term: Any, like: JaxprEqn) -> JaxprEqn | str:
+    """The collective that a term is of, seen through what may as well be done before it."""
+    while True:
+        eqn = loop.maker.get(term) if isinstance(term, Var) else None
+        if eqn is None:
+            return f"{loop.text(term)} is added as well, and is no {like.primitive.name}"
+        if len(loop.readers(term)) != 1 or any(a is term for a in loop.body.outvars):
+            return f"{loop.text(term)} is read by others too"
+        if is_collective(eqn):
+            same = eqn.primitive.name == like.primitive.name
+            return eqn if same and eqn.params == like.params else f"{loop.text(term)} is another"
+        through = _passed(loop, eqn, like)
+        if through is None:
+            return f"{loop.text(term)} can not be computed from devices' own terms"
+        term = through
+
+
+def _passed(loop: Loop, eqn: JaxprEqn, like: JaxprEqn) -> Any:
+    """The operand through which terms of a sum pass an equation; None where they do not."""
+    axes = {*named_axes(like)}
+    is_same_shape = (
+        all(shape_of(a) in ((), shape_of(eqn.outvars[0])) for a in eqn.invars)
+        and len(eqn.outvars) == 1
+    )
+    if like.primitive.name == SCATTER and not is_same_shape:
+        return None
+    for group in REGISTRY.describe(eqn).linear:
+        others = [a for i, a in enumerate(eqn.invars) if i not in group]
+        if len(group) != 1 or isinstance(eqn.invars[group[0]], Literal):
+            continue
+        if like.primitive.name == SCATTER and any(shape_of(a) for a in others):
+            continue
+        if all(_is_alike(loop, a, axes) for a in others):
+            return eqn.invars[group[0]]
+    return None
+
+
+def _is_alike(loop: Loop, atom: Any, axes: set[str]) -> bool:
+    """Whether a value of the body is the same on all devices, as far as is known outside of it."""
+    if isinstance(atom, Literal) or atom in loop.body.constvars:
+        return True
+    first = loop.counts[0]
+    place = next((i for i in range(first) if loop.body.invars[i] is atom), None)
+    return place is not None and not axes & loop.view.layout(loop.eqn.invars[place]).varying
+
+
+def _leads_to(loop: Loop, collective: JaxprEqn, carried: int) -> bool:
+    """Whether a collective's result goes into a carried value at all."""
+    after = {*collective.outvars}
+    for eqn in loop.eqns:
+        if any(not isinstance(a, Literal) and a in after for a in eqn.invars):
+            after.update(eqn.outvars)
+    last = loop.body.outvars[carried]
+    return not isinstance(last, Literal) and last in after
+
+
+def _no_sum(loop: Loop, collective: JaxprEqn, why: str) -> IllegalMove:
+    return refuse(
+        MOVE,
+        [loop.text(collective.outvars[0]), why],
+        "A collective leaves a loop if it is of what is the same in all steps, or a sum that the "
+        "loop only adds to a carried value, with nothing but such sums, over the same axes.",
+        "Add it up in a carried value of its own, or leave it in the loop.",
+    )
