@@ -30,6 +30,10 @@ class Policy:
 
 def policies(schedule: Schedule) -> Iterator[Policy]:
     """What may be tried on a program as it is now."""
+    if schedule.peek("scan"):
+        yield Policy("hoist", out_of_loops)
+    if schedule.peek("all_reduce"):
+        yield Policy("merge", merged_sums)
     for axes in _groups(schedule, "all_reduce"):
         over = "*".join(axes)
         for dim in _dims(schedule, axes):
@@ -46,6 +50,16 @@ def policies(schedule: Schedule) -> Iterator[Policy]:
             yield Policy(name, lambda s, k=kind, axes=axes: overlap_products(s, k, axes))
     if schedule.platform == "tpu":  # elsewhere XLA fuses computations, and collectives stay apart
         yield Policy("kernels", one_kernel_each)
+
+
+def out_of_loops(s: Schedule) -> bool:
+    """Collectives out of loops, wherever they can leave one."""
+    return any([_tried(s, lambda loop=loop: s.hoist(loop)) for loop in s.find("scan")])
+
+
+def merged_sums(s: Schedule) -> bool:
+    """Sums in a row as one; sums of which only parts are read as reduce_scatters."""
+    return any([_tried(s, lambda h=h: s.merge(h)) for h in s.find("all_reduce")])
 
 
 def compute_on_slices(s: Schedule, axes: Axes, dim: int) -> bool:

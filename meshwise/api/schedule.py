@@ -27,6 +27,8 @@ from meshwise.schedule.handles import (
 )
 from meshwise.schedule.moves.bucket import bucket
 from meshwise.schedule.moves.fuse import fuse
+from meshwise.schedule.moves.hoist import hoist
+from meshwise.schedule.moves.merge import merge
 from meshwise.schedule.moves.overlap import overlap
 from meshwise.schedule.moves.reorder import reorder
 from meshwise.schedule.moves.slice_state import State, slice_state
@@ -236,6 +238,27 @@ class Schedule:
         done = bucket(self.view, self._values(values), max_bytes)
         name = self._moved("bucket", [values], {"max_bytes": max_bytes}, done.view)
         return self._handles(name, done.values)
+
+    def merge(self, value: Handle) -> list[Handle]:
+        """Two collectives as one, by the result of the later one.
+
+        Sums (gathers, scatters) in a row over several axes; a sum of which a device keeps its part
+        as a reduce_scatter; a reduce_scatter and the all_gather of it as an all_reduce; the sum of
+        two sums, by its own handle, as one.
+        """
+        done = merge(self.view, self._value(value))
+        name = self._moved("merge", [value], {}, done.view)
+        return self._handles(name, [done.value] if done.value in self.view.maker else [])
+
+    def hoist(self, loop: Handle, max_bytes: int | None = None) -> list[Handle]:
+        """The collectives of a `scan` that can leave it, out of it.
+
+        Before the loop goes what is the same in all steps; after it go sums that steps only add to:
+        each device carries its own. `max_bytes` bounds what is held through the loop in addition.
+        """
+        done = hoist(self.view, self._value(loop), max_bytes)
+        name = self._moved("hoist", [loop], {"max_bytes": max_bytes}, done.view)
+        return self._handles(name, [v for v in done.values if v in self.view.maker])
 
     def run(self, script: str | Callable[["Schedule"], Any]) -> "Schedule":
         """Make the moves of a script: a function of a schedule, or its text."""

@@ -152,3 +152,37 @@ def test_a_script_for_jit(mesh8):
 def test_what_cannot_be(options, text):
     with pytest.raises(mw.ArgumentError, match=text):
         mw.autotune(adam().program, **options)
+
+
+def test_a_sum_over_steps_is_reduced_after_the_loop():
+    def step(batches, w):
+        def one(total, batch):
+            return total + jax.lax.psum(batch @ w, "x"), None
+
+        return jax.lax.scan(one, jnp.zeros((64, 64)), batches)[0]
+
+    args = (random(4, 64, 256), random(256, 64))
+    specs = (P(None, None, "x"), P("x"))
+    program = mw.SpmdProgram.from_shard_map(step, mesh_of(x=8), specs, P(), *args)
+    tuned = mw.autotune(program, measure="cost", hardware=CPU)
+    assert tuned.program.wire_bytes == program.wire_bytes // 4
+    assert "s.hoist(" in tuned.script()
+    np.testing.assert_allclose(
+        tuned.program.simulate(*args), program.simulate(*args), rtol=1e-4, atol=1e-4
+    )
+
+
+def test_a_sum_that_is_cut_is_scattered():
+    def step(x, w):
+        y = jax.lax.psum(x @ w, "x")
+        return jax.lax.dynamic_slice_in_dim(y, jax.lax.axis_index("x") * 512, 512, 0) * 2
+
+    args = (random(4096, 64), random(64, 32))
+    program = mw.SpmdProgram.from_shard_map(
+        step, mesh_of(x=8), (P(None, "x"), P("x")), P("x"), *args
+    )
+    tuned = mw.autotune(program, measure="cost", hardware=CPU)
+    assert [c.kind.value for c in tuned.program.collectives] == ["reduce_scatter"]
+    np.testing.assert_allclose(
+        tuned.program.simulate(*args), program.simulate(*args), rtol=1e-4, atol=1e-4
+    )
