@@ -202,6 +202,23 @@ def test_products_of_one_gathered_value_share_its_ring():
     assert len(by_gather.values) == 2
 
 
+def test_what_a_slice_leaves_of_a_gathered_value_is_kept_for_others():
+    """Rows that the product does not read are data to who reads them: here of the last tile."""
+
+    def fn(x, w):
+        whole = lax.all_gather(x, "x", axis=1, tiled=True)
+        return whole[:, :10] @ w, whole * 2.0
+
+    args = random(5, 12, seed=1), random(10, 8, seed=2)
+    specs, outs = (P(None, "x"), P(None, "x")), (P(None, "x"), P())
+    program = mw.SpmdProgram.from_shard_map(fn, mesh_of(x=4), specs, outs, *args)
+    view = View(program.per_device)
+    done = overlap(view, only(view, "dot_general"), keeps=True)
+    got, whole = simulate(program, done.view, args)
+    np.testing.assert_allclose(got, args[0][:, :10] @ args[1], rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(whole, args[0] * 2.0)
+
+
 def test_a_gathered_value_that_others_read_is_refused_unless_it_is_kept():
     program, _ = three_products()
     view = View(program.per_device)

@@ -192,6 +192,56 @@ def test_terms_that_are_sums_of_two_products():
     check(program, args, done.view)
 
 
+def test_a_product_of_a_product_with_a_residual():
+    """Along rows a chunk of the second product is of a chunk of the first; along columns of all."""
+
+    def along(dim):
+        def fn(x, w, v):
+            y = x @ w
+            return lax.psum_scatter(y + y @ v, "x", scatter_dimension=dim, tiled=True)
+
+        return fn
+
+    args = random(8, 16, seed=1), random(16, 12, seed=2), random(12, 12, seed=3)
+    specs = (P(None, "x"), P("x"), P())
+    program = mw.SpmdProgram.from_shard_map(along(0), mesh_of(x=4), specs, P("x"), *args)
+    view = View(program.per_device)
+    done = overlap(view, only(view, "reduce_scatter"))
+    assert [e.primitive.name for e in done.view.eqns].count("dot_general") == 8
+    check(program, args, done.view)
+    refused(along(1), specs, P(None, "x"), args, "reduce_scatter", "read whole by dot_general")
+
+
+def test_a_product_read_along_two_dims_is_refused():
+    def fn(x, w):
+        y = x @ w
+        return lax.psum_scatter(y + y.T, "x", scatter_dimension=0, tiled=True)
+
+    args = random(8, 16, seed=1), random(16, 8, seed=2)
+    match = "made in chunks along dim . of|made in chunks along dim ., and read along dim . by"
+    refused(fn, (P(None, "x"), P("x")), P("x"), args, "reduce_scatter", match)
+
+
+def test_a_tensor_parallel_block_in_two_rings():
+    """Tokens gathered, two products with the activation between, and their sum scattered."""
+
+    def block(x, up, gate, down):
+        whole = lax.all_gather(x, "x", axis=1, tiled=True)
+        hidden = jnp.tanh(whole @ up) * (whole @ gate)
+        return x + lax.psum_scatter(hidden @ down, "x", scatter_dimension=1, tiled=True)
+
+    args = (random(2, 8, 6, seed=1), random(6, 16, seed=2), random(6, 16, seed=3), random(16, 6))
+    specs = (P(None, "x"), P(None, "x"), P(None, "x"), P("x"))
+    program = mw.SpmdProgram.from_shard_map(block, mesh_of(x=4), specs, P(None, "x"), *args)
+    view = View(program.per_device)
+    first = overlap(view, only(view, "all_gather"), bidirectional=True)
+    assert len(first.values) == 2
+    second = overlap(first.view, only(first.view, "reduce_scatter"), bidirectional=True)
+    assert kinds(second.view) == ["ppermute"] * 6
+    assert second.view.program.wire_bytes == view.program.wire_bytes
+    check(program, args, second.view)
+
+
 def refused(fn, specs, out, args, kind, match, **options):
     program = mw.SpmdProgram.from_shard_map(fn, mesh_of(x=4), specs, out, *args)
     view = View(program.per_device)

@@ -67,13 +67,21 @@ class _Product:
         with _jax.at_source(self.eqn):
             return _jax.bind(self.eqn, operands, params)[0]
 
-    def so_far(self, before: Any, tile: jax.Array, other: Any, owner: Any, total: int) -> jax.Array:
-        """The result with what the tile of one more device makes of it."""
+    def so_far(
+        self, before: Any, tile: jax.Array, other: Any, owner: Any, size: int, total: int
+    ) -> jax.Array:
+        """The result with what the tile of one more device makes of it.
+
+        The gathered dim has `size` elements, and `total` with padding, which is never summed.
+        """
         if self.other_dim is not None:
             other = part_at(other, self.other_dim, owner, tile.shape[self.dim])
+        if self.result_dim is None and total != size:
+            tile = filled_from(tile, self.dim, owner, size, np.zeros((), tile.dtype))
         result = self.of_tile(tile, other)
         if self.result_dim is None:
-            return result if before is None else lax.add(before, result)
+            join = lax.bitwise_or if result.dtype == np.bool_ else lax.add
+            return result if before is None else join(before, result)
         whole = _zeros(result, self.result_dim, total) if before is None else before
         return with_part(whole, result, self.result_dim, owner)
 
@@ -145,8 +153,6 @@ def _round(
     """Results of the products, and the whole where it is kept (padded, as gathered)."""
     part = tile.shape[dim]
     total = part * ring.size
-    if total != size and any(p.result_dim is None for p in products):
-        tile = filled_from(tile, dim, ring.place(0), size, np.zeros((), tile.dtype))
     others = [
         o if p.other_dim is None else pad_dim(o, p.other_dim, total)
         for p, o in zip(products, others, strict=True)
@@ -154,7 +160,7 @@ def _round(
 
     def use(state: list[Any], held: jax.Array, owner: Any) -> list[Any]:
         new = [
-            product.so_far(before, held, other, owner, total)
+            product.so_far(before, held, other, owner, size, total)
             for product, other, before in zip(products, others, state, strict=False)
         ]
         if keeps:

@@ -254,6 +254,7 @@ def _region(view: View, scatter: _Scatter, mesh: Mesh) -> _Region:
         why = why or [f"{view.text(scatter.summand)}: no product makes it"]
         raise _refuse_path(view, scatter, why)
     _check_read_inside(view, scatter, kept)
+    _check_read_alike(view, scatter, kept)
     made = {v for i in kept for v in view.eqns[i].outvars}
     read = [a for i in kept for a in view.eqns[i].invars if not isinstance(a, Literal)]
     return _Region(kept, tuple(dict.fromkeys(a for a in read if a not in made)))
@@ -307,6 +308,24 @@ def _check_read_inside(view: View, scatter: _Scatter, kept: Mapping[int, Tiling]
                     "it is nowhere as a whole.",
                     "Have them read the sum, or leave the product before its collective.",
                 )
+
+
+def _check_read_alike(view: View, scatter: _Scatter, kept: Mapping[int, Tiling]) -> None:
+    """What is made in chunks is read in these chunks: not whole, and not along another dim."""
+    made: dict[Any, Sharding] = {}
+    for index, tiling in kept.items():
+        eqn = view.eqns[index]
+        for atom, tile in zip(eqn.invars, tiling.operands, strict=True):
+            if not isinstance(atom, Literal) and made.get(atom, tile) != tile:
+                dim = cut_dim(tile)
+                how = "whole" if dim is None else f"along dim {dim}"
+                line = _jax.source_summary(eqn)
+                why = (
+                    f"{view.text(atom)} is made in chunks along dim {cut_dim(made[atom])}, and "
+                    f"read {how} by {eqn.primitive.name} at {line}"
+                )
+                raise _refuse_path(view, scatter, [why])
+        made.update(zip(eqn.outvars, tiling.terms, strict=True))
 
 
 def _refuse_path(view: View, scatter: _Scatter, why: Sequence[str]) -> IllegalMove:
