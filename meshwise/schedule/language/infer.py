@@ -34,13 +34,13 @@ from meshwise.schedule.layouts import Layout, local_over, replicated
 class Typed:
     """An equation with how it is computed: split by a strategy, or a verb, which has no rule.
 
-    `operands` are the dims of each operand as the computation wants them.
+    `cuts` are, for each operand, the dims along which it is whole and cut first.
     """
 
     eqn: JaxprEqn
     rule: OpRule | None
     strategy: Strategy
-    operands: tuple[DimAxes, ...]
+    cuts: tuple[DimAxes, ...]
     results: tuple[Layout, ...]
 
 
@@ -62,7 +62,7 @@ def _typed(eqn: JaxprEqn, scene: Scene) -> Typed:
     operands = [scene.layout(a) for a in eqn.invars]
     if eqn.primitive in VERBS:
         layout = layout_of_verb(eqn, scene)
-        return Typed(eqn, None, Strategy(()), tuple([o.dims for o in operands]), (layout,))
+        return Typed(eqn, None, Strategy(()), (), (layout,))
     if eqn.primitive is _jax.hint_p:
         raise refuse(
             eqn,
@@ -76,15 +76,17 @@ def _typed(eqn: JaxprEqn, scene: Scene) -> Typed:
     if rule.opaque:
         _check_whole(eqn, operands, scene)
         results = tuple([local_over(rank_of(v), local) for v in eqn.outvars])
-        dims = tuple([o.dims for o in operands])
-        return Typed(eqn, rule, Strategy(((),) * len(rule.factors.sizes)), dims, results)
+        return Typed(eqn, rule, Strategy(((),) * len(rule.factors.sizes)), (), results)
     strategy = _strategy(eqn, rule, operands, scene)
-    wanted = [operand_sharding(rule.factors, strategy, i).dims for i in range(len(operands))]
+    cuts = []
+    for i, operand in enumerate(operands):
+        wanted = operand_sharding(rule.factors, strategy, i).dims
+        cuts.append(tuple([() if h else w for h, w in zip(operand.dims, wanted, strict=True)]))
     results = []
     for i in range(len(eqn.outvars)):
         sharding = result_sharding(rule.factors, strategy, i)
         results.append(Layout(sharding.dims, sharding.unreduced, sharding.reduction, tuple(local)))
-    return Typed(eqn, rule, strategy, tuple(wanted), tuple(results))
+    return Typed(eqn, rule, strategy, tuple(cuts), tuple(results))
 
 
 def _check_along_each_axis(eqn: JaxprEqn, operands: Sequence[Layout], scene: Scene) -> None:

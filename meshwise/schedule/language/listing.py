@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from meshwise import _jax
 from meshwise._jax import ClosedJaxpr
 from meshwise.ir.program import type_of
 from meshwise.schedule.language.lower import Lowered
 from meshwise.schedule.language.scene import Scene, shown
+from meshwise.schedule.view import short_line
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def listing(flat: ClosedJaxpr, lowered: Lowered, scene: Scene, out_paths: Sequen
     jaxpr = flat.jaxpr
     rows = [Row(scene.names[v], "argument", _type(v), str(scene.layouts[v])) for v in jaxpr.invars]
     for typed in lowered.typed:
-        line = _jax.source_summary(typed.eqn)
+        line = short_line(typed.eqn)
         for var, layout in zip(typed.eqn.outvars, typed.results, strict=True):
             rows.append(Row(line, shown(typed.eqn), _type(var), str(layout)))
     for path, atom in zip(out_paths, jaxpr.outvars, strict=True):

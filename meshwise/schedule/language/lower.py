@@ -87,7 +87,16 @@ def lower(closed: ClosedJaxpr, ins: Sequence[Boundary], scene: Scene, mesh: Mesh
         ),
         reasons=tuple(reasons),
     )
-    return Lowered(tidy(View(program)).program, states, tuple(outs), tuple(typed))
+    return Lowered(_tidied(program, typed), states, tuple(outs), tuple(typed))
+
+
+def _tidied(program: PerDeviceProgram, typed: Sequence[Typed]) -> PerDeviceProgram:
+    """What is only read in parts (masks, random numbers) computed in parts.
+
+    Left whole where a program cuts over several axes: `tidy` takes no cuts of what is cut.
+    """
+    cuts = {axes for step in typed for dims in step.cuts for axes in dims if axes}
+    return tidy(View(program)).program if len(cuts) == 1 else program
 
 
 def _out_boundary(layout: Layout, owner: Axes | None, scene: Scene) -> Boundary:
@@ -194,10 +203,8 @@ def _compute(
     if rule.opaque:
         return _jax.bind(_jax.without_hints(eqn), operands)
     parts = []
-    for atom, array, dims in zip(eqn.invars, operands, step.operands, strict=True):
-        has = scene.layout(atom).dims
-        missing = [w if not h else () for w, h in zip(_dims(dims, mesh), has, strict=True)]
-        tile = Sharding(tuple(missing))
+    for atom, array, dims in zip(eqn.invars, operands, step.cuts, strict=True):
+        tile = Sharding(_dims(dims, mesh))
         if tile.used_axes and (atom, tile) not in made:
             made[atom, tile] = cut(array, tile, mesh)
         parts.append(made[atom, tile] if tile.used_axes else array)

@@ -47,37 +47,40 @@ def norm(x, gain):
     return x / jnp.sqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-5) * gain
 
 
-def drop(key, x, rate: float = RATE):
+def drop(key, x, rate: float):
+    if not rate:
+        return x
     return jnp.where(jax.random.bernoulli(key, 1 - rate, x.shape), x / (1 - rate), 0)
 
 
 def attention_output(heads, out, bias, residual, gain, key):
-    return norm(residual + drop(key, heads @ out + bias), gain)
+    return norm(residual + drop(key, heads @ out + bias, RATE), gain)
 
 
-def mlp(weights: Any, x, key):
+def mlp(weights: Any, x, key, rate: float = RATE):
     hidden = jax.nn.gelu(x @ weights["up"] + weights["up_bias"])
-    return norm(x + drop(key, hidden @ weights["down"] + weights["bias"]), weights["gain"])
+    made = drop(key, hidden @ weights["down"] + weights["bias"], rate)
+    return norm(x + made, weights["gain"])
 
 
-def self_attention(weights: Any, x, key):
+def self_attention(weights: Any, x, key, rate: float = RATE):
     q, k, v = (jnp.einsum("bsw,whd->bhsd", x, weights[n]) for n in ("query", "key", "value"))
     scores = jnp.einsum("bhqd,bhkd->bhqk", q, k) / np.sqrt(q.shape[-1]).astype(np.float32)
     rows, columns = np.indices(scores.shape[-2:])
     shares = jax.nn.softmax(jnp.where(columns <= rows, scores, -jnp.inf))
-    shares = drop(jax.random.fold_in(key, 0), shares)
-    made = jnp.einsum("bhqk,bhkd,hdw->bsw".replace("bsw", "bqw"), shares, v, weights["out"])
-    x = x + drop(jax.random.fold_in(key, 1), made + weights["bias"])
+    shares = drop(jax.random.fold_in(key, 0), shares, rate)
+    made = jnp.einsum("bhqk,bhkd,hdw->bqw", shares, v, weights["out"])
+    x = x + drop(jax.random.fold_in(key, 1), made + weights["bias"], rate)
     return norm(x, weights["gain"])
 
 
-def pipeline_stage(weights: Any, x, keys):
+def pipeline_stage(weights: Any, x, keys, rate: float = RATE):
     """What every stage makes of its own activation, moved on by one stage."""
     made = []
     for stage in range(x.shape[0]):
         own: Any = jax.tree.map(lambda w, i=stage: w[i], weights)
-        y = self_attention(own[0], x[stage], jax.random.fold_in(keys[stage], 0))
-        made.append(mlp(own[1], y, jax.random.fold_in(keys[stage], 1)))
+        y = self_attention(own[0], x[stage], jax.random.fold_in(keys[stage], 0), rate)
+        made.append(mlp(own[1], y, jax.random.fold_in(keys[stage], 1), rate))
     return jnp.stack([jnp.zeros_like(made[0]), *made[:-1]])
 
 

@@ -1,5 +1,6 @@
 """The example programs, on several meshes and uneven sizes, against plain one-device functions."""
 
+import functools
 from collections import Counter
 from typing import Any
 
@@ -77,16 +78,24 @@ def test_self_attention(devices, heads):
     assert kinds(made) == {"all_reduce": 1}
 
 
-@pytest.mark.parametrize(
-    ("stages", "devices"),
-    [(2, 4), *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in [(3, 2), (4, 1), (1, 2)])],
-)
-def test_pipeline_stage(stages, devices):
+def check_pipeline(stages: int, devices: int, rate: float) -> None:
     parts = plain.attention_weights(8, 6, 3), plain.mlp_weights(8, 10)
     weights = jax.tree.map(lambda w: random(stages, *w.shape, scale=0.3), parts)
     args = weights, random(stages, 2, 5, 8), jax.random.split(KEY, stages)
     mesh = mesh_of(stage=stages, model=devices)
-    made = check(programs.pipeline_stage(mesh), plain.pipeline_stage, args)
+    truth = functools.partial(plain.pipeline_stage, rate=rate)
+    made = check(programs.pipeline_stage(mesh, rate), truth, args)
     # The only stage has no next one: nothing that it computes is used.
     expected = {"all_reduce": 2} if devices > 1 and stages > 1 else {}
     assert kinds(made) == expected | ({"ppermute": 1} if stages > 1 else {})
+
+
+@pytest.mark.parametrize(("stages", "devices"), [(2, 4), (1, 2)])
+def test_pipeline_stage(stages, devices):
+    check_pipeline(stages, devices, 0.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("stages", "devices"), [(2, 4), (3, 2), (4, 1)])
+def test_pipeline_stage_with_dropout(stages, devices):
+    check_pipeline(stages, devices, plain.RATE)
