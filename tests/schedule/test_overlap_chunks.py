@@ -141,6 +141,28 @@ def test_a_dim_that_moves_is_followed():
     np.testing.assert_array_equal(got, want)
 
 
+def test_attention_in_chunks_of_the_batch():
+    """Heads split off and joined, products over the batch, a softmax: all of it by sequences."""
+
+    def fn(x, qkv, out):
+        whole = lax.all_gather(x, "tp", axis=1, tiled=True)
+        q, k, v = jnp.moveaxis((whole @ qkv).reshape(*whole.shape[:2], 3, 2, 4), 2, 0)
+        scores = jax.nn.softmax(jnp.einsum("bthd,bshd->bhts", q, k), axis=-1)
+        heads = jnp.einsum("bhts,bshd->bthd", scores, v).reshape(*whole.shape[:2], 8)
+        return lax.psum_scatter(heads @ out, "tp", scatter_dimension=1, tiled=True)
+
+    args = random(8, 12, 6), random(6, 96, seed=1), random(32, 6, seed=2)
+    specs = (P("pp", "tp"), P(None, "tp"), P("tp"))
+    program = mw.SpmdProgram.from_shard_map(fn, MESH, specs, P("pp", "tp"), *args)
+    view = View(program.per_device)
+    chain = [only(view, "all_gather"), only(view, "reduce_scatter")]
+    done = overlap(view, chain, chunks=4)
+    assert sorted(kinds(done.view)) == ["all_gather"] * 4 + ["reduce_scatter"] * 4
+    assert {v.aval.shape[0] for v in made_by(done.view, "exp")} == {1}
+    (got,), (want,) = simulate(program, done.view, args), simulate(program, view, args)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
 def refused(fn, specs, out, args, names, match, **options):
     program = mw.SpmdProgram.from_shard_map(fn, MESH, specs, out, *args)
     view = View(program.per_device)

@@ -312,6 +312,8 @@ def test_a_scalar_sum_and_a_dim_that_is_not_there_are_refused():
 
     args = random(8, 8, seed=1), random(8, 8, seed=2)
     refused(matrix, (P(None, "x"), P("x")), P(), args, "psum", "has no dim 5", dim=5)
+    row = args[0][:1], args[1]
+    refused(matrix, (P(None, "x"), P("x")), P(), row, "psum", "of one element", dim=0)
 
 
 def test_rings_run_on_real_devices(mesh8, mesh2x4):

@@ -228,6 +228,8 @@ def _scatter(view: View, scattered: Var) -> _Scatter:
 def _region(view: View, scatter: _Scatter, mesh: Mesh) -> _Region:
     """The products before a sum and what is between, all of it to be done on chunks."""
     rank = len(shape_of(scatter.summand))
+    if shape_of(scatter.summand)[scatter.dim] == 1:
+        raise _refuse_path(view, scatter, ["a dim of one element has no chunks"])
     wanted = {scatter.summand: one_dim(rank, scatter.dim, (CHUNK,))}
     tilings: dict[int, Tiling] = {}
     why: list[str] = []
