@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from meshwise._jax import Primitive, array_type
 from meshwise._jax.verbs import new_verb
 from meshwise.errors import LayoutError, message
+from meshwise.ir.sharding import Reduction
 from meshwise.schedule.language.specs import REDUCTIONS, axes_of
 
 Tree = TypeVar("Tree")
@@ -61,7 +62,8 @@ def verb_name(primitive: Primitive) -> str:
 
 def all_reduce(x: Tree, op: str = "sum", axes: str | Sequence[str] | None = None) -> Tree:
     """The sum (maximum, ...) of what devices hold: Local or Unreduced becomes Replicated."""
-    return _bind(all_reduce_p, x, op=_operator("all_reduce", op), axes=axes_of(axes))
+    reduction = _operator("all_reduce", op, x)
+    return _bind(all_reduce_p, x, op=reduction, axes=axes_of(axes))
 
 
 def reduce_scatter(
@@ -71,7 +73,7 @@ def reduce_scatter(
 
     A dim that does not divide is padded.
     """
-    reduction = _operator("reduce_scatter", op)
+    reduction = _operator("reduce_scatter", op, x)
     return _bind(reduce_scatter_p, x, dim=dim, op=reduction, axes=axes_of(axes))
 
 
@@ -100,7 +102,7 @@ def reduce(
 
     Other devices hold what the reduction leaves there: sums of some of the terms, of no use.
     """
-    return _bind(reduce_p, x, root=root, op=_operator("reduce", op), axes=axes_of(axes))
+    return _bind(reduce_p, x, root=root, op=_operator("reduce", op, x), axes=axes_of(axes))
 
 
 def send(x: Tree, axis: str, shift: int = 1) -> Tree:
@@ -173,14 +175,33 @@ def _bind(primitive: Primitive, x: Any, **params: Any) -> Any:
     return jax.tree.map(lambda leaf: primitive.bind(jnp.asarray(leaf), **params), x)
 
 
-def _operator(verb: str, op: str) -> Any:
-    if op in REDUCTIONS:
-        return REDUCTIONS[op]
-    raise LayoutError(
-        message(
-            f"mw.{verb} was given an operator that is none",
-            [f"op={op!r}"],
-            f"It is one of {', '.join(map(repr, REDUCTIONS))}.",
-            "For a mean, divide the sum by the number of devices.",
+def _operator(verb: str, op: str, x: Any) -> Reduction:
+    """The operator, where there is one of that name for the values' types."""
+    if op not in REDUCTIONS:
+        raise LayoutError(
+            message(
+                f"mw.{verb} was given an operator that is none",
+                [f"op={op!r}"],
+                f"It is one of {', '.join(map(repr, REDUCTIONS))}.",
+                "For a mean, divide the sum by the number of devices.",
+            )
         )
-    )
+    types = [jnp.asarray(leaf).dtype for leaf in jax.tree.leaves(x)]
+    offenders = [f"op={op!r} of {dtype}" for dtype in types if not _joins(op, dtype)]
+    if offenders:
+        raise LayoutError(
+            message(
+                f"mw.{verb} was given values that its operator does not join",
+                dict.fromkeys(offenders),
+                "and, or: of booleans and integers; sum, prod: of numbers; max, min: of both.",
+                "Cast the value first.",
+            )
+        )
+    return REDUCTIONS[op]
+
+
+def _joins(op: str, dtype: Any) -> bool:
+    is_bool, is_number = dtype == jnp.bool_, jnp.issubdtype(dtype, jnp.number)
+    if op in ("and", "or"):
+        return is_bool or jnp.issubdtype(dtype, jnp.integer)
+    return is_number or (is_bool and op in ("max", "min"))

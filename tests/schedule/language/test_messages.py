@@ -410,6 +410,19 @@ def test_operators_that_are_none():
     )
 
 
+@pytest.mark.parametrize(
+    ("op", "dtype"), [("sum", bool), ("prod", bool), ("and", "float32"), ("or", "complex64")]
+)
+def test_values_that_an_operator_does_not_join(op, dtype):
+    values = random(4, 8).astype(dtype)
+    assert refused(ONE, lambda x: mw.reduce_scatter(x, 0, op), values, x=L) == (
+        f"mw.reduce_scatter was given values that its operator does not join: op={op!r} of "
+        f"{values.dtype}\n"
+        "and, or: of booleans and integers; sum, prod: of numbers; max, min: of both.\n"
+        "Cast the value first."
+    )
+
+
 def test_trees_of_layouts_that_do_not_match():
     with pytest.raises(mw.TreeError, match="the layout of x of <lambda> does not match the tree"):
         mw.program(ONE, layouts={"x": [S0, R]})(lambda x: x).partition(random(8))
