@@ -10,6 +10,7 @@ from meshwise.ir.collectives import kind_of_primitive
 from meshwise.ir.mesh import Axes
 from meshwise.ir.program import shape_of
 from meshwise.schedule.layouts import named_axes
+from meshwise.schedule.rewrite import live
 from meshwise.schedule.view import View
 
 
@@ -63,10 +64,10 @@ def matches(
 
 
 def found(view: View, kind: str | None, source: str | None, axes: Axes | None) -> list[Var]:
-    """The first result of every equation that was asked for, in order."""
+    """The first result of every equation that was asked for and that anything needs, in order."""
     return [
         eqn.outvars[0]
-        for eqn in view.eqns
+        for eqn in live(view.eqns, view.outputs)
         if eqn.outvars and matches(view, eqn, kind, source, axes)
     ]
 

@@ -66,7 +66,7 @@ def _all_of_one(handles: Sequence[Any]) -> str | None:
 def call_text(move: str, args: Iterable[Any], options: dict[str, Any]) -> str:
     """A move as code, options that were not given left out."""
     said = [written(a) for a in args]
-    said += [f"{k}={written(v)}" for k, v in options.items() if v not in (None, False)]
+    said += [f"{k}={written(v)}" for k, v in options.items() if v is not None and v is not False]
     return f"s.{move}({', '.join(said)})"
 
 

@@ -40,6 +40,7 @@ def split(view: View, reduced: Sequence[Var], dim: int | None = None, pad: bool 
     """
     pieces = []
     reasons = []
+    reduced = list(dict.fromkeys(reduced))
     for var in reduced:
         index = equation_of(view, var, MOVE, SUMS.__contains__, "all_reduces that sum (psum)")
         eqn = view.eqns[index]
