@@ -1,6 +1,6 @@
 """Laws that every schedule keeps, looked at on values: layouts are true, results are the same."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -10,37 +10,47 @@ import numpy as np
 import meshwise as mw
 from meshwise import _jax
 from meshwise.ir.per_device import PerDeviceProgram
-from meshwise.run.interpret import Interpreter
+from meshwise.run.interpret import Interpreter, PredicateVariesError
 from meshwise.run.simulate import cut, simulate
+from meshwise.run.stacked import Stacked
 from meshwise.schedule.view import View
 
 
 def misstated(program: PerDeviceProgram, args: Sequence[Any]) -> list[str]:
     """Values that are said to be replicated along an axis along which devices differ."""
-    view, jaxpr, mesh = View(program), program.jaxpr.jaxpr, program.mesh
+    view, mesh = View(program), program.mesh
+    wrong = []
+    for value, stacked in every_value(program, args).items():
+        said = view.layouts[value]
+        assert len(said.dims) == len(value.aval.shape), (view.text(value), str(said))
+        array = _plain(stacked.array)
+        grid = array.reshape(*(mesh.axis_size[a] for a in stacked.axes), -1)
+        for i, axis in enumerate(stacked.axes):
+            first = np.broadcast_to(grid.take([0], i), grid.shape)
+            is_same = np.array_equal(grid, first, equal_nan=_may_be_nan(grid))
+            if axis not in said.varying and not is_same:
+                wrong.append(f"{view.text(value)} is said to be {said}, and differs along {axis}")
+    return wrong
+
+
+def every_value(program: PerDeviceProgram, args: Sequence[Any]) -> dict[Any, Stacked]:
+    """What each equation makes, on every pretended device."""
+    jaxpr = program.jaxpr.jaxpr
     values = [v for e in jaxpr.eqns for v in e.outvars if not isinstance(v, _jax.DropVar)]
     closed = _jax.close_jaxpr(
         jaxpr.constvars, jaxpr.invars, values, jaxpr.eqns, program.jaxpr.consts
     )
     with _jax.without_mesh():
         given = [
-            cut(a, s, mesh, t.dtype)
+            cut(a, s, program.mesh, t.dtype)
             for a, s, t in zip(args, program.in_shardings, closed.in_avals, strict=True)
         ]
-        found = Interpreter(mesh, is_stepped=True).run(closed, given)
-    wrong = []
-    for value, stacked in zip(values, found, strict=True):
-        said = view.layouts[value]
-        assert len(said.dims) == len(value.aval.shape), (view.text(value), str(said))
-        array = _plain(stacked.array)
-        grid = array.reshape(*(mesh.axis_size[a] for a in stacked.axes), -1)
-        for i, axis in enumerate(stacked.axes):
-            is_same = np.array_equal(
-                grid, np.broadcast_to(grid.take([0], i), grid.shape), equal_nan=_may_be_nan(grid)
-            )
-            if axis not in said.varying and not is_same:
-                wrong.append(f"{view.text(value)} is said to be {said}, and differs along {axis}")
-    return wrong
+        try:
+            traced = Interpreter(program.mesh, is_stepped=False)
+            found = jax.jit(lambda given: traced.run(closed, given))(given)
+        except PredicateVariesError:
+            found = Interpreter(program.mesh, is_stepped=True).run(closed, given)
+    return dict(zip(values, found, strict=True))
 
 
 def _plain(array: Any) -> np.ndarray:
@@ -54,8 +64,8 @@ def _may_be_nan(array: np.ndarray) -> bool:
     return np.issubdtype(array.dtype, np.inexact)
 
 
-def results(program: mw.SpmdProgram, args: Sequence[Any], compiled: bool = False) -> list[Any]:
-    """What a program computes, on pretended devices; equation by equation unless `compiled`."""
+def results(program: mw.SpmdProgram, args: Sequence[Any]) -> list[Any]:
+    """What a program computes, on pretended devices."""
     known = program.per_device
     found = simulate(
         known.jaxpr,
@@ -64,7 +74,6 @@ def results(program: mw.SpmdProgram, args: Sequence[Any], compiled: bool = False
         known.out_shardings,
         [t.shape for t in known.out_types],
         [*program.held, *jax.tree.leaves(tuple(args))],
-        compiled=compiled,
     )
     return [_plain(value) for value in found]
 
@@ -103,17 +112,20 @@ def check(
     schedule: mw.Schedule,
     want: Sequence[Any],
     is_exact: bool,
+    states: Mapping[str, int] | None = None,
 ) -> None:
-    """Layouts are true, results the same, the script makes the same program again."""
+    """Layouts are true, results the same, the script makes the same program again.
+
+    `states` are names of arguments with the positions of their next values.
+    """
     moved = schedule.program
-    wrong = misstated(moved.per_device, [*moved.held, *jax.tree.leaves(tuple(args))])
-    assert not wrong, "\n".join([*wrong, str(moved.per_device.jaxpr)])
-    worst = difference(results(moved, args), want, is_exact)
-    assert not worst, f"{worst}\n{schedule.script()}\n{moved.per_device.jaxpr}"
-    again = mw.Schedule(program).run(schedule.script())
-    assert str(again.view.program.jaxpr) == str(schedule.view.program.jaxpr), schedule.script()
     known = moved.per_device
-    assert known.wire_bytes == sum(c.wire_bytes for c in known.collectives)
-    for argument, result in schedule.states().items():
-        if program.per_device.in_shardings[argument] == program.per_device.out_shardings[result]:
-            assert known.in_shardings[argument] == known.out_shardings[result]
+    wrong = misstated(known, [*moved.held, *jax.tree.leaves(tuple(args))])
+    assert not wrong, "\n".join([*wrong, schedule.script(), str(known.jaxpr)])
+    worst = difference(results(moved, args), want, is_exact)
+    assert not worst, f"{worst}\n{schedule.script()}\n{known.jaxpr}"
+    again = mw.Schedule(program).run(schedule.script())
+    assert str(again.view.program.jaxpr) == str(known.jaxpr), schedule.script()
+    for name, result in (states or {}).items():
+        argument = program.in_paths.index(name)
+        assert known.in_shardings[argument] == known.out_shardings[result]

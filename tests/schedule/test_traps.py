@@ -120,3 +120,31 @@ def test_collectives_in_bodies_are_left_alone(around, body):
 
     args = whole_numbers(2, 16), whole_numbers(16)
     check_moves(program_of(step, args, (P("x"), P()), P(), x=2, y=2), args, on_slices)
+
+
+# Scripts and handles
+
+
+def test_a_zero_is_said_in_a_script():
+    def step(g, w):
+        return lax.psum(g[0], "x") * w
+
+    args = whole_numbers(4, 3, 8), whole_numbers(3, 8)
+    s = mw.Schedule(program_of(step, args, (P("x"), P()), P()))
+    s.split(s.find("all_reduce")[0], dim=0)
+    assert "dim=0" in s.script()
+    again = mw.Schedule(s.original).run(s.script())
+    assert str(again.program) == str(s.program)
+
+
+def test_what_nothing_reads_is_not_found():
+    def step(g, w):
+        lax.psum(g[0] + 1, "x")
+        return lax.psum(g[0], "x") * w
+
+    args = whole_numbers(4, 8), whole_numbers(8)
+    s = mw.Schedule(program_of(step, args, (P("x"), P()), P()))
+    found = s.find("all_reduce")
+    assert len(found) == 1
+    s.split([*found, *found])
+    assert [c.kind.value for c in s.program.collectives] == ["reduce_scatter", "all_gather"]
