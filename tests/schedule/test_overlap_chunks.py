@@ -182,6 +182,8 @@ def test_what_does_not_divide_or_is_no_chunk_is_refused():
     ):
         with pytest.raises(mw.IllegalMove, match=match):
             overlap(view, chain, **options)
+    with pytest.raises(mw.IllegalMove, match="no values"):
+        overlap(view, [], chunks=2)
 
 
 def test_a_reduction_that_crosses_the_dim_is_refused():

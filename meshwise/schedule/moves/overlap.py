@@ -55,7 +55,7 @@ def overlap(
     `bidirectional`, half of them each way. Raises `IllegalMove`.
     """
     given = [values] if isinstance(values, Var) else [*values]
-    if chunks is not None:
+    if chunks is not None and given:
         chunked = overlap_chunks(view, given, chunks, dim)
         return Overlapped(chunked.view, chunked.values)
     kinds = {view.eqns[view.maker[v]].primitive.name if v in view.maker else "" for v in given}
