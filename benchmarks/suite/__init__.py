@@ -1,0 +1,1 @@
+"""Annotated programs through both of XLA's partitioners and ours, in one run: `make bench`."""

@@ -1,0 +1,98 @@
+"""Annotated programs beside XLA's two partitioners, in one run.
+
+    python -m benchmarks.suite [--groups NAME ...] [--programs PART ...] [--time]
+                               [--json FILE] [--html FILE] [--markdown]
+
+Bytes, flops, memory, compile seconds and numbers of every program; run times with `--time`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.suite import devices  # first: it sets JAX up for eight devices
+
+# isort: split
+from benchmarks.suite.every_program import PROGRAMS
+from benchmarks.suite.figures import losses, summary
+from benchmarks.suite.measure import COLUMNS, OURS, Measured, measure
+from benchmarks.suite.page import page
+from benchmarks.suite.program import GROUPS, Program
+from benchmarks.suite.records import record
+from benchmarks.suite.tables import HEADS, cells, markdown, markdown_of_figures, wrong_answers
+
+REPEATS = 21
+
+
+def options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--groups", nargs="+", choices=GROUPS, default=list(GROUPS))
+    parser.add_argument("--programs", nargs="+", default=[""], help="parts of names")
+    parser.add_argument("--time", action="store_true", help="also measure run times")
+    parser.add_argument("--repeats", type=int, default=REPEATS, help="timed calls of each column")
+    parser.add_argument("--json", type=Path, help="write everything measured")
+    parser.add_argument("--html", type=Path, help="write a self-contained page")
+    parser.add_argument("--markdown", action="store_true", help="print tables for a page")
+    return parser.parse_args()
+
+
+def chosen(groups: Sequence[str], parts: Sequence[str]) -> list[Program]:
+    return [p for p in PROGRAMS if p.group in groups and any(part in p.name for part in parts)]
+
+
+def show(rows: Sequence[Measured]) -> None:
+    """The tables for a terminal."""
+    console = Console(width=None if Console().is_terminal else 200)
+    for group in dict.fromkeys(m.program.group for m in rows):
+        table = Table(*HEADS, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=group)
+        for column in table.columns[2:11]:
+            column.justify = "right"
+        for measured in (m for m in rows if m.program.group == group):
+            table.add_row(*cells(measured), style="red" if losses(measured) else "")
+        console.print(table)
+    table = Table("figure", "measured", "goal", "reached", box=box.SIMPLE_HEAD)
+    for figure in summary(rows):
+        table.add_row(figure.name, figure.value, figure.goal, "yes" if figure.reached else "no")
+    console.print(table)
+    for measured in rows:
+        for reason in (measured.program.reason, measured.outcomes[OURS].failed):
+            if reason and losses(measured):
+                console.print(f"{measured.program.name}: {reason}", style="red", markup=False)
+
+
+def show_markdown(rows: Sequence[Measured]) -> None:
+    """The tables for a page."""
+    print(markdown_of_figures(summary(rows)), "\n")
+    print(markdown(HEADS, map(cells, rows)), "\n")
+    print(markdown(("program", *COLUMNS), wrong_answers(rows)))
+
+
+def main() -> None:
+    asked = options()
+    start = time.perf_counter()
+    rows = []
+    with Console(stderr=True).status("") as status:
+        for program in chosen(asked.groups, asked.programs):
+            status.update(f"{program.group}: {program.name}")
+            rows.append(measure(program, asked.repeats if asked.time else 0))
+    found = record(rows, time.perf_counter() - start, asked.repeats if asked.time else 0)
+    if asked.json:
+        asked.json.parent.mkdir(parents=True, exist_ok=True)
+        asked.json.write_text(json.dumps(found, indent=1))
+    if asked.html:
+        asked.html.parent.mkdir(parents=True, exist_ok=True)
+        asked.html.write_text(page(found))
+    (show_markdown if asked.markdown else show)(rows)
+    assert devices.jax.device_count() == 8
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""What each partitioner makes of a program: bytes, flops, memory, seconds, numbers.
+
+XLA's wire bytes are read right after its SPMD pass, the lower of "as emitted" and "with all-reduces
+of which a device keeps a part counted as reduce-scatters". Ours are those of the emitted program,
+and are read again from the HLO that XLA compiles it to (`read_back`), with the same reader.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import Any
+
+import jax
+import numpy as np
+
+from benchmarks.gpt import forget
+from benchmarks.peers import hlo
+from benchmarks.suite import contestants
+from benchmarks.suite.contestants import Contestant
+from benchmarks.suite.program import Program
+
+PEERS: tuple[hlo.Partitioner, ...] = ("shardy", "gspmd")
+OURS = "meshwise"
+COLUMNS = (*PEERS, OURS)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one partitioner makes of one program.
+
+    `sent` are wire bytes per device and `kinds` how many collectives of each kind run, loop trips
+    included. `flops` and `memory` (peak bytes of temporaries) are the compiler's own figures, per
+    device. `compile_s` is from the function to the executable, nothing cached; `run_s` a median.
+    `error` is the largest one beside one device's result, relative to its largest number.
+    `read_back` are our wire bytes as read from HLO. `failed` is an exception's text.
+    """
+
+    sent: float = 0.0
+    kinds: Mapping[str, int] = field(default_factory=dict)
+    flops: float = 0.0
+    memory: int = 0
+    compile_s: float = 0.0
+    run_s: float | None = None
+    error: float = 0.0
+    read_back: float | None = None
+    failed: str = ""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A program and its outcomes, by column."""
+
+    program: Program
+    outcomes: Mapping[str, Outcome]
+
+
+def measure(program: Program, repeats: int = 0) -> Measured:
+    """Every column of a program; run times where `repeats` is not 0."""
+    args = contestants.operands(program)
+    wanted = jax.jit(contestants.one_device(program))(*args)
+    outcomes: dict[str, Outcome] = {}
+    calls: dict[str, Callable[[], Any]] = {}
+    for which in COLUMNS:
+        made = contestants.ours if which == OURS else contestants.xla
+        step = _ours if which == OURS else _peer
+        try:
+            contestant = made(program, args)
+            outcomes[which], compiled, found = step(which, contestant)
+        except Exception:
+            outcomes[which] = Outcome(failed=traceback.format_exc(limit=-3))
+            continue
+        outcomes[which] = replace(outcomes[which], error=largest_error(found, wanted))
+        calls[which] = _call(contestant.function if which == OURS else compiled, contestant.args)
+    if repeats:
+        for which, seconds in _run_seconds(calls, repeats).items():
+            outcomes[which] = replace(outcomes[which], run_s=seconds)
+    return Measured(program, outcomes)
+
+
+def _peer(which: hlo.Partitioner, contestant: Contestant) -> tuple[Outcome, Any, Any]:
+    with hlo.partitioner(which):
+        forget()
+        start = time.perf_counter()
+        lowered = contestant.function.lower(*contestant.args)
+        compiled = lowered.compile()
+        seconds = time.perf_counter() - start
+        report = hlo.read(lowered)
+    sent = min(report.wire_bytes, report.credited_bytes)
+    outcome = Outcome(sent, dict(report.by_kind), *_figures(compiled), seconds)
+    return outcome, compiled, compiled(*contestant.args)
+
+
+def _ours(which: str, contestant: Contestant) -> tuple[Outcome, Any, Any]:
+    forget()
+    start = time.perf_counter()
+    program = contestant.function.partition(*contestant.args)
+    compiled = program.compile()
+    seconds = time.perf_counter() - start
+    kinds = Counter[str]()
+    for collective in program.collectives:
+        kinds[collective.kind.value] += collective.count
+    read_back = hlo.parse(compiled.as_text()).wire_bytes
+    outcome = Outcome(
+        program.wire_bytes, dict(kinds), *_figures(compiled), seconds, read_back=read_back
+    )
+    return outcome, compiled, contestant.function(*contestant.args)
+
+
+def _figures(compiled: Any) -> tuple[float, int]:
+    """Flops and peak bytes of temporaries of a device, as the compiler counts them."""
+    cost = compiled.cost_analysis() or {}
+    cost = cost[0] if isinstance(cost, list) else cost
+    return float(cost.get("flops", 0.0)), int(compiled.memory_analysis().temp_size_in_bytes)
+
+
+def _call(function: Callable[..., Any], args: tuple[Any, ...]) -> Callable[[], Any]:
+    return lambda: jax.block_until_ready(function(*args))
+
+
+def _run_seconds(calls: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
+    """Medians of calls made in turns, each round in another order."""
+    names = list(calls)
+    found: dict[str, list[float]] = {name: [] for name in names}
+    for call in calls.values():
+        call()
+    for turn in range(repeats):
+        for place in range(len(names)):
+            name = names[(place + turn) % len(names)]
+            start = time.perf_counter()
+            calls[name]()
+            found[name].append(time.perf_counter() - start)
+    return {name: median(times) for name, times in found.items()}
+
+
+def largest_error(found: Any, wanted: Any) -> float:
+    """The largest difference of any leaf, relative to the largest number in it; inf for NaNs."""
+    pairs = zip(jax.tree.leaves(found, is_leaf=_has_shape), jax.tree.leaves(wanted), strict=True)
+    return max((_error(a, b) for a, b in pairs), default=0.0)
+
+
+def _has_shape(leaf: Any) -> bool:
+    return hasattr(leaf, "shape")
+
+
+def _error(found: Any, wanted: Any) -> float:
+    wide = np.complex128 if np.iscomplexobj(wanted) else np.float64
+    found, wanted = np.asarray(found), np.asarray(wanted).astype(wide)
+    found = found[tuple(slice(n) for n in wanted.shape)].astype(wide)  # without padding
+    if not wanted.size:
+        return 0.0
+    both = np.isnan(found) & np.isnan(wanted)
+    same = both | (found == wanted)
+    difference = np.where(same, 0, np.abs(found - wanted))
+    scale = max(float(np.max(np.abs(np.where(same & ~np.isfinite(wanted), 0, wanted)))), 1e-30)
+    worst = float(np.max(difference)) / scale
+    return worst if np.isfinite(worst) else float("inf")

@@ -1,0 +1,16 @@
+"""One self-contained page: the summary, plots, and a table to sort. Nothing is loaded from outside."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+TEMPLATE = Path(__file__).with_name("page.html")
+
+
+def page(record: dict[str, Any]) -> str:
+    """The page's HTML for a record of `records.record`."""
+    # A script's text ends at the first "</", whatever it is part of.
+    data = json.dumps(record, separators=(",", ":")).replace("</", "<\\/")
+    return TEMPLATE.read_text().replace("/*DATA*/", data)

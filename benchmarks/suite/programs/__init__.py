@@ -1,0 +1,1 @@
+"""The programs of the suite, a module a group."""

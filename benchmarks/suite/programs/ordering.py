@@ -1,0 +1,100 @@
+"""Sorts, largest values, and prefix sums along sharded dims."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from benchmarks.suite.program import (
+    GRID,
+    LOCAL,
+    NONE,
+    SECOND,
+    Array,
+    Best,
+    Program,
+    X,
+    exchanged,
+    gathered,
+    reduced,
+)
+
+row = partial(Program, "ordering")
+
+ROWS = Array((1024, 64), X)
+WIDE = Array((64, 8192), SECOND)
+BOTH_WAYS = Best(2 * exchanged(1024 * 64 / 8, 8), "to columns and back, each by an all_to_all")
+
+
+def recurrence(a: Any, b: Any) -> Any:
+    """`h = a h + b` for every row, by an associative scan."""
+
+    def join(left: Any, right: Any) -> Any:
+        return left[0] * right[0], right[0] * left[1] + right[1]
+
+    return lax.associative_scan(join, (a, b))[1]
+
+
+def sample(logits: Any, noise: Any) -> Any:
+    """A token of the 20 likeliest, by Gumbel's trick."""
+    values, which = lax.top_k(logits, 20)
+    pick = jnp.argmax(values + noise, -1)
+    return jnp.take_along_axis(which, pick[:, None], 1)[:, 0]
+
+
+def nucleus(logits: Any) -> Any:
+    """Probabilities of the likeliest tokens that have 90% together."""
+    order = jnp.sort(jax.nn.softmax(logits), axis=-1)[:, ::-1]
+    return jnp.where(jnp.cumsum(order, -1) < 0.9, order, 0)
+
+
+TABLE = [
+    row("sort along the sharded dim", lambda x: jnp.sort(x, 0), (ROWS,), X, best=BOTH_WAYS),
+    row("sort along another dim", lambda x: jnp.sort(x, 1), (ROWS,), X, best=LOCAL),
+    row("sort along the sharded dim, uneven", lambda x: jnp.sort(x, 0),
+        (Array((1021, 61), X),), X),
+    row("sort of a vector", jnp.sort, (Array((1 << 16,), X),), X),
+    row("argsort of a vector", jnp.argsort, (Array((1 << 14,), X),), X),
+    row("sort of keys with values", lambda k, v: lax.sort((k, v), num_keys=1),
+        (Array((1 << 14,), X), Array((1 << 14,), X)), (X, X)),
+    row("sort of blocks, 2x4", lambda x: jnp.sort(x, 0), (Array((256, 256), GRID),), GRID, (2, 4),
+        Best(2 * exchanged(256 * 256 / 8, 2), "to columns and back over x")),
+    row("median of rows", lambda x: jnp.median(x, axis=1), (ROWS,), X, best=LOCAL),
+    row("top_k of 8", lambda x: lax.top_k(x, 8)[0], (WIDE,), NONE,
+        best=Best(gathered(64 * 64, 8), "the eight best of each device")),
+    row("top_k of 8 and where", lambda x: lax.top_k(x, 8), (WIDE,), (NONE, NONE),
+        best=Best(2 * gathered(64 * 64, 8), "the eight best of each device and their places")),
+    row("top_k, rows sharded", lambda x: lax.top_k(x, 8), (Array((1024, 64), X),), (X, X),
+        best=LOCAL),
+    row("sampling from the 20 likeliest", sample, (WIDE, Array((64, 20))), NONE),
+    row("nucleus, vocabulary sharded", nucleus, (Array((64, 1024), SECOND),), SECOND),
+    row("argmax", lambda x: jnp.argmax(x, 1), (WIDE,), NONE),
+    row("argmax, uneven", lambda x: jnp.argmax(x, 1), (Array((61, 8191), SECOND),), NONE),
+    row("largest of each row and where", lambda x: (x.max(1), jnp.argmax(x, 1)), (WIDE,),
+        (NONE, NONE)),
+    row("smallest of all", jnp.min, (Array((256, 256), GRID),), NONE, (2, 4),
+        Best(reduced(1, 8), "an all-reduce of one number")),
+    row("cumsum", lambda x: jnp.cumsum(x, 0), (ROWS,), X,
+        best=Best(3 * 64 * 4, "log2(8) shifts of a row of totals")),
+    row("cumsum, uneven", lambda x: jnp.cumsum(x, 0), (Array((1021, 61), X),), X,
+        best=Best(3 * 61 * 4, "log2(8) shifts of a row of totals")),
+    row("cumsum backwards", lambda x: lax.cumsum(x, 0, reverse=True), (ROWS,), X,
+        best=Best(3 * 64 * 4, "log2(8) shifts of a row of totals")),
+    row("cumulative maximum", lambda x: lax.cummax(x, 0), (ROWS,), X,
+        best=Best(3 * 64 * 4, "log2(8) shifts of a row of totals")),
+    row("cumsum of blocks, 2x4", lambda x: jnp.cumsum(x, 1), (Array((256, 256), GRID),), GRID,
+        (2, 4), Best(2 * 128 * 4, "log2(4) shifts of a column of totals")),
+    row("log of cumulative sums of exponents", lambda x: lax.cumlogsumexp(x, 0), (ROWS,), X,
+        best=None),
+    row("associative scan, a sum", lambda x: lax.associative_scan(jnp.add, x), (ROWS,), X,
+        best=Best(3 * 64 * 4, "log2(8) shifts of a row of totals")),
+    row("associative scan, a recurrence", recurrence,
+        (Array((512, 32), X, scale=0.5), Array((512, 32), X)), X,
+        best=Best(3 * 2 * 32 * 4, "log2(8) shifts of two rows of totals")),
+    row("differences of neighbours", lambda x: jnp.diff(x, axis=0, prepend=0), (ROWS,), X,
+        best=Best(64 * 4, "a row to the next")),
+]  # fmt: skip

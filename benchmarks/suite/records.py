@@ -1,0 +1,58 @@
+"""The rows as data for a file and a page."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict
+from math import isfinite
+from typing import Any
+
+import jax
+
+from benchmarks.suite.figures import at_best, is_wrong, losses, ratios, summary
+from benchmarks.suite.measure import COLUMNS, OURS, Measured
+
+
+def record(rows: Sequence[Measured], seconds: float, repeats: int) -> dict[str, Any]:
+    """Everything measured, and where: numbers JSON has; what is not finite becomes text."""
+    found = {
+        "machine": {
+            "jax": jax.__version__,
+            "python": platform.python_version(),
+            "cores": os.cpu_count(),
+            "load": [round(n, 1) for n in os.getloadavg()],
+            "seconds": round(seconds),
+            "repeats": repeats,
+        },
+        "summary": [asdict(figure) for figure in summary(rows)],
+        "rows": [_row(measured) for measured in rows],
+    }
+    return _plain(found)
+
+
+def _row(measured: Measured) -> dict[str, Any]:
+    program = measured.program
+    return {
+        "group": program.group,
+        "name": program.name,
+        "mesh": "x".join(map(str, program.mesh)),
+        "best": asdict(program.best) if program.best else None,
+        "at_best": at_best(measured, OURS),
+        "columns": {name: asdict(measured.outcomes[name]) for name in COLUMNS},
+        "wrong": [name for name in COLUMNS if is_wrong(measured, name)],
+        "ratios": ratios(measured),
+        "losses": losses(measured),
+        "reason": program.reason,
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not isfinite(value):
+        return str(value)
+    return value
