@@ -75,7 +75,7 @@ def tile_forward(
             raise NotTileableError(f"{eqn.primitive.name} has no rule for its parts")
         for factor, split in factor_axes(dims, rule.factors, tile.dims, mesh).items():
             if found.setdefault(factor, split) != split:
-                raise NotTileableError(f"{eqn.primitive.name} is given tiles that do not match")
+                raise NotTileableError(f"{_named(eqn)} is given tiles that do not match")
     tiling = _tiling(eqn, rule, found, mesh)
     for tile, wanted in zip(operands, tiling.operands, strict=True):
         if tile is not None and tile != wanted:
@@ -101,7 +101,7 @@ def _tiling(eqn: JaxprEqn, rule: OpRule, found: Mapping[int, Axes], mesh: Mesh) 
     moved = [f for f in found if f in factors.permuted]
     if moved or not fits(factors, strategy, mesh):
         raise NotTileableError(
-            f"{eqn.primitive.name} ({factors}) needs more than this device's part of its operands"
+            f"{_named(eqn)} ({factors}) needs more than this device's part of its operands"
         )
     operands = [operand_sharding(factors, strategy, i) for i in range(len(eqn.invars))]
     results = [result_sharding(factors, strategy, i) for i in range(len(eqn.outvars))]
@@ -109,10 +109,11 @@ def _tiling(eqn: JaxprEqn, rule: OpRule, found: Mapping[int, Axes], mesh: Mesh) 
 
 
 def _mixes(eqn: JaxprEqn, rule: OpRule, tile: Sharding) -> str:
-    return (
-        f"{eqn.primitive.name} ({rule.factors}) at {_jax.source_summary(eqn)} mixes elements along "
-        f"the dim that tiles cut, {tile}"
-    )
+    return f"{_named(eqn)} ({rule.factors}) mixes elements along the dim that tiles cut, {tile}"
+
+
+def _named(eqn: JaxprEqn) -> str:
+    return f"{_jax.operator_name(eqn)} at {_jax.source_summary(eqn)}"
 
 
 def rule_of(eqn: JaxprEqn, mesh: Mesh, axes: Axes) -> OpRule:
@@ -124,11 +125,12 @@ def rule_of(eqn: JaxprEqn, mesh: Mesh, axes: Axes) -> OpRule:
     gathered = _MOVED_DIMS.get(name)
     if gathered is not None:
         if {*named_axes(eqn)} & {*axes}:
-            raise NotTileableError(f"{name} goes over {mesh.show(named_axes(eqn))} itself")
+            over = mesh.show(named_axes(eqn))
+            raise NotTileableError(f"{_named(eqn)} goes over {over} itself")
         return OpRule(_of_collective(eqn, {eqn.params[p] for p in gathered}))
     rule = REGISTRY.describe(eqn)
     if rule.opaque:
-        raise NotTileableError(f"{_jax.operator_name(eqn)} has no rule by which to split it")
+        raise NotTileableError(f"{_named(eqn)} has no rule by which to split it")
     return rule
 
 

@@ -7,7 +7,7 @@ the whole result is gone. It holds for all steps, because result and argument li
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -48,6 +48,7 @@ def slice_state(
     By default the dim and axes are those of the slices that are read of each. `gathers` allows a
     state to be gathered where the step reads it whole. Raises `IllegalMove`.
     """
+    _check_apart(states)
     tiles = {}
     for state in states:
         _check_is_state(view, state)
@@ -76,6 +77,17 @@ def _check_not_whole(moved: View, state: State) -> None:
         "Reorder the computations that read it first; or allow it to be gathered in every "
         "step, with gathers=True.",
     )
+
+
+def _check_apart(states: Sequence[State]) -> None:
+    for ends in ({s.argument for s in states}, {s.result for s in states}):
+        if len(ends) < len(states):
+            raise refuse(
+                MOVE,
+                [f"{state.name}: result {state.result}" for state in states],
+                "Each state has a next value of its own, and is named once.",
+                "Name each with its own result, in calls of their own if need be.",
+            )
 
 
 def _check_is_state(view: View, state: State) -> None:
@@ -197,4 +209,4 @@ def _gathered(part: Var, shape: Sequence[int], sharding: Sharding, mesh: Mesh, s
 def _sliced(sharding: Sharding, tile: Tile) -> Sharding:
     dims = list(sharding.dims)
     dims[tile.dim] = (*dims[tile.dim], *tile.axes)
-    return Sharding(tuple(dims))
+    return replace(sharding, dims=tuple(dims))
