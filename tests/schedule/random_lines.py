@@ -399,13 +399,13 @@ def body(program: Any, rng: random.Random) -> Line | None:
 
 
 WEIGHTS: tuple[tuple[Kind, int], ...] = (
-    (sum_over, 6),
+    (sum_over, 9),
     (exchange, 2),
     (own_part, 3),
     (device_number, 1),
     (unary, 4),
     (cast, 2),
-    (binary, 8),
+    (binary, 10),
     (compare, 1),
     (select, 2),
     (reduce, 4),

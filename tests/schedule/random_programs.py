@@ -204,7 +204,7 @@ def _draw_results(program: RandomProgram, rng: random.Random) -> None:
         if alike:
             program.states[given.name] = len(program.outputs)
             program.outputs.append((rng.choice(alike[-3:]).name, P()))
-    count = rng.randint(1, 4)
+    count = rng.randint(2, 6)
     for value in [made[-1], *rng.sample(made, min(count, len(made)))]:
         order = tuple(a for a in program.mesh if a in value.varying)
         if not order:
