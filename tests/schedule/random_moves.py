@@ -167,5 +167,5 @@ def hoist(s: mw.Schedule, rng: random.Random, states: dict[str, int]) -> bool:
 
 
 Move = Callable[[mw.Schedule, random.Random, dict[str, int]], Any]
-MOVES: list[Move] = [on_slices] * 10 + [split] * 5 + [reorder] * 6 + [slice_state] * 3 + [bucket] * 2 + [fuse]
-MOVES += [split_to_root, overlap, merge, hoist]
+MOVES: list[Move] = [on_slices] * 10 + [split] * 5 + [reorder] * 6 + [slice_state] * 3
+MOVES += [bucket, bucket, fuse, split_to_root, overlap, merge, hoist]

@@ -21,7 +21,8 @@ from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
 from meshwise import _jax
-from tests.schedule.random_lines import KINDS, Line, Value, binary, sum_over
+from tests.schedule.random_lines import Line, Value, sum_over
+from tests.schedule.random_operators import KINDS, binary
 from tests.schedule.steps import mesh_of
 
 MESHES: tuple[dict[str, int], ...] = (
