@@ -297,6 +297,15 @@ def parts_in_chunks(chunks: int) -> Moves:
     return moves
 
 
+def rings(s: mw.Schedule) -> None:
+    """Slices of tokens; every product in a ring with the half of a sum before or after it."""
+    tokens_on_slices(s)
+    for _ in s.find("reduce_scatter"):
+        s.overlap(s.find("reduce_scatter")[0], bidirectional=True)
+    for gathered in s.find("all_gather")[:-1]:  # the last one is what the next stage gets
+        s.overlap(gathered, bidirectional=True)
+
+
 SENDS = (
     Way("AR-C-P2P", as_it_is),
     Way("AR-C-P2P in {} chunks", whole_in_chunks, CHUNKS),
@@ -304,7 +313,11 @@ SENDS = (
     Way("RS-fuse(C-P2P)-AG", fused_send),
     Way("RS-C-P2P-AG in {} chunks", parts_in_chunks, CHUNKS),
 )
-STAGE = Way("MM-AR-C, P2P", as_it_is), Way("MM-RS-C-AG, P2P of slices", tokens_on_slices)
+STAGE = (
+    Way("MM-AR-C, P2P", as_it_is),
+    Way("MM-RS-C-AG, P2P of slices", tokens_on_slices),
+    Way("ring(MM-RS), C, ring(AG-MM), P2P of slices", rings),
+)
 
 
 def pipeline() -> Iterator[Case]:

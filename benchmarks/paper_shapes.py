@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import meshwise as mw
@@ -73,8 +73,8 @@ def predict(case: Case, name: str, moves: Moves) -> Predicted:
 
 
 def moves_of(script: str) -> tuple[str, ...]:
-    """The moves of a script, in order, without what only finds values."""
-    names = re.findall(r"\bs\.(\w+)\(", script)
+    """The moves of a script, each once, in order; not what only finds values."""
+    names = dict.fromkeys(re.findall(r"\bs\.(\w+)\(", script))
     return tuple(name for name in names if name != "find")
 
 
@@ -93,21 +93,18 @@ def rows(found: Sequence[Predicted]) -> Iterator[tuple[str, ...]]:
         )
 
 
-def move_rows(section: str) -> Iterator[tuple[str, ...]]:
-    """The moves that make each schedule of a section; where cases differ, the most."""
-    yield "", "moves"
+def move_rows(cases: Iterable[Sequence[Predicted]]) -> Iterator[tuple[str, ...]]:
+    """The moves that make each schedule; where cases differ, the most."""
     known: dict[str, tuple[str, ...]] = {}
-    for case in SECTIONS[section]():
-        for way in case.ways:
-            name, moves = way.name.format("n"), way.made()[0][1]
-            s = mw.Schedule(case.program)
-            moves(s)
-            known[name] = max(known.get(name, ()), moves_of(s.script()), key=len)
-    for name, found in known.items():
-        yield name, ", ".join(found) or "none"
+    for p in (p for found in cases for p in found):
+        name = re.sub(r"\d+ chunks", "n chunks", p.schedule)
+        known[name] = max(known.get(name, ()), p.moves, key=len)
+    yield "", "moves"
+    for name, moves in known.items():
+        yield name, ", ".join(moves) or "none"
 
 
-def training_rows() -> Iterator[tuple[str, ...]]:
+def training_rows(cases: Mapping[str, Sequence[Predicted]]) -> Iterator[tuple[str, ...]]:
     """What a whole training step gains from its optimizer alone, and memory left beside it.
 
     The rest of a step takes 6 flops a parameter and token, at the rate of the data sheet; where it
@@ -115,17 +112,18 @@ def training_rows() -> Iterator[tuple[str, ...]]:
     in slices, of 32 GiB.
     """
     yield "", "rest ms", "AR-C ms", "fused ms", "step", "left GB", "in slices", "reported"
-    for (kind, size), case in zip(TRAINING, SECTIONS["optimizers"](), strict=True):
-        first, *_, sliced, fused = predicted(case)
+    for (kind, size), reported in TRAINING.items():
+        name = f"{kind}, BERT {size}"
+        first, *_, sliced, fused = cases[name]
         rest = 6 * BERT[size] * TOKENS[kind] / V100.flops_per_s
         times = [p.beside.seconds for p in (first, fused)]
         left = [(MEMORY_BYTES - p.peak_bytes) / 1e9 for p in (first, sliced)]
         yield (
-            case.name,
+            name,
             *(f"{t * 1e3:,.1f}" for t in (rest, *times)),
             f"{(rest + times[0]) / (rest + times[1]):.2f}x",
             *(f"{b:.1f}" if b > 0 else "none" for b in left),
-            case.reported,
+            reported,
         )
 
 
@@ -136,31 +134,31 @@ def shown(found: Sequence[Sequence[str]], markdown: bool = False) -> str:
         align = "<" + ">" * (len(found[0]) - 2) + last
         return "\n".join(aligned(found, align))
     head, *body = ["| " + " | ".join(row) + " |" for row in found]
-    return "\n".join([head, "|---" + "|---:" * (len(found[0]) - 1) + "|", *body])
+    return "\n".join(["", head, "|---" + "|---:" * (len(found[0]) - 1) + "|", *body])
 
 
 def tables(section: str, markdown: bool = False) -> Iterator[str]:
-    """What is predicted of a section, a piece of text for each case; and the moves."""
+    """What is predicted of a section, a piece of text for each case; the moves; training steps."""
+    cases: dict[str, list[Predicted]] = {}
     for case in SECTIONS[section]():
+        cases[case.name] = predicted(case)
         title = f"{case.name}; reported: {case.reported}"
-        yield f"{title}\n{shown([*rows(predicted(case))], markdown)}"
-    yield shown([*move_rows(section)], markdown)
+        yield f"{title}\n{shown([*rows(cases[case.name])], markdown)}"
+    yield shown([*move_rows(cases.values())], markdown)
+    if section == "optimizers":
+        yield f"Training steps\n{shown([*training_rows(cases)], markdown)}"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Predict and print."""
     parser = argparse.ArgumentParser(prog="benchmarks.paper_shapes")
-    every = [*SECTIONS, "training"]
-    parser.add_argument("sections", nargs="*", help=", ".join(every))
+    parser.add_argument("sections", nargs="*", help=", ".join(SECTIONS))
     parser.add_argument("--markdown", action="store_true")
     given = parser.parse_args(argv)
-    unknown = sorted({*given.sections} - {*every})
+    unknown = sorted({*given.sections} - {*SECTIONS})
     if unknown:
-        parser.error(f"no section {', '.join(unknown)}: there are {', '.join(every)}")
-    for section in given.sections or every:
-        if section == "training":
-            print(shown([*training_rows()], given.markdown))
-            continue
+        parser.error(f"no section {', '.join(unknown)}: there are {', '.join(SECTIONS)}")
+    for section in given.sections or SECTIONS:
         for text in tables(section, given.markdown):
             print(text, end="\n\n")
 

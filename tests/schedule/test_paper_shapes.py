@@ -17,6 +17,7 @@ from benchmarks.paper_cases import (
     ROWS,
     SENDS,
     STAGE,
+    TRAINING,
     Case,
     Way,
     block_end,
@@ -24,7 +25,15 @@ from benchmarks.paper_cases import (
     stage,
     stage_end,
 )
-from benchmarks.paper_shapes import MEMORY_BYTES, main, predicted, rows, shown
+from benchmarks.paper_shapes import (
+    MEMORY_BYTES,
+    main,
+    move_rows,
+    predicted,
+    rows,
+    shown,
+    training_rows,
+)
 from examples.coconet.programs import ATTENTION, MLP, attention_block, mlp_block
 from meshwise.cost.links import dgx2
 
@@ -233,8 +242,25 @@ def test_what_is_printed(capsys):
     assert "no section nothing" in capsys.readouterr().err
     listed = [*rows(list(found("16").values()))]
     lines = shown(listed, markdown=True).splitlines()
-    assert len(lines) == len(SENDS) + 2
-    assert {line.count("|") for line in lines} == {8}
+    assert len(lines) == len(SENDS) + 3
+    assert {line.count("|") for line in lines[1:]} == {8}
     assert listed[1][:4] == ("AR-C-P2P", *listed[1][1:3], "1.00x")
     assert listed[1][4] == "94.4 + 50.3"
     assert listed[-1][4] == "94.4 + 3.1"
+    moves = dict(move_rows([list(found(name).values()) for name in ("Adam", "LAMB", "16")]))
+    assert moves["AR-C"] == "none"
+    assert moves["RS-C-AG, state in slices"] == "split, reorder, bucket, slice_state"
+    assert moves["RS-C-P2P-AG in n chunks"] == "split, reorder, overlap"
+
+
+def test_training_steps():
+    cases = {f"{kind}, BERT {size}": list(found(kind).values()) for kind, size in TRAINING}
+    head, *lines = training_rows(cases)
+    assert {len(line) for line in lines} == {len(head)}
+    adam, lamb = lines[2], lines[5]
+    rest, first, fused = (float(x.replace(",", "")) for x in adam[1:4])
+    assert rest == pytest.approx(6 * 3.9e9 * 32 * 128 / 125e12 * 1e3, abs=0.05)
+    assert adam[4] == f"{(rest + first) / (rest + fused):.2f}x"
+    assert float(lamb[1].replace(",", "")) == pytest.approx(8 * rest, abs=0.5)
+    assert (adam[5], lamb[5]) == ("none", "none")
+    assert float(adam[6]) == pytest.approx((32 * 2**30 - 2 * 3.9e9) / 1e9, abs=0.5)
