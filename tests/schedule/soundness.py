@@ -10,22 +10,23 @@ import numpy as np
 import meshwise as mw
 from meshwise import _jax
 from meshwise.ir.per_device import PerDeviceProgram
-from meshwise.run.interpret import Interpreter, PredicateVariesError
-from meshwise.run.simulate import cut, simulate
-from meshwise.run.stacked import Stacked
 from meshwise.schedule.view import View
+from tests.fuzz.evaluate.collectives import Arrays, Grid
+from tests.fuzz.evaluate.run import on_host, run
+from tests.fuzz.evaluate.simulate import cut, simulate
 
 
 def misstated(program: PerDeviceProgram, args: Sequence[Any]) -> list[str]:
     """Values that are said to be replicated along an axis along which devices differ."""
     view, mesh = View(program), program.mesh
     wrong = []
-    for value, stacked in every_value(program, args).items():
+    for value, parts in every_value(program, args).items():
         said = view.layouts[value]
         assert len(said.dims) == len(value.aval.shape), (view.text(value), str(said))
-        array = _plain(stacked.array)
-        grid = array.reshape(*(mesh.axis_size[a] for a in stacked.axes), -1)
-        for i, axis in enumerate(stacked.axes):
+        if all(part is parts[0] for part in parts):
+            continue
+        grid = np.stack([_plain(p).reshape(-1) for p in parts]).reshape(*mesh.sizes, -1)
+        for i, axis in enumerate(mesh.names):
             first = np.broadcast_to(grid.take([0], i), grid.shape)
             is_same = np.array_equal(grid, first, equal_nan=_may_be_nan(grid))
             if axis not in said.varying and not is_same:
@@ -33,30 +34,24 @@ def misstated(program: PerDeviceProgram, args: Sequence[Any]) -> list[str]:
     return wrong
 
 
-def every_value(program: PerDeviceProgram, args: Sequence[Any]) -> dict[Any, Stacked]:
-    """What each equation makes, on every pretended device."""
+def every_value(program: PerDeviceProgram, args: Sequence[Any]) -> dict[Any, Arrays]:
+    """What each equation makes, on every pretended device in the mesh's order."""
     jaxpr = program.jaxpr.jaxpr
     values = [v for e in jaxpr.eqns for v in e.outvars if not isinstance(v, _jax.DropVar)]
     closed = _jax.close_jaxpr(
         jaxpr.constvars, jaxpr.invars, values, jaxpr.eqns, program.jaxpr.consts
     )
-    with _jax.without_mesh():
-        given = [
-            cut(a, s, program.mesh, t.dtype)
-            for a, s, t in zip(args, program.in_shardings, closed.in_avals, strict=True)
-        ]
-        try:
-            traced = Interpreter(program.mesh, is_stepped=False)
-            found = jax.jit(lambda given: traced.run(closed, given))(given)
-        except PredicateVariesError:
-            found = Interpreter(program.mesh, is_stepped=True).run(closed, given)
+    grid = Grid(program.mesh.names, program.mesh.sizes)
+    given = [
+        cut(on_host(a), sharding.dims, aval, grid)
+        for a, sharding, aval in zip(args, program.in_shardings, closed.in_avals, strict=True)
+    ]
+    with np.errstate(all="ignore"):
+        found = run(closed.jaxpr, closed.consts, given, grid)
     return dict(zip(values, found, strict=True))
 
 
-def _plain(array: Any) -> np.ndarray:
-    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
-        array = jax.random.key_data(array)
-    host = np.asarray(array)
+def _plain(host: np.ndarray) -> np.ndarray:
     return host.astype(np.float32) if host.dtype == jnp.bfloat16 else host
 
 
@@ -64,18 +59,10 @@ def _may_be_nan(array: np.ndarray) -> bool:
     return np.issubdtype(array.dtype, np.inexact)
 
 
-def results(program: mw.SpmdProgram, args: Sequence[Any]) -> list[Any]:
+def results(program: mw.SpmdProgram, args: Sequence[Any]) -> list[np.ndarray]:
     """What a program computes, on pretended devices."""
-    known = program.per_device
-    found = simulate(
-        known.jaxpr,
-        known.mesh,
-        known.in_shardings,
-        known.out_shardings,
-        [t.shape for t in known.out_types],
-        [*program.held, *jax.tree.leaves(tuple(args))],
-    )
-    return [_plain(value) for value in found]
+    given = [*program.held, *jax.tree.leaves(tuple(args))]
+    return [_plain(value) for value in simulate(program.per_device, given)]
 
 
 def difference(got: Sequence[Any], want: Sequence[Any], is_exact: bool) -> str:
