@@ -50,6 +50,11 @@ def test_an_optimizer_is_one_kernel(make, count):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
 
+def small_mesh():
+    """Four devices: the interpreter's devices are threads, of which eight can wait for ever."""
+    return jax.make_mesh((2, 2), ("x", "y"), (AxisType.Auto,) * 2, devices=jax.devices()[:4])
+
+
 def vars_with_mesh(program, mesh):
     """The program on the devices of a mesh."""
     fields = steps.vars_of(program)
@@ -60,13 +65,15 @@ def vars_with_mesh(program, mesh):
     return mw.SpmdProgram(**{**fields, "user_mesh": mesh, "placements": placements})
 
 
-def test_a_product_is_computed_in_the_kernel(mesh2x4):
+def test_a_product_is_computed_in_the_kernel():
+    mesh = small_mesh()
+
     def step(x, w, bias):
         return lax.psum(x @ w, "y") + bias
 
-    args = (random(64, 512), random(512, 128), random(128))
+    args = (random(32, 64), random(64, 40), random(40))
     specs = (P("x", "y"), P("y"), P())
-    program = mw.SpmdProgram.from_shard_map(step, mesh2x4, specs, P("x"), *args)
+    program = mw.SpmdProgram.from_shard_map(step, mesh, specs, P("x"), *args)
     s = mw.Schedule(program)
     product = s.find("dot_general")[0]
     scattered, gathered = s.split(s.find("all_reduce")[0], dim=0)
@@ -93,3 +100,24 @@ def test_what_no_kernel_can_do_is_refused():
     with pytest.raises(mw.IllegalMove, match="kernel='triton'"):
         s.fuse([scattered, s.find("all_gather")[0]], kernel="triton")
     assert s.script() == before
+
+
+@pytest.mark.parametrize("is_turned", [False, True])
+@pytest.mark.parametrize("gathered", ["rows", "inner"])
+def test_a_gathered_product_is_one_kernel(gathered, is_turned):
+    dim = 0 if gathered == "rows" else 1
+    x, w = random(32, 16), random(16, 40)
+
+    def step(x, w):
+        whole = lax.all_gather(x, "y", axis=1 - dim if is_turned else dim, tiled=True)
+        return lax.dot_general(whole, w, (((0 if is_turned else 1,), (0,)), ((), ())))
+
+    given = x.T if is_turned else x
+    spec = P("y", None) if (dim == 0) != is_turned else P(None, "y")
+    program = mw.SpmdProgram.from_shard_map(step, small_mesh(), (spec, P()), P(), given, w)
+    s = mw.Schedule(program)
+    s.fuse([s.find("all_gather")[0], s.find("dot_general")[0]], kernel="pallas")
+    assert "mw_kernel" in str(s.program)
+    assert [c.kind.value for c in s.program.collectives] == ["all_gather"]
+    np.testing.assert_allclose(s.program(given, w), x @ w, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(s.program.simulate(given, w), x @ w, rtol=1e-4, atol=1e-4)

@@ -2,7 +2,8 @@
 
 A reduce_scatter, computations and all_gathers are a FusedAllReduce: a ring that adds up, computes
 on the chunk it has then, and gathers (CoCoNeT section 5.2). A matrix product that feeds the
-reduce_scatter is computed chunk by chunk as the ring needs it (section 5.3).
+reduce_scatter is computed chunk by chunk as the ring needs it (section 5.3). An all_gather and the
+product of what it gathers are one as well: each chunk is multiplied while the next travels.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -16,7 +17,7 @@ from meshwise import _jax
 from meshwise._jax import JaxprEqn, Literal, Var
 from meshwise.ir.mesh import Axes
 from meshwise.ir.program import shape_of
-from meshwise.schedule.kernels import MatmulSummand, fused_all_reduce
+from meshwise.schedule.kernels import MatmulSummand, all_gather_matmul, fused_all_reduce
 from meshwise.schedule.layouts import named_axes
 from meshwise.schedule.moves.refusal import refuse
 from meshwise.schedule.view import GATHERS, View
@@ -47,6 +48,54 @@ def kernel_of(
 
     `interpret` is as `schedule.kernels` take it: None compiles on a TPU, and interprets elsewhere.
     """
+    kernel = _gathered_product(view, given, reads, interpret) or _fused_all_reduce(
+        view, given, reads, outs, interpret
+    )
+    _check(view, kernel, reads)
+    return kernel
+
+
+def _gathered_product(
+    view: View, given: Collection[int], reads: Sequence[Var], interpret: bool | None
+) -> Flat | None:
+    """The kernel of an all_gather and the product of what it gathers; None of anything else."""
+    eqns = [view.eqns[i] for i in sorted(given)]
+    if [e.primitive.name in GATHERS for e in eqns] != [True, False]:
+        return None
+    gather, product = eqns
+    whole = gather.outvars[0]
+    if product.primitive.name != "dot_general" or product.invars.count(whole) != 1:
+        return None
+    side = product.invars.index(whole)
+    dim = gather.params["all_gather_dimension"]
+    operands = [gather.invars[0] if a is whole else a for a in product.invars]
+
+    def kernel(*args: Any) -> Sequence[Any]:
+        env = dict(zip(reads, args, strict=True))
+        left, right, turned = _matrices(product, *(_read(env, a) for a in operands))
+        found = all_gather_matmul(
+            left,
+            right,
+            axis=named_axes(gather),
+            gathered=(("left", "right")[side], 1 - dim if turned[side] else dim),
+            precision=product.params["precision"],
+            preferred_element_type=product.params["preferred_element_type"],
+            mesh_axes=view.mesh.names,
+            interpret=interpret,
+        )
+        return [found]
+
+    return kernel
+
+
+def _fused_all_reduce(
+    view: View,
+    given: Collection[int],
+    reads: Sequence[Var],
+    outs: Sequence[Var],
+    interpret: bool | None,
+) -> Flat:
+    """The kernel of a reduce_scatter, computations and all_gathers, a product before them."""
     parts = _parts_of(view, given)
     chunks = [eqn.outvars[0] for eqn in parts.scatters]
     rows = shape_of(chunks[0])
@@ -80,7 +129,6 @@ def kernel_of(
             interpret=interpret,
         )
 
-    _check(view, kernel, reads)
     return kernel
 
 
@@ -136,10 +184,17 @@ def _read(env: dict[Var, Any], atom: Any) -> Any:
 
 
 def _product(eqn: JaxprEqn, left: Any, right: Any) -> MatmulSummand:
-    """A dot_general of two dims each, as rows by columns."""
-    ((inner_left,), (inner_right,)), (batch, _) = eqn.params["dimension_numbers"]
-    if batch or left.ndim != 2 or right.ndim != 2:
-        raise ValueError(f"a product of {left.shape} and {right.shape} is none of two matrices")
-    left = left if inner_left == 1 else jnp.transpose(left)
-    right = right if inner_right == 0 else jnp.transpose(right)
+    left, right, _ = _matrices(eqn, left, right)
     return MatmulSummand(left, right, eqn.params["precision"], eqn.params["preferred_element_type"])
+
+
+def _matrices(eqn: JaxprEqn, left: Any, right: Any) -> tuple[Any, Any, tuple[bool, bool]]:
+    """The operands of a product of matrices as rows by columns, and which were transposed."""
+    (inner_left, inner_right), (batch, _) = eqn.params["dimension_numbers"]
+    if batch or left.ndim != 2 or right.ndim != 2 or len(inner_left) != 1:
+        raise ValueError(
+            f"a product of {left.shape} and {right.shape} is none of two matrices: reshape them"
+        )
+    turned = inner_left[0] == 0, inner_right[0] == 1
+    left = jnp.transpose(left) if turned[0] else left
+    return left, jnp.transpose(right) if turned[1] else right, turned
