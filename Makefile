@@ -10,7 +10,7 @@ RUN  := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow fuzz mutants lint format bench clean
+.PHONY: help demo test test-slow fuzz mutants lint format bench bench-rest clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,11 +39,15 @@ format: $(VENV)/.dev ## rewrite files in the project's format
 	$(RUN) -m ruff check --fix .
 	$(RUN) -m ruff format .
 
-bench: $(VENV)/.examples ## measure beside XLA's own partitioners (half an hour on two cores)
+bench: $(VENV)/.examples ## the suite beside XLA's own partitioners: a table, build/bench.json and .html
+	$(RUN) -m benchmarks.suite --time --json build/bench.json --html build/bench.html $(BENCH_ARGS)
+
+bench-rest: $(VENV)/.examples ## the older benchmarks: operators, loops, GPT, reshards, schedules
 	$(RUN) -m benchmarks.operators
 	$(RUN) -m benchmarks.loops
 	$(RUN) -m benchmarks.gpt
 	$(RUN) -m benchmarks.reshard
+	$(RUN) -m benchmarks.schedules
 
 clean: ## remove the environment and the caches
 	rm -rf $(VENV) .hypothesis .pytest_cache .ruff_cache build dist

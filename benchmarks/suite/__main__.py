@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -79,10 +80,9 @@ def main() -> None:
     asked = options()
     start = time.perf_counter()
     rows = []
-    with Console(stderr=True).status("") as status:
-        for program in chosen(asked.groups, asked.programs):
-            status.update(f"{program.group}: {program.name}")
-            rows.append(measure(program, asked.repeats if asked.time else 0))
+    for program in chosen(asked.groups, asked.programs):
+        rows.append(measure(program, asked.repeats if asked.time else 0))
+        print(" | ".join([program.group, *cells(rows[-1])]), file=sys.stderr, flush=True)
     found = record(rows, time.perf_counter() - start, asked.repeats if asked.time else 0)
     if asked.json:
         asked.json.parent.mkdir(parents=True, exist_ok=True)

@@ -61,7 +61,7 @@ def xla(program: Program, args: tuple[Any, ...]) -> Contestant:
     )
     specs = _specs(program)
     results = jax.eval_shape(one_device(program), *args)
-    out_specs = _broadcast(program.results, results)
+    out_specs = broadcast(program.results, results)
     in_padding = jax.tree.map(lambda x, s: _padded(x.shape, s, mesh), args, specs)
     out_padding = jax.tree.map(lambda x, s: _padded(x.shape, s, mesh), results, out_specs)
 
@@ -124,7 +124,7 @@ def _specs(program: Program) -> Any:
     return jax.tree.map(lambda array: array.spec, program.arguments, is_leaf=_is_array)
 
 
-def _broadcast(prefix: Any, tree: Any) -> Any:
+def broadcast(prefix: Any, tree: Any) -> Any:
     """A spec for every leaf, from a tree of specs that may end earlier."""
     return jax.tree.map(
         lambda spec, part: jax.tree.map(lambda _: spec, part),

@@ -2,7 +2,8 @@
 
 XLA's wire bytes are read right after its SPMD pass, the lower of "as emitted" and "with all-reduces
 of which a device keeps a part counted as reduce-scatters". Ours are those of the emitted program,
-and are read again from the HLO that XLA compiles it to (`read_back`), with the same reader.
+and are read again from the same place with the same reader (`read_back`). Flops are counted there
+too (`work.py`), for all alike.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -23,9 +24,10 @@ from benchmarks.peers import hlo
 from benchmarks.suite import contestants
 from benchmarks.suite.contestants import Contestant
 from benchmarks.suite.program import Program
+from benchmarks.suite.work import flops
 
 PEERS: tuple[hlo.Partitioner, ...] = ("shardy", "gspmd")
-OURS = "meshwise"
+OURS: Literal["meshwise"] = "meshwise"
 COLUMNS = (*PEERS, OURS)
 
 
@@ -34,15 +36,17 @@ class Outcome:
     """What one partitioner makes of one program.
 
     `sent` are wire bytes per device and `kinds` how many collectives of each kind run, loop trips
-    included. `flops` and `memory` (peak bytes of temporaries) are the compiler's own figures, per
-    device. `compile_s` is from the function to the executable, nothing cached; `run_s` a median.
-    `error` is the largest one beside one device's result, relative to its largest number.
-    `read_back` are our wire bytes as read from HLO. `failed` is an exception's text.
+    included. `flops` are those of `work.py`, `compiler_flops` and `memory` (peak bytes of
+    temporaries) the compiler's own figures, all per device. `compile_s` is from the function to
+    the executable, nothing cached; `run_s` a median. `error` is the largest one beside one
+    device's result, relative to its largest number. `read_back` are our wire bytes as read from
+    HLO. `failed` is an exception's text.
     """
 
     sent: float = 0.0
     kinds: Mapping[str, int] = field(default_factory=dict)
     flops: float = 0.0
+    compiler_flops: float = 0.0
     memory: int = 0
     compile_s: float = 0.0
     run_s: float | None = None
@@ -66,16 +70,18 @@ def measure(program: Program, repeats: int = 0) -> Measured:
     outcomes: dict[str, Outcome] = {}
     calls: dict[str, Callable[[], Any]] = {}
     for which in COLUMNS:
-        made = contestants.ours if which == OURS else contestants.xla
-        step = _ours if which == OURS else _peer
         try:
-            contestant = made(program, args)
-            outcomes[which], compiled, found = step(which, contestant)
+            if which == OURS:
+                contestant = contestants.ours(program, args)
+                outcomes[which], called, found = _ours(contestant)
+            else:
+                contestant = contestants.xla(program, args)
+                outcomes[which], called, found = _peer(which, contestant)
         except Exception:
             outcomes[which] = Outcome(failed=traceback.format_exc(limit=-3))
             continue
         outcomes[which] = replace(outcomes[which], error=largest_error(found, wanted))
-        calls[which] = _call(contestant.function if which == OURS else compiled, contestant.args)
+        calls[which] = _call(called, contestant.args)
     if repeats:
         for which, seconds in _run_seconds(calls, repeats).items():
             outcomes[which] = replace(outcomes[which], run_s=seconds)
@@ -89,13 +95,14 @@ def _peer(which: hlo.Partitioner, contestant: Contestant) -> tuple[Outcome, Any,
         lowered = contestant.function.lower(*contestant.args)
         compiled = lowered.compile()
         seconds = time.perf_counter() - start
-        report = hlo.read(lowered)
+        text = hlo.partitioned_text(lowered)
+    report = hlo.parse(text)
     sent = min(report.wire_bytes, report.credited_bytes)
-    outcome = Outcome(sent, dict(report.by_kind), *_figures(compiled), seconds)
+    outcome = Outcome(sent, dict(report.by_kind), flops(text), *_figures(compiled), seconds)
     return outcome, compiled, compiled(*contestant.args)
 
 
-def _ours(which: str, contestant: Contestant) -> tuple[Outcome, Any, Any]:
+def _ours(contestant: Contestant) -> tuple[Outcome, Any, Any]:
     forget()
     start = time.perf_counter()
     program = contestant.function.partition(*contestant.args)
@@ -104,11 +111,17 @@ def _ours(which: str, contestant: Contestant) -> tuple[Outcome, Any, Any]:
     kinds = Counter[str]()
     for collective in program.collectives:
         kinds[collective.kind.value] += collective.count
-    read_back = hlo.parse(compiled.as_text()).wire_bytes
+    text = hlo.partitioned_text(program.executable.lower())
+    read_back = hlo.parse(text).wire_bytes
     outcome = Outcome(
-        program.wire_bytes, dict(kinds), *_figures(compiled), seconds, read_back=read_back
+        program.wire_bytes,
+        dict(kinds),
+        flops(text),
+        *_figures(compiled),
+        seconds,
+        read_back=read_back,
     )
-    return outcome, compiled, contestant.function(*contestant.args)
+    return outcome, contestant.function, contestant.function(*contestant.args)
 
 
 def _figures(compiled: Any) -> tuple[float, int]:

@@ -1,4 +1,4 @@
-"""One self-contained page: the summary, plots, and a table to sort. Nothing is loaded from outside."""
+"""One page that loads nothing from outside: the summary, plots, and a table to sort."""
 
 from __future__ import annotations
 

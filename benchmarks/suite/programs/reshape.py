@@ -69,7 +69,7 @@ TABLE = [
         (ROWS, ROWS), X, best=LOCAL),
     row("three of different size joined", lambda *xs: jnp.concatenate(xs),
         (Array((512, 64), X), Array((256, 64), X), Array((128, 64), X)), X),
-    row("halves apart", lambda x: jnp.split(x, 2), (ROWS,), (X, X)),
+    row("halves apart", lambda x: tuple(jnp.split(x, 2)), (ROWS,), (X, X)),
     row("stacked along a new dim", lambda x, y: jnp.stack([x, y]), (ROWS, ROWS), SECOND,
         best=LOCAL),
     row("halves of rows changed places", rotated, (ROWS,), X, best=LOCAL),

@@ -160,7 +160,6 @@ def train(
     best: Best | None = None,
     stack: int = 0,
     remat: bool = False,
-    **options: Any,
 ) -> Program:
     """A training step; `stack` layers under a scan, or one."""
     specs = {n: scheme.weights.get(n, NONE) for n in SHAPES}
@@ -178,8 +177,9 @@ def train(
     data = Array((BATCH, LENGTH, WIDTH), scheme.batch)
     results = ({n: (spec,) * 3 for n, spec in specs.items()}, NONE)
     run = layers(scheme, remat) if stack else forward(scheme)
-    return row(name, step_of(scheme, run), (state, data, data), results, mesh, best,
-               hinted=True, tolerance=2e-3, **options)  # fmt: skip
+    function, arguments = step_of(scheme, run), (state, data, data)
+    return Program("transformer", name, function, arguments, results, mesh, best, True,
+                   tolerance=2e-3)  # fmt: skip
 
 
 # A step of Adam divides by a root that may be small: errors of a sum's order grow, so 2e-3.

@@ -1,0 +1,99 @@
+"""Floating-point operations of a partitioned program, per device, with the trips of its loops.
+
+Counted in the text right after XLA's SPMD pass, for every contestant alike. The compiler's own
+figure (`cost_analysis`) is no measure of a program's work: it counts a loop's body once, and an
+operation as often as fusions repeat it. An addition, a product, a comparison's maximum or a
+transcendental counts one, for every element of a floating-point result; a product of matrices or
+a convolution two for every product; moving and choosing count nothing. What is a call of a library
+(factorisations, solvers) counts nothing either: it is the same for all.
+"""
+
+from __future__ import annotations
+
+import re
+from math import log2, prod
+
+from benchmarks.peers.hlo import trip_count
+from benchmarks.peers.hlo_text import Computation, Instruction, Module, Shape, parse_module
+from benchmarks.peers.scattered import Scope
+
+ARITHMETIC = frozenset(
+    "add subtract multiply divide remainder maximum minimum negate abs power sqrt rsqrt cbrt "
+    "exponential exponential-minus-one log log-plus-one logistic tanh sine cosine tan atan2 erf "
+    "floor ceil round-nearest-even round-nearest-afz sign complex".split()
+)
+
+
+def flops(text: str) -> float:
+    """What one device computes in one call."""
+    module = parse_module(text)
+    return _of(Scope(module, module.computations[module.entry]))
+
+
+def _of(scope: Scope) -> float:
+    return sum(_one(scope, i) for i in scope.computation.instructions.values())
+
+
+def _one(scope: Scope, instruction: Instruction) -> float:
+    opcode = instruction.opcode
+    if opcode == "while":
+        trips = trip_count(scope, instruction)
+        body = scope.module.computations[instruction.attribute("body") or ""]
+        return (1 if trips is None else trips) * _of(
+            Scope(scope.module, body, (scope, instruction))
+        )
+    if opcode == "conditional":
+        return max(
+            _of(Scope(scope.module, scope.module.computations[n])) for n in instruction.called
+        )
+    if opcode in ("fusion", "call", "async-start") and instruction.called:
+        return _of(scope.called(instruction))
+    shape = instruction.shapes[0] if instruction.shapes else Shape("token", ())
+    if not shape.dtype.startswith(("f", "bf", "c")):
+        return 0.0
+    known = scope.computation.instructions
+    inputs = [known[name].shapes[0] for name in instruction.operands if name in known]
+    each = 4.0 if shape.dtype.startswith("c") else 1.0
+    return each * _computed(scope.module, instruction, shape, inputs)
+
+
+def _computed(
+    module: Module, instruction: Instruction, out: Shape, inputs: list[Shape]
+) -> float:  # fmt: skip
+    """Operations on numbers for one instruction; what is not named here only moves them."""
+    opcode, attributes = instruction.opcode, instruction.attributes
+    if opcode in ARITHMETIC:
+        return out.elements
+    if opcode == "dot":
+        contracted = _dims(attributes, "lhs_contracting_dims")
+        return 2.0 * out.elements * prod(inputs[0].dims[d] for d in contracted)
+    if opcode == "convolution":
+        labels = re.search(r"dim_labels=\w+_(\w+)->", attributes)
+        place = labels[1].index("o") if labels else len(inputs[1].dims) - 1
+        return 2.0 * out.elements * inputs[1].elements / inputs[1].dims[place]
+    if opcode == "reduce":
+        inside = _operations(module.computations[instruction.called[0]])
+        return inside * max(inputs[0].elements - out.elements, 0)
+    if opcode in ("reduce-window", "select-and-scatter"):
+        window = re.search(r"window={size=([\dx]+)", attributes)
+        return out.elements * prod(int(n) for n in window[1].split("x")) if window else 0.0
+    if opcode == "sort":
+        return sum(s.elements for s in inputs[:1]) * max(log2(max(out.dims, default=1)), 1)
+    if opcode == "fft":
+        length = prod(
+            int(n) for n in re.findall(r"fft_length={([\d,]+)}", attributes)[0].split(",")
+        )
+        return 1.25 * out.elements * log2(max(length, 2))  # complex counts four times: 5 n log n
+    if opcode == "scatter":
+        return inputs[-1].elements if inputs else 0.0
+    return 0.0
+
+
+def _operations(computation: Computation) -> int:
+    """Arithmetic instructions of a reducer, one at least."""
+    return max(1, sum(i.opcode in ARITHMETIC for i in computation.instructions.values()))
+
+
+def _dims(attributes: str, name: str) -> list[int]:
+    found = re.search(rf"{name}={{([\d,]*)}}", attributes)
+    return [int(d) for d in found[1].split(",") if d] if found else []
