@@ -21,6 +21,7 @@ from meshwise.api.policies import policies
 from meshwise.api.schedule import Schedule
 from meshwise.api.spmd_program import SpmdProgram
 from meshwise.cost.hardware import CPU, GENERIC, Hardware
+from meshwise.cost.links import Links
 from meshwise.cost.memory import peak_memory
 from meshwise.cost.timeline import timeline
 from meshwise.errors import ArgumentError, message
@@ -99,7 +100,7 @@ def autotune(
     measure: str = "time",
     budget_s: float = 60.0,
     states: Sequence[str] | None = None,
-    hardware: Hardware | None = None,
+    hardware: Hardware | Links | None = None,
     overlaps: bool | None = None,
     finalists: int = 6,
     rounds: int = 10,
@@ -116,7 +117,8 @@ def autotune(
         budget_s: seconds after which no more is tried or timed (with "time").
         states: names of arguments that may be kept in slices; by default the states whose next
             value is computed on the way to another result (momentum, not weights).
-        hardware: figures for predictions; by default those of the mesh's platform.
+        hardware: figures for predictions, of the devices or of each axis's link too (`Links`); by
+            default those of the mesh's platform.
         overlaps: whether collectives run beside computation; by default where hardware does that.
         finalists: how many of the best by prediction are timed, beside the program as it is.
         rounds: how often each is timed, in turns.
@@ -139,7 +141,8 @@ def autotune(
         if measure == "time":
             ranked = _timed(ranked, found[0], args, finalists, rounds, deadline, display)
     seconds = time.perf_counter() - start
-    return Tuned(tuple(ranked), found[0], explored, seconds, measure, machine.name)
+    name = (machine.device if isinstance(machine, Links) else machine).name
+    return Tuned(tuple(ranked), found[0], explored, seconds, measure, name)
 
 
 def scheduled(program: SpmdProgram, schedule: Any) -> SpmdProgram:
@@ -180,7 +183,7 @@ def _hardware_of(mesh: Any) -> Hardware:
 
 def _search(
     first: Schedule,
-    hardware: Hardware,
+    hardware: Hardware | Links,
     overlaps: bool,
     until: float,
     deadline: float,
@@ -219,7 +222,7 @@ def _search(
 
 
 def _candidate(
-    schedule: Schedule, names: tuple[str, ...], hardware: Hardware, overlaps: bool
+    schedule: Schedule, names: tuple[str, ...], hardware: Hardware | Links, overlaps: bool
 ) -> Candidate:
     program = schedule.view.program
     sizes = program.mesh.axis_size

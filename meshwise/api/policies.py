@@ -13,7 +13,7 @@ from meshwise.api.schedule import Schedule
 from meshwise.errors import ArgumentError, IllegalMove
 from meshwise.ir.mesh import Axes
 from meshwise.ir.program import shape_of
-from meshwise.schedule.handles import Handle
+from meshwise.schedule.handles import Handle, depths, found, handle_of
 from meshwise.schedule.layouts import bytes_of, named_axes
 
 # All_reduces up to this size (bytes of the local operand) are not worth two collectives each.
@@ -30,9 +30,9 @@ class Policy:
 
 def policies(schedule: Schedule) -> Iterator[Policy]:
     """What may be tried on a program as it is now."""
-    if schedule.peek("scan"):
+    if _peek(schedule, "scan"):
         yield Policy("hoist", out_of_loops)
-    if schedule.peek("all_reduce"):
+    if _peek(schedule, "all_reduce"):
         yield Policy("merge", merged_sums)
     for axes in _groups(schedule, "all_reduce"):
         over = "*".join(axes)
@@ -111,7 +111,7 @@ def overlap_products(s: Schedule, kind: str, axes: Axes) -> bool:
 def _bucket_apart(s: Schedule, handles: Sequence[Handle]) -> bool:
     """Buckets of collectives none of which waits for another one of its bucket."""
     moved = False
-    for level in s.levels(handles):
+    for level in _levels(s, handles):
         if len(level) > 1:
             moved = _tried(s, lambda level=level: s.bucket(level)) or moved
     return moved
@@ -147,14 +147,28 @@ def _of_size(s: Schedule, handles: Sequence[Handle], small: bool) -> list[Handle
     return [h for h in handles if (bytes_of(h.value) <= SMALL_BYTES) == small]
 
 
+def _peek(s: Schedule, kind: str, axes: Axes | None = None) -> list[Handle]:
+    """As `find`, but no line of the script."""
+    return [handle_of(s.view, v, "") for v in found(s.view, kind, None, axes)]
+
+
+def _levels(s: Schedule, handles: Sequence[Handle]) -> list[list[Handle]]:
+    """Values in groups, in order, none of which is computed from another one of its group."""
+    depth = depths(s.view, [h.value for h in handles])
+    grouped: dict[int, list[Handle]] = {}
+    for handle in handles:
+        grouped.setdefault(depth[handle.value], []).append(handle)
+    return [grouped[level] for level in sorted(grouped)]
+
+
 def _groups(s: Schedule, kind: str) -> list[Axes]:
     """The axes that collectives of a kind go over."""
     view = s.view
-    eqns = [view.eqns[view.maker[h.value]] for h in s.peek(kind)]
+    eqns = [view.eqns[view.maker[h.value]] for h in _peek(s, kind)]
     return list(dict.fromkeys(named_axes(eqn) for eqn in eqns))
 
 
 def _dims(s: Schedule, axes: Axes) -> range:
     """Dims along which large all_reduces may be cut."""
-    handles = [h for h in s.peek("all_reduce", axes) if bytes_of(h.value) > SMALL_BYTES]
+    handles = [h for h in _peek(s, "all_reduce", axes) if bytes_of(h.value) > SMALL_BYTES]
     return range(max((len(shape_of(h.value)) for h in handles), default=0))

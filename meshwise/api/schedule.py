@@ -8,6 +8,7 @@ from jax.sharding import AbstractMesh
 
 from meshwise._jax import Var
 from meshwise.api.spmd_program import SpmdProgram
+from meshwise.api.states import own_state_names, state_of
 from meshwise.cost.compute import program_work
 from meshwise.cost.memory import peak_memory
 from meshwise.errors import ArgumentError, IllegalMove, message
@@ -15,23 +16,14 @@ from meshwise.flatten import inline_calls
 from meshwise.ir.mesh import Axes
 from meshwise.ir.per_device import PerDeviceProgram
 from meshwise.report.schedules import compared, listing
-from meshwise.run.placement import named_sharding
-from meshwise.schedule.handles import (
-    Handle,
-    depths,
-    found,
-    handle_of,
-    next_values,
-    own_states,
-    path_of,
-)
+from meshwise.schedule.handles import Handle, found, handle_of
 from meshwise.schedule.moves.bucket import bucket
 from meshwise.schedule.moves.fuse import fuse
 from meshwise.schedule.moves.hoist import hoist
 from meshwise.schedule.moves.merge import merge
 from meshwise.schedule.moves.overlap import overlap
 from meshwise.schedule.moves.reorder import reorder
-from meshwise.schedule.moves.slice_state import State, slice_state
+from meshwise.schedule.moves.slice_state import slice_state
 from meshwise.schedule.moves.split import Split, split, split_to_root
 from meshwise.schedule.script import Script, call_text, schedule_function
 from meshwise.schedule.view import View
@@ -70,13 +62,13 @@ class Schedule:
         per_device = original.per_device
         inlined = replace(per_device, jaxpr=inline_calls(per_device.jaxpr))
         self.view = View(inlined)
-        self.may_slice: tuple[str, ...] = self._own_states()
+        self.may_slice = own_state_names(original, self.view)
         self._script = Script()
 
     @property
     def program(self) -> SpmdProgram:
         """The program as it is now: run it, simulate it, look at it."""
-        return with_per_device(self.original, self.view.program)
+        return self.original.with_per_device(self.view.program)
 
     @property
     def platform(self) -> str | None:
@@ -101,19 +93,6 @@ class Schedule:
         options = {"source": source, "axes": axes}
         self._script.add(name, call_text("find", [kind] if kind else [], options))
         return self._handles(name, values)
-
-    def peek(self, kind: str, axes: Axes | None = None) -> list[Handle]:
-        """As `find`, but no line of the script."""
-        values = found(self.view, kind, None, axes)
-        return [handle_of(self.view, v, "") for v in values]
-
-    def levels(self, handles: Sequence[Handle]) -> list[list[Handle]]:
-        """Values in groups, in order, none of which is computed from another one of its group."""
-        depth = depths(self.view, [h.value for h in handles])
-        grouped: dict[int, list[Handle]] = {}
-        for handle in handles:
-            grouped.setdefault(depth[handle.value], []).append(handle)
-        return [grouped[level] for level in sorted(grouped)]
 
     def mark(self) -> Any:
         """What `back_to` needs to undo the moves made from here on."""
@@ -179,12 +158,8 @@ class Schedule:
         or path of the result that is the next value, where the program does not say. By default
         each is kept as the slice that is read of it. The caller's arrays are then sharded.
         """
-        states = []
-        for name in [names] if isinstance(names, str) else names:
-            argument = self._position(name, self.original.in_paths, "argument")
-            following = self._next_value(argument, result)
-            self._check_open(argument, following, name)
-            states.append(State(argument, following, name))
+        given = [names] if isinstance(names, str) else names
+        states = [state_of(self.original, name, result) for name in given]
         view = slice_state(self.view, states, dim, self._axes(axes), gathers)
         options = {"result": result, "dim": dim, "axes": axes, "gathers": gathers}
         self._moved("slice_state", [names], options, view)
@@ -278,40 +253,11 @@ class Schedule:
         """The program's values, each with its layout."""
         return listing(self.view)
 
-    def states(self) -> dict[int, int]:
-        """Arguments that the program makes anew, by position, and the results they become."""
-        program = self.original
-        said = dict(getattr(program, "states", ()))
-        known = program.per_device
-        return said or next_values(
-            program.in_paths, program.out_paths, known.in_types, known.out_types
-        )
-
-    def _own_states(self) -> tuple[str, ...]:
-        """The states that a policy may keep in slices: those the step makes for itself."""
-        paths = self.original.in_paths
-        return tuple([paths[i] for i in own_states(self.view, self.states())])
-
     def _figures(self, program: PerDeviceProgram) -> Any:
         sizes = program.mesh.axis_size
         donated = self.original.donated
         work = program_work(program.jaxpr, sizes)
         return program, work, peak_memory(program.jaxpr, sizes, donated=donated)
-
-    def _check_open(self, argument: int, result: int, name: str) -> None:
-        """A hint says how a value lies, and hints hold."""
-        ins, outs = self.original.hints
-        hints = [*ins[argument : argument + 1], *outs[result : result + 1]]
-        said = [f"{name} is hinted {hint}" for hint in hints if hint is not None]
-        if said:
-            raise IllegalMove(
-                message(
-                    "slice_state is refused",
-                    said,
-                    "A hint says how a value lies, and hints are never changed.",
-                    "Leave argument and result without a hint, or hint at the slices.",
-                )
-            )
 
     def _axes(self, axes: str | Axes | None) -> Axes | None:
         """The program's axes for those the user names."""
@@ -330,36 +276,6 @@ class Schedule:
                 )
             )
         return tuple(x for a in named for x in (mesh.sub_axes.get(a) or (a,)))
-
-    def _position(self, name: str, paths: Sequence[str], what: str) -> int:
-        positions = path_of(paths, name)
-        if len(positions) != 1:
-            shown = [paths[i] for i in positions] or list(paths)
-            raise ArgumentError(
-                message(
-                    f"{name!r} is {'more than one' if positions else 'no'} {what} of "
-                    f"{self.original.name}",
-                    shown[:12],
-                    f"A name is the path of one {what}, or the end of one.",
-                    "Name one of these.",
-                )
-            )
-        return positions[0]
-
-    def _next_value(self, argument: int, result: int | str | None) -> int:
-        if isinstance(result, str):
-            return self._position(result, self.original.out_paths, "result")
-        following = self.states().get(argument) if result is None else result
-        if following is None or not 0 <= following < len(self.original.out_paths):
-            raise ArgumentError(
-                message(
-                    f"{self.original.in_paths[argument]} has no next value that is known",
-                    [f"result={result}"],
-                    "A state is an argument that the step makes anew, for the next step.",
-                    f"Name the result: one of {', '.join(self.original.out_paths[:12])}.",
-                )
-            )
-        return following
 
     def _value(self, handle: Handle) -> Var:
         if handle.value not in self.view.maker:
@@ -395,24 +311,3 @@ class Schedule:
             )
         first, second = self._handles(name, [*done.firsts, *done.seconds])
         return first, second
-
-
-def with_per_device(program: SpmdProgram, per_device: PerDeviceProgram) -> SpmdProgram:
-    """A program that computes the same in another way; arguments may lie in another way too."""
-    ins, outs = program.placements
-    before, mesh = program.per_device, program.user_mesh
-    placed = [
-        placement if old == new else named_sharding(new, per_device.mesh, mesh)
-        for placement, old, new in zip(
-            ins, before.in_shardings, per_device.in_shardings, strict=True
-        )
-    ]
-    results = [
-        placement if old == new else named_sharding(new, per_device.mesh, mesh)
-        for placement, old, new in zip(
-            outs, before.out_shardings, per_device.out_shardings, strict=True
-        )
-    ]
-    return replace(
-        program, per_device=per_device, placements=(tuple(placed), tuple(results)), plan=None
-    )

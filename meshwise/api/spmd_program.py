@@ -1,7 +1,7 @@
 """The partitioned program as a user holds it: read it, price it, simulate it, run it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,7 +16,7 @@ from meshwise.ir.collectives import Collective
 from meshwise.ir.per_device import PerDeviceProgram
 from meshwise.report.explain import explain_plan, explain_program
 from meshwise.run.execute import Executable
-from meshwise.run.placement import refined_jax_mesh
+from meshwise.run.placement import named_sharding, refined_jax_mesh
 from meshwise.run.simulate import simulate
 
 
@@ -64,6 +64,23 @@ class SpmdProgram:
         28
         """
         return cls(**vars(read_shard_map(fn, mesh, in_specs, out_specs, args)))
+
+    def with_per_device(self, per_device: PerDeviceProgram) -> "SpmdProgram":
+        """The same program computed in another way; arguments may lie in another way too."""
+        before, mesh = self.per_device, self.user_mesh
+
+        def placed(side: Any, old: Any, new: Any) -> tuple[NamedSharding, ...]:
+            found = zip(side, old, new, strict=True)
+            return tuple(
+                [p if o == n else named_sharding(n, per_device.mesh, mesh) for p, o, n in found]
+            )
+
+        ins, outs = self.placements
+        placements = (
+            placed(ins, before.in_shardings, per_device.in_shardings),
+            placed(outs, before.out_shardings, per_device.out_shardings),
+        )
+        return replace(self, per_device=per_device, placements=placements, plan=None)
 
     @property
     def jaxpr(self) -> _jax.ClosedJaxpr:

@@ -35,7 +35,9 @@ class Script:
         needed: list[str] = []
         for k, (name, call) in enumerate(self.lines):
             later = " ".join(text for _, text in self.lines[k + 1 :])
-            is_read = bool(name) and re.search(rf"(?<![\w.'\"]){re.escape(name)}\b", later) is not None
+            is_read = (
+                bool(name) and re.search(rf"(?<![\w.'\"]){re.escape(name)}\b", later) is not None
+            )
             if call.startswith("s.find(") and not is_read:
                 continue
             needed.append(f"    {name} = {call}" if is_read else f"    {call}")

@@ -57,7 +57,8 @@ def _parts_only(view: View, renamed: dict[Var, Any]) -> tuple[set[int], list[Pie
     pieces: list[Piece] = []
     for whole, cuts in parts.items():
         index = view.maker.get(whole)
-        if index is None or index in removed or not _only_cut(view, whole, cuts):
+        is_going = index in removed or whole in renamed  # to be looked at in the next round
+        if index is None or is_going or not _only_cut(view, whole, cuts):
             continue
         tiling = _tiling_of(view, index, whole, cuts[0].sharding)
         if tiling is None:

@@ -209,6 +209,10 @@ def cut(array: Any, tile: Sharding, mesh: Mesh) -> jax.Array:
 def _cut_dim(array: jax.Array, dim: int, axes: Axes, mesh: Mesh) -> jax.Array:
     count = mesh.size(axes)
     part = -(-array.shape[dim] // count)
+    if part * count > np.iinfo(np.int32).max:
+        raise NotTileableError(
+            f"a dim of {array.shape[dim]:,} elements has positions beyond 32 bits"
+        )
     array = pad_dim(array, dim, part * count)
     starts: list[Any] = [np.int32(0)] * array.ndim
     starts[dim] = lax.mul(shard_index(axes, mesh), np.int32(part))

@@ -87,16 +87,7 @@ def lower(closed: ClosedJaxpr, ins: Sequence[Boundary], scene: Scene, mesh: Mesh
         ),
         reasons=tuple(reasons),
     )
-    return Lowered(_tidied(program, typed), states, tuple(outs), tuple(typed))
-
-
-def _tidied(program: PerDeviceProgram, typed: Sequence[Typed]) -> PerDeviceProgram:
-    """What is only read in parts (masks, random numbers) computed in parts.
-
-    Left whole where a program cuts over several axes: `tidy` takes no cuts of what is cut.
-    """
-    cuts = {axes for step in typed for dims in step.cuts for axes in dims if axes}
-    return tidy(View(program)).program if len(cuts) == 1 else program
+    return Lowered(tidy(View(program)).program, states, tuple(outs), tuple(typed))
 
 
 def _out_boundary(layout: Layout, owner: Axes | None, scene: Scene) -> Boundary:

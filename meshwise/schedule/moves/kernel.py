@@ -113,7 +113,7 @@ def _fused_all_reduce(
     def kernel(*args: Any) -> Sequence[Any]:
         env = dict(zip(reads, args, strict=True))
         if parts.product is None:
-            given_ = [env[v] for v in summands]
+            given_ = [_read(env, v) for v in summands]
         else:
             left, right = (_read(env, a) for a in parts.product.invars)
             given_ = [_product(parts.product, left, right)]

@@ -5,7 +5,9 @@ from typing import Any
 
 from meshwise._jax import ClosedJaxpr, Var
 from meshwise.errors import IllegalMove, message
-from meshwise.schedule.rewrite import CycleError, Piece, replace
+from meshwise.ir.mesh import Mesh
+from meshwise.schedule.rewrite import CycleError, Piece, replace, trace_piece
+from meshwise.schedule.tiling import NotTileableError
 from meshwise.schedule.view import View
 
 
@@ -34,6 +36,21 @@ def replaced(
             "What is moved together must be convex: no path may leave it and come back, or a value "
             "would be needed to compute itself.",
             "Move the equations on that path too.",
+        ) from None
+
+
+def traced(
+    move: str, function: Callable[..., Any], operands: Sequence[Any], mesh: Mesh, position: int
+) -> Piece:
+    """New equations; refused where a value cannot be cut as they would."""
+    try:
+        return trace_piece(function, operands, mesh, position)
+    except NotTileableError as why:
+        raise refuse(
+            move,
+            [str(why)],
+            "A device's part of a dim begins at its number times the part's size.",
+            "Cut another dim.",
         ) from None
 
 

@@ -19,8 +19,8 @@ from meshwise.ir.per_device import Reason, reason_scope
 from meshwise.ir.program import shape_of
 from meshwise.ir.sharding import Sharding
 from meshwise.schedule.moves.fuse import check_convex
-from meshwise.schedule.moves.refusal import equation_of, refuse, replaced
-from meshwise.schedule.rewrite import Piece, trace_piece
+from meshwise.schedule.moves.refusal import equation_of, refuse, replaced, traced
+from meshwise.schedule.rewrite import Piece
 from meshwise.schedule.tidy import tidy
 from meshwise.schedule.tiling import (
     Cutter,
@@ -253,7 +253,7 @@ def _emit(view: View, region: _Region, entry: _Entries) -> tuple[Piece, list[Var
         return [*gathered, *wholes]
 
     given = [entry.tiles[v].tile if v in entry.tiles else v for v in externals]
-    return trace_piece(on_tiles, given, view.mesh, min(inside)), outside
+    return traced(MOVE, on_tiles, given, view.mesh, min(inside)), outside
 
 
 def _read_outside(view: View, region: _Region) -> list[Var]:

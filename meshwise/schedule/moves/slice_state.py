@@ -18,7 +18,7 @@ from meshwise.ir.mesh import Axes, Mesh
 from meshwise.ir.per_device import Reason, reason_scope
 from meshwise.ir.program import shape_of
 from meshwise.ir.sharding import Sharding
-from meshwise.schedule.moves.refusal import refuse, replaced
+from meshwise.schedule.moves.refusal import refuse, replaced, traced
 from meshwise.schedule.rewrite import Piece, trace_piece
 from meshwise.schedule.tidy import tidy
 from meshwise.schedule.tiling import cut, gather, tile_shape
@@ -184,8 +184,8 @@ def _in_slices(view: View, tiles: Mapping[State, Tile]) -> View:
     for state, tile in tiles.items():
         following = outputs[state.result]
         following = renamed.get(following, following)
-        parts = trace_piece(
-            lambda x, t=tile.sharding: [cut(x, t, mesh)], [following], mesh, len(view.eqns)
+        parts = traced(
+            MOVE, lambda x, t=tile.sharding: [cut(x, t, mesh)], [following], mesh, len(view.eqns)
         )
         pieces.append(parts)
         outputs[state.result] = parts.results[0]
