@@ -1,9 +1,10 @@
 """Annotated programs beside XLA's two partitioners, in one run.
 
     python -m benchmarks.suite [--groups NAME ...] [--programs PART ...] [--time]
-                               [--json FILE] [--html FILE] [--markdown]
+                               [--saved FILE ...] [--json FILE] [--html FILE] [--markdown]
 
 Bytes, flops, memory, compile seconds and numbers of every program; run times with `--time`.
+With `--saved` nothing is measured: rows come from files that `--json` wrote.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -27,7 +29,7 @@ from benchmarks.suite.figures import losses, summary
 from benchmarks.suite.measure import COLUMNS, OURS, Measured, measure
 from benchmarks.suite.page import page
 from benchmarks.suite.program import GROUPS, Program
-from benchmarks.suite.records import record
+from benchmarks.suite.records import machine, read, record
 from benchmarks.suite.tables import HEADS, cells, markdown, markdown_of_figures, wrong_answers
 
 REPEATS = 21
@@ -39,6 +41,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--programs", nargs="+", default=[""], help="parts of names")
     parser.add_argument("--time", action="store_true", help="also measure run times")
     parser.add_argument("--repeats", type=int, default=REPEATS, help="timed calls of each column")
+    parser.add_argument("--saved", nargs="+", type=Path, help="show what such files hold")
     parser.add_argument("--json", type=Path, help="write everything measured")
     parser.add_argument("--html", type=Path, help="write a self-contained page")
     parser.add_argument("--markdown", action="store_true", help="print tables for a page")
@@ -76,14 +79,28 @@ def show_markdown(rows: Sequence[Measured]) -> None:
     print(markdown(("program", *COLUMNS), wrong_answers(rows)))
 
 
-def main() -> None:
-    asked = options()
-    start = time.perf_counter()
-    rows = []
+def measured(asked: argparse.Namespace) -> dict[str, Any]:
+    """The record of programs measured now; a line each as it goes."""
+    start, rows = time.perf_counter(), list[Measured]()
     for program in chosen(asked.groups, asked.programs):
         rows.append(measure(program, asked.repeats if asked.time else 0))
         print(" | ".join([program.group, *cells(rows[-1])]), file=sys.stderr, flush=True)
-    found = record(rows, time.perf_counter() - start, asked.repeats if asked.time else 0)
+    return record(rows, machine(time.perf_counter() - start, asked.repeats if asked.time else 0))
+
+
+def saved(paths: Sequence[Path]) -> dict[str, Any]:
+    """One record of several, in the order of the programs, as they are described today."""
+    records = [json.loads(path.read_text()) for path in paths]
+    rows = {(m.program.group, m.program.name): m for r in records for m in read(r, PROGRAMS)}
+    ordered = [rows[key] for p in PROGRAMS if (key := (p.group, p.name)) in rows]
+    seconds = sum(r["machine"]["seconds"] for r in records)
+    return record(ordered, {**records[-1]["machine"], "seconds": seconds})
+
+
+def main() -> None:
+    asked = options()
+    found = saved(asked.saved) if asked.saved else measured(asked)
+    rows = read(found, PROGRAMS)
     if asked.json:
         asked.json.parent.mkdir(parents=True, exist_ok=True)
         asked.json.write_text(json.dumps(found, indent=1))

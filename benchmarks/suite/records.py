@@ -1,4 +1,4 @@
-"""The rows as data for a file and a page."""
+"""The rows as data for a file and a page, and back."""
 
 from __future__ import annotations
 
@@ -12,24 +12,47 @@ from typing import Any
 import jax
 
 from benchmarks.suite.figures import at_best, is_wrong, losses, ratios, summary
-from benchmarks.suite.measure import COLUMNS, OURS, Measured
+from benchmarks.suite.measure import COLUMNS, OURS, Measured, Outcome
+from benchmarks.suite.program import Program
 
 
-def record(rows: Sequence[Measured], seconds: float, repeats: int) -> dict[str, Any]:
-    """Everything measured, and where: numbers JSON has; what is not finite becomes text."""
+def machine(seconds: float, repeats: int) -> dict[str, Any]:
+    """Where and how it was measured; `load` is the machine's at the end."""
+    return {
+        "jax": jax.__version__,
+        "python": platform.python_version(),
+        "cores": os.cpu_count(),
+        "load": [round(n, 1) for n in os.getloadavg()],
+        "seconds": round(seconds),
+        "repeats": repeats,
+    }
+
+
+def record(rows: Sequence[Measured], machine: dict[str, Any]) -> dict[str, Any]:
+    """Everything measured, in JSON's numbers; what is not finite becomes text."""
     found = {
-        "machine": {
-            "jax": jax.__version__,
-            "python": platform.python_version(),
-            "cores": os.cpu_count(),
-            "load": [round(n, 1) for n in os.getloadavg()],
-            "seconds": round(seconds),
-            "repeats": repeats,
-        },
+        "machine": machine,
         "summary": [asdict(figure) for figure in summary(rows)],
         "rows": [_row(measured) for measured in rows],
     }
     return _plain(found)
+
+
+def read(record: dict[str, Any], programs: Sequence[Program]) -> list[Measured]:
+    """The rows of a record; of programs that are no more, none."""
+    known = {(program.group, program.name): program for program in programs}
+    return [
+        Measured(
+            known[row["group"], row["name"]],
+            {name: _outcome(values) for name, values in row["columns"].items()},
+        )
+        for row in record["rows"]
+        if (row["group"], row["name"]) in known
+    ]
+
+
+def _outcome(values: dict[str, Any]) -> Outcome:
+    return Outcome(**{**values, "error": float(values["error"])})  # "inf" is text in JSON
 
 
 def _row(measured: Measured) -> dict[str, Any]:
