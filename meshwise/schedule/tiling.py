@@ -98,14 +98,22 @@ def tile_backward(eqn: JaxprEqn, result: int, tile: Sharding, mesh: Mesh, axes: 
 def _tiling(eqn: JaxprEqn, rule: OpRule, found: Mapping[int, Axes], mesh: Mesh) -> Tiling:
     factors = rule.factors
     strategy = Strategy(tuple([found.get(f, ()) for f in range(len(factors.sizes))]))
-    moved = [f for f in found if f in factors.permuted]
-    if moved or not fits(factors, strategy, mesh):
+    if sends(eqn, rule, strategy, mesh) or not fits(factors, strategy, mesh):
         raise NotTileableError(
             f"{_named(eqn)} ({factors}) needs more than this device's part of its operands"
         )
     operands = [operand_sharding(factors, strategy, i) for i in range(len(eqn.invars))]
     results = [result_sharding(factors, strategy, i) for i in range(len(eqn.outvars))]
     return Tiling(rule, strategy, tuple(operands), tuple(results))
+
+
+def sends(eqn: JaxprEqn, rule: OpRule, strategy: Strategy, mesh: Mesh) -> bool:
+    """Whether an operator, split so, exchanges elements with other devices, or may."""
+    if not any(strategy.axes[f] for f in rule.factors.permuted):
+        return False
+    context = LocalContext(eqn, rule.factors, strategy, mesh)
+    sent = rule.exchanges(context) if rule.exchanges else None
+    return sent is None or any(exchange.wire_bytes for exchange in sent)
 
 
 def _mixes(eqn: JaxprEqn, rule: OpRule, tile: Sharding) -> str:

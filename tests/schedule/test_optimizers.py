@@ -1,13 +1,15 @@
 """Split, reorder, slice: an optimiser's step on slices, by moves (CoCoNeT, section 3)."""
 
+import jax
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
 from meshwise.schedule.moves.reorder import reorder
 from meshwise.schedule.moves.slice_state import State, slice_state
 from meshwise.schedule.moves.split import split
-from tests.schedule.steps import Step, adam, kinds, lamb, only
+from tests.schedule.steps import Step, adam, kinds, lamb, mesh_of, only, random
 
 
 def on_slices(step: Step):
@@ -49,3 +51,20 @@ def test_state_read_whole_elsewhere_is_refused():
     halves = split(step.view, [only(step.view, "psum")])
     with pytest.raises(mw.IllegalMove, match="m is read whole"):
         slice_state(halves.view, [State(2, 1, "m")], 0, ("x",))
+
+
+@pytest.mark.parametrize("batch", [8, 16])
+def test_a_reshape_whose_parts_are_parts_is_no_end(batch):
+    """[batch, 4] as one dim and back: rows of each device stay its own."""
+
+    def step(g, w):
+        flat = jax.lax.psum(g[0], "x").reshape(batch * 4, 3)
+        return (flat * w).reshape(batch, 4, 3)
+
+    args = random(8, batch, 4, 3), random(batch * 4, 3)
+    program = mw.SpmdProgram.from_shard_map(step, mesh_of(x=8), (P("x"), P()), P(), *args)
+    s = mw.Schedule(program)
+    _, gathered = s.split(s.find("all_reduce")[0], dim=0)
+    s.reorder(gathered)
+    assert [e.primitive.name for e in s.program.jaxpr.jaxpr.eqns][-1] == "all_gather"
+    np.testing.assert_array_equal(s.program.simulate(*args), program.simulate(*args))

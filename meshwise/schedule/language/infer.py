@@ -23,11 +23,12 @@ from meshwise.ir.factors import (
 from meshwise.ir.mesh import Axes
 from meshwise.ir.program import shape_of
 from meshwise.ir.sharding import DimAxes, Reduction
-from meshwise.rules.registry import REGISTRY, LocalContext, OpRule
+from meshwise.rules.registry import REGISTRY, OpRule
 from meshwise.schedule.language.exchange_layouts import layout_of_verb
 from meshwise.schedule.language.scene import Scene, rank_of, refuse, shown
 from meshwise.schedule.language.verbs import VERBS
 from meshwise.schedule.layouts import Layout, local_over, replicated
+from meshwise.schedule.tiling import sends
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,20 +172,11 @@ def _strategy(eqn: JaxprEqn, rule: OpRule, operands: Sequence[Layout], scene: Sc
         for layout, dims in zip(operands, kept, strict=True)
         for axes, wanted in zip(layout.dims, dims, strict=True)
     )
-    if not is_kept or _sends(eqn, rule, strategy, scene):
+    if not is_kept or sends(eqn, rule, strategy, scene.mesh):
         raise _needs_whole(eqn, factors, operands, kept, scene)
     if not fits(factors, strategy, scene.mesh):
         raise _mixed(eqn, scene)
     return strategy
-
-
-def _sends(eqn: JaxprEqn, rule: OpRule, strategy: Strategy, scene: Scene) -> bool:
-    """Whether an operator exchanges elements with neighbours, or may."""
-    if not any(strategy.axes[f] for f in rule.factors.permuted):
-        return False
-    context = LocalContext(eqn, rule.factors, strategy, scene.mesh)
-    sent = rule.exchanges(context) if rule.exchanges else None
-    return sent is None or any(exchange.wire_bytes for exchange in sent)
 
 
 def _mixed(eqn: JaxprEqn, scene: Scene) -> Exception:
