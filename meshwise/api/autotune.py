@@ -28,6 +28,8 @@ from meshwise.errors import ArgumentError, message
 from meshwise.report.schedules import candidates_table
 
 MEASURES = ("time", "cost")
+# So many applications of policies are tried at most.
+MOST_TRIED = 300
 # A schedule this many times slower than the best, by prediction, is not gone on from.
 PRUNED_ABOVE = 2.0
 
@@ -114,7 +116,8 @@ def autotune(
             the others random numbers are.
         measure: "time" times the finalists on the program's devices, "cost" takes the cost model's
             word and is deterministic.
-        budget_s: seconds after which no more is tried or timed (with "time").
+        budget_s: with "time", seconds after half of which no more is tried, after all of which no
+            more is timed. What is tried is bounded anyway.
         states: names of arguments that may be kept in slices; by default the states whose next
             value is computed on the way to another result (momentum, not weights).
         hardware: figures for predictions, of the devices or of each axis's link too (`Links`); by
@@ -136,7 +139,8 @@ def autotune(
     beside = machine is not CPU if overlaps is None else overlaps
     deadline = start + budget_s if measure == "time" else float("inf")
     with _Display(progress) as display:
-        found, explored = _search(first, machine, beside, start + budget_s / 2, deadline, display)
+        until = start + budget_s / 2 if measure == "time" else float("inf")
+        found, explored = _search(first, machine, beside, until, display)
         ranked = sorted(found, key=lambda c: (c.predicted_s, c.wire_bytes, c.launches))
         if measure == "time":
             ranked = _timed(ranked, found[0], args, finalists, rounds, deadline, display)
@@ -186,7 +190,6 @@ def _search(
     hardware: Hardware | Links,
     overlaps: bool,
     until: float,
-    deadline: float,
     display: "_Display",
 ) -> tuple[list[Candidate], int]:
     """Every schedule that policies lead to, the program as it is first; and how many were tried."""
@@ -197,12 +200,12 @@ def _search(
     while level:
         following: list[Candidate] = []
         best = min(c.predicted_s for c in found)
-        for parent in level:
+        for parent in sorted(level, key=lambda c: c.predicted_s):
             if parent.predicted_s > PRUNED_ABOVE * best and parent is not candidate:
                 continue
             for policy in policies(parent.schedule):
-                if time.perf_counter() > min(until, deadline):
-                    return found, explored
+                if explored >= MOST_TRIED or time.perf_counter() > until:
+                    return [*found, *following], explored
                 if policy.name in parent.policies:
                     continue
                 explored += 1
