@@ -11,7 +11,8 @@ from typing import Any
 class Value:
     """A name in a program: its type on one device, the axes along which it may differ.
 
-    `bound` is the largest number that it may hold, if it is a float of an exact program.
+    `bound` is the largest number that it may hold, if it is a float of an exact program;
+    `is_total` says that it comes from a sum over devices, and all of them have it.
     """
 
     name: str
@@ -19,6 +20,7 @@ class Value:
     dtype: str
     varying: frozenset[str] = frozenset()
     bound: float = 1.0
+    is_total: bool = False
 
     @property
     def is_float(self) -> bool:
@@ -56,6 +58,9 @@ def pick(
     found = [v for v in program.values if test(v)]
     if not found:
         return None
+    totals = [v for v in found if v.is_total]
+    if totals and rng.random() < 0.5:
+        return rng.choice(totals)
     return found[-1 - min(int(rng.expovariate(0.3)), len(found) - 1)]
 
 
@@ -117,11 +122,16 @@ def exchange(program: Any, rng: random.Random) -> Line | None:
 
 def own_part(program: Any, rng: random.Random) -> Line | None:
     """This device's part of a value, or what only looks like it."""
-    v = pick(program, rng, lambda v: bool(v.shape) and not v.varying)
     group = group_of(program, rng)
+    count = count_of(program, group)
+    likely = rng.random() < 0.9
+    v = pick(
+        program,
+        rng,
+        lambda v: bool(v.shape) and (not likely or (not v.varying and max(v.shape) >= count)),
+    )
     if v is None:
         return None
-    count = count_of(program, group)
     dims = [d for d, n in enumerate(v.shape) if n % count == 0] or [rng.randrange(len(v.shape))]
     dim = rng.choice(dims)
     size = v.shape[dim]
@@ -166,10 +176,16 @@ def body(program: Any, rng: random.Random) -> Line | None:
     if not program.is_exact and v.is_float:
         inner, parted = "jnp.tanh(c + {0})", ()
     sends = "psum" in inner
-    predicate = pick(program, rng, lambda w: w.dtype == "bool" and w.shape == ())
-    if predicate is not None and (not sends or not predicate.varying) and rng.random() < 0.5:
-        text = f"lax.cond({{1}}, lambda c: {inner}, lambda c: c + 1, {{0}})"
-        return Line(text, (v, predicate), v.bound + 13, parted=parted)
+    exact = program.is_exact
+    asked = pick(program, rng, lambda w: w.dtype == "int32" or (exact and w.dtype == "float32"))
+    if asked is not None and (not sends or not asked.varying) and rng.random() < 0.5:
+        text = rng.choice(
+            [
+                f"lax.cond(jnp.sum({{1}}) > 0, lambda c: {inner}, lambda c: c + 1, {{0}})",
+                f"lax.fori_loop(0, jnp.sum({{1}}).astype('int32') % 3, lambda i, c: {inner}, {{0}})",
+            ]
+        )
+        return Line(text, (v, asked), v.bound + 13, parted=parted)
     text = rng.choice(
         [
             f"lax.scan(lambda c, _: ({inner}, None), {{0}}, None, length=2)[0]",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import meshwise as mw
-from meshwise.schedule.handles import Handle
+from meshwise.schedule.handles import Handle, depths
 
 REFUSALS = (mw.IllegalMove, mw.ArgumentError)
 
@@ -116,7 +116,10 @@ def bucket(s: mw.Schedule, rng: random.Random, states: dict[str, int]) -> bool:
     )
     if not chosen:
         return False
-    level = rng.choice(s.levels(chosen)) if rng.random() < 0.7 else chosen
+    depth = depths(s.view, [h.value for h in chosen])
+    level = chosen
+    if rng.random() < 0.7:
+        level = [h for h in chosen if depth[h.value] == depth[chosen[0].value]]
     s.bucket(level, rng.choice([None, None, 64, 1024]))
     return True
 

@@ -237,11 +237,11 @@ def counting(program: Any, rng: random.Random) -> Line | None:
 WEIGHTS: tuple[tuple[Kind, int], ...] = (
     (sum_over, 9),
     (exchange, 2),
-    (own_part, 3),
+    (own_part, 6),
     (device_number, 1),
     (unary, 4),
     (cast, 2),
-    (binary, 10),
+    (binary, 14),
     (compare, 1),
     (select, 2),
     (reduce, 4),

@@ -10,7 +10,7 @@ Which devices may differ in a value is followed as the program is written, by wh
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -33,7 +33,7 @@ MESHES: tuple[dict[str, int], ...] = (
     {"x": 3, "y": 2},
     {"x": 2},
 )
-SIZES = (1, 2, 3, 4, 5, 6, 8, 12)
+SIZES = (1, 2, 3, 4, 5, 6, 8, 8, 12, 16)
 LARGEST = 1 << 10  # elements of a value
 EXACT_BELOW = {"float32": 1 << 22, "bfloat16": 1 << 7}
 NAMES: dict[str, Any] = {"jax": jax, "jnp": jnp, "lax": lax, "np": np}
@@ -60,6 +60,7 @@ class RandomProgram:
     values: list[Value] = field(default_factory=list)
     outputs: list[tuple[str, P]] = field(default_factory=list)
     states: dict[str, int] = field(default_factory=dict)
+    read: set[str] = field(default_factory=set)
 
     def text(self) -> str:
         """The program as Python."""
@@ -121,7 +122,7 @@ def random_program(seed: int, length: int = 14) -> RandomProgram:
 
 def _draw_arguments(program: RandomProgram, rng: random.Random) -> None:
     axes = list(program.mesh)
-    shapes = [_shape(rng) for _ in range(2)]
+    shapes = [_shape(rng)] * 4 + [_shape(rng)]
     for number in range(rng.randint(2, 5)):
         shape = rng.choice(shapes)
         kinds = ["float32"] * 6 + ["int32", "bool", "bfloat16", "int8"]
@@ -149,7 +150,7 @@ def _draw_arguments(program: RandomProgram, rng: random.Random) -> None:
 
 
 def _shape(rng: random.Random) -> tuple[int, ...]:
-    rank = rng.choice((0, 1, 1, 1, 2, 2, 2, 3))
+    rank = rng.choice((0, *[1] * 6, *[2] * 6, 3))
     return tuple(rng.choice(SIZES) for _ in range(rank))
 
 
@@ -163,19 +164,17 @@ def append(program: RandomProgram, line: Line, name: str | None = None) -> Value
     varying = (varying - {*line.merged}) | {*line.parted}
     name = name or f"v{len(program.lines)}"
     dtype = str(found.dtype)
-    value = Value(name, found.shape, dtype, varying, line.bound)
+    is_total = not varying and (bool(line.merged) or any(v.is_total for v in line.operands))
+    value = Value(name, found.shape, dtype, varying, line.bound, is_total)
     if program.is_exact and value.is_float:
         if line.bound > EXACT_BELOW[dtype]:
             return None
         if line.bound > 50:
-            text, value = f"lax.rem({text}, jnp.{dtype}(13))", _bounded(value, 12.0)
+            text, value = f"lax.rem({text}, jnp.{dtype}(13))", replace(value, bound=12.0)
+    program.read.update(v.name for v in line.operands)
     program.lines.append(f"{name} = {text}")
     program.values.append(value)
     return value
-
-
-def _bounded(value: Value, bound: float) -> Value:
-    return Value(value.name, value.shape, value.dtype, value.varying, bound)
 
 
 def _traced(program: RandomProgram, text: str, operands: Sequence[Value]) -> Any:
@@ -194,7 +193,7 @@ def _traced(program: RandomProgram, text: str, operands: Sequence[Value]) -> Any
 
 
 def _draw_results(program: RandomProgram, rng: random.Random) -> None:
-    """Some values as results: replicated ones as such, others side by side, states among them."""
+    """What nothing reads, and some more: replicated ones as such, others side by side; states."""
     made = [v for v in program.values if v.name.startswith("v")]
     for argument in program.arguments:
         given = argument.value
@@ -205,8 +204,8 @@ def _draw_results(program: RandomProgram, rng: random.Random) -> None:
         if alike:
             program.states[given.name] = len(program.outputs)
             program.outputs.append((rng.choice(alike[-3:]).name, P()))
-    count = rng.randint(2, 6)
-    for value in [made[-1], *rng.sample(made, min(count, len(made)))]:
+    unread = [v for v in made if v.name not in program.read]
+    for value in [*unread, *rng.sample(made, rng.randint(0, 2))]:
         order = tuple(a for a in program.mesh if a in value.varying)
         if not order:
             program.outputs.append((value.name, P()))
