@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import AbstractMesh
 
 from meshwise import _jax
-from meshwise.api.policies import policies
+from meshwise.api.policies import Policy, policies
 from meshwise.api.schedule import Schedule
 from meshwise.api.spmd_program import SpmdProgram
 from meshwise.cost.hardware import CPU, GENERIC, Hardware
@@ -36,14 +36,14 @@ PRUNED_ABOVE = 2.0
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """One schedule: the policies applied, its script, and its figures on one device.
+    """One schedule: the policies `applied`, in order, and its figures on one device.
 
     `predicted_s` is the cost model's time, `measured_s` the median of its runs where it was timed,
     `note` why it is out where it is.
     """
 
     schedule: Schedule
-    policies: tuple[str, ...]
+    applied: tuple[Policy, ...]
     predicted_s: float
     wire_bytes: int
     launches: int
@@ -54,7 +54,7 @@ class Candidate:
     @property
     def name(self) -> str:
         """The policies, in order."""
-        return ", ".join(self.policies) or "as it is"
+        return ", ".join(policy.name for policy in self.applied) or "as it is"
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,7 +206,9 @@ def _search(
             for policy in policies(parent.schedule):
                 if explored >= MOST_TRIED or time.perf_counter() > until:
                     return [*found, *following], explored
-                if policy.name in parent.policies:
+                if any(
+                    policy.name == p.name or policy.kind == p.kind != "" for p in parent.applied
+                ):
                     continue
                 explored += 1
                 display.show(f"{explored} schedules tried: {policy.name}")
@@ -217,22 +219,22 @@ def _search(
                 if key in known:
                     continue
                 known.add(key)
-                names = (*parent.policies, policy.name)
-                following.append(_candidate(moved, names, hardware, overlaps))
+                applied = (*parent.applied, policy)
+                following.append(_candidate(moved, applied, hardware, overlaps))
         found += following
         level = following
     return found, explored
 
 
 def _candidate(
-    schedule: Schedule, names: tuple[str, ...], hardware: Hardware | Links, overlaps: bool
+    schedule: Schedule, applied: tuple[Policy, ...], hardware: Hardware | Links, overlaps: bool
 ) -> Candidate:
     program = schedule.view.program
     sizes = program.mesh.axis_size
     predicted = timeline(program.jaxpr, sizes, hardware, overlaps=overlaps).seconds
     memory = peak_memory(program.jaxpr, sizes, donated=schedule.original.donated)
     launches = sum(c.count for c in program.collectives)
-    return Candidate(schedule, names, predicted, program.wire_bytes, launches, memory.peak_bytes)
+    return Candidate(schedule, applied, predicted, program.wire_bytes, launches, memory.peak_bytes)
 
 
 def _timed(

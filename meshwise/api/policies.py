@@ -13,19 +13,25 @@ from meshwise.api.schedule import Schedule
 from meshwise.errors import ArgumentError, IllegalMove
 from meshwise.ir.mesh import Axes
 from meshwise.ir.program import shape_of
-from meshwise.schedule.handles import Handle, depths, found, handle_of
+from meshwise.schedule.handles import Handle, depths, feeding, found, handle_of
 from meshwise.schedule.layouts import bytes_of, named_axes
 
 # All_reduces up to this size (bytes of the local operand) are not worth two collectives each.
 SMALL_BYTES = 4096
+# In so many parts is cut what is overlapped in chunks.
+CHUNKS = 4
 
 
 @dataclass(frozen=True)
 class Policy:
-    """Moves that are tried together, and how a table names them."""
+    """Moves that are tried together, and how a table names them.
+
+    Of one `kind`, such as slices along this dim or that, one is tried on a program.
+    """
 
     name: str
     apply: Callable[[Schedule], bool]
+    kind: str = ""
 
 
 def policies(schedule: Schedule) -> Iterator[Policy]:
@@ -38,7 +44,8 @@ def policies(schedule: Schedule) -> Iterator[Policy]:
         over = "*".join(axes)
         for dim in _dims(schedule, axes):
             name = f"slices({over}, dim {dim})"
-            yield Policy(name, lambda s, axes=axes, dim=dim: compute_on_slices(s, axes, dim))
+            apply = lambda s, axes=axes, dim=dim: compute_on_slices(s, axes, dim)  # noqa: E731
+            yield Policy(name, apply, f"slices({over})")
         yield Policy(f"small sums together({over})", lambda s, axes=axes: small_sums(s, axes))
     for kind in ("all_reduce", "reduce_scatter", "all_gather"):
         for axes in _groups(schedule, kind):
@@ -48,6 +55,8 @@ def policies(schedule: Schedule) -> Iterator[Policy]:
         for axes in _groups(schedule, kind):
             name = f"overlap {kind}({'*'.join(axes)})"
             yield Policy(name, lambda s, k=kind, axes=axes: overlap_products(s, k, axes))
+    if _peek(schedule, "dot_general"):
+        yield Policy(f"{CHUNKS} chunks", products_in_chunks)
     if schedule.platform == "tpu":  # elsewhere XLA fuses computations, and collectives stay apart
         yield Policy("kernels", one_kernel_each)
 
@@ -105,6 +114,20 @@ def overlap_products(s: Schedule, kind: str, axes: Axes) -> bool:
     moved = False
     for handle in _of_size(s, s.find(kind, axes=axes), small=False):
         moved = _tried(s, lambda h=handle: s.overlap(h)) or moved
+    return moved
+
+
+def products_in_chunks(s: Schedule) -> bool:
+    """Products and the large sums or sends of them in chunks that follow each other."""
+    moved = False
+    products = {h.value: h for h in s.find("dot_general")}
+    for kind in ("ppermute", "all_reduce", "reduce_scatter"):
+        for sent in _of_size(s, s.find(kind), small=False):
+            source = feeding(s.view, sent.value, "dot_general")
+            product = None if source is None else products.get(source)
+            if product is not None:
+                chain = [product, sent]
+                moved = _tried(s, lambda c=chain: s.overlap(c, chunks=CHUNKS)) or moved
     return moved
 
 

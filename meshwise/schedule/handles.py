@@ -85,6 +85,23 @@ def depths(view: View, values: Sequence[Var]) -> dict[Var, int]:
     return {v: known[v] - 1 for v in values}
 
 
+def feeding(view: View, value: Var, primitive: str) -> Var | None:
+    """The last result of a primitive that a value is computed from, None where there is none."""
+    todo, seen = [view.maker.get(value)], set[int]()
+    found_: list[int] = []
+    while todo:
+        index = todo.pop()
+        if index is None or index in seen:
+            continue
+        seen.add(index)
+        eqn = view.eqns[index]
+        if eqn.primitive.name == primitive:
+            found_.append(index)
+        else:
+            todo += [view.maker.get(a) for a in eqn.invars if not isinstance(a, Literal)]
+    return view.eqns[max(found_)].outvars[0] if found_ else None
+
+
 def own_states(view: View, states: Mapping[int, int]) -> dict[int, int]:
     """States that are a step's own business: their next value is on the way to another result.
 
