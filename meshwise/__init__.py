@@ -2,6 +2,7 @@
 
 from meshwise.api.autotune import Tuned as Tuned
 from meshwise.api.autotune import autotune as autotune
+from meshwise.api.calibrate import calibrate as calibrate
 from meshwise.api.extend import register_rule as register_rule
 from meshwise.api.jit import jit as jit
 from meshwise.api.jit import shard as shard
@@ -72,6 +73,7 @@ __all__ = [
     "all_to_all",
     "autotune",
     "broadcast",
+    "calibrate",
     "dropout",
     "jit",
     "like",

@@ -17,6 +17,7 @@ import numpy as np
 from jax.sharding import AbstractMesh
 
 from meshwise import _jax
+from meshwise.api.calibrate import kept
 from meshwise.api.policies import Policy, policies
 from meshwise.api.schedule import Schedule
 from meshwise.api.spmd_program import SpmdProgram
@@ -121,7 +122,7 @@ def autotune(
         states: names of arguments that may be kept in slices; by default the states whose next
             value is computed on the way to another result (momentum, not weights).
         hardware: figures for predictions, of the devices or of each axis's link too (`Links`); by
-            default those of the mesh's platform.
+            default those that `mw.calibrate` measured, else those of the mesh's platform.
         overlaps: whether collectives run beside computation; by default where hardware does that.
         finalists: how many of the best by prediction are timed, beside the program as it is.
         rounds: how often each is timed, in turns.
@@ -136,7 +137,7 @@ def autotune(
     mesh = first.original.user_mesh
     _check(measure, mesh)
     machine = hardware or _hardware_of(mesh)
-    beside = machine is not CPU if overlaps is None else overlaps
+    beside = machine is not CPU and not _is_cpu(mesh) if overlaps is None else overlaps
     deadline = start + budget_s if measure == "time" else float("inf")
     with _Display(progress) as display:
         until = start + budget_s / 2 if measure == "time" else float("inf")
@@ -182,7 +183,13 @@ def _check(measure: str, mesh: Any) -> None:
 def _hardware_of(mesh: Any) -> Hardware:
     if isinstance(mesh, AbstractMesh):
         return GENERIC
-    return CPU if mesh.devices.flat[0].platform == "cpu" else GENERIC
+    platform = CPU if mesh.devices.flat[0].platform == "cpu" else GENERIC
+    return kept(list(mesh.devices.flat)) or platform
+
+
+def _is_cpu(mesh: Any) -> bool:
+    """Whether collectives and computation share the same cores."""
+    return not isinstance(mesh, AbstractMesh) and mesh.devices.flat[0].platform == "cpu"
 
 
 def _search(

@@ -10,6 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from meshwise import _jax
 from meshwise.api.arguments import Arguments, argument_paths, argument_types, result_paths
+from meshwise.api.calibrate import figures_of
 from meshwise.api.meshes import (
     check_hint_devices,
     fill_placements,
@@ -50,7 +51,7 @@ class Choices:
 
     completion: str = "improved"
     strict: bool = False
-    hardware: Hardware = GENERIC
+    hardware: Hardware | str = GENERIC
     hoist_bytes: int | None = None
     schedule: Any = None
 
@@ -164,9 +165,10 @@ def partition_jaxpr(
         return program
 
     driver = DRIVER_OF[choices.completion]
-    plans = [choose(*each, choices.hardware, driver) for each in completions(read, choices)]
-    plan = coarsen(min(plans, key=lambda plan: plan.seconds), choices.hardware)
-    return partition(plan, choices.hardware, choices.hoist_bytes), plan
+    hardware = figures_of(choices.hardware, mesh)
+    plans = [choose(*each, hardware, driver) for each in completions(read, choices)]
+    plan = coarsen(min(plans, key=lambda plan: plan.seconds), hardware)
+    return partition(plan, hardware, choices.hoist_bytes), plan
 
 
 Completed = tuple[Program, tuple[OpRule, ...], Completion]

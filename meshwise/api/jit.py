@@ -77,7 +77,7 @@ def jit(
     donate_argnames: str | Sequence[str] | None = None,
     completion: str = "improved",
     strict: bool = False,
-    hardware: Hardware = GENERIC,
+    hardware: Hardware | str = GENERIC,
     hoist_bytes: int | None = None,
     schedule: Any = None,
 ) -> Any:
@@ -97,7 +97,8 @@ def jit(
         completion: "gspmd" keeps the shardings that completion finds, "improved" goes on from
             there to lower the cost at fixed hints.
         strict: make an operator without a rule an error instead of computing it whole.
-        hardware: figures of the devices by which plans are priced.
+        hardware: figures of the devices by which plans are priced; "measured" for those that
+            `mw.calibrate` measured of the mesh's devices.
         hoist_bytes: the most a device may hold of what is gathered before a loop; the rest is
             gathered in each step. By default all is gathered before it.
         schedule: moves to make on the partitioned program (`mw.Schedule`): a function of a

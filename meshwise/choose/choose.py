@@ -108,6 +108,7 @@ def _plan(
         seconds=seconds,
         completion_seconds=completion_seconds,
         driver=driver,
+        figures=graph.hardware.name,
     )
 
 

@@ -40,7 +40,7 @@ class Plan:
 
     `copies` lists, for each value, the reshards (from, to) that make its copies, each source
     existing before its target. `seconds` is the modelled cost, `completion_seconds` what
-    completion alone would cost.
+    completion alone would cost, `figures` the name of the hardware that both are of.
     """
 
     program: Program
@@ -53,3 +53,4 @@ class Plan:
     seconds: float
     completion_seconds: float
     driver: str
+    figures: str

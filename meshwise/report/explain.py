@@ -13,6 +13,7 @@ from typing import Any
 
 from meshwise._jax import Literal
 from meshwise.choose.plan import EquationPlan, Plan
+from meshwise.cost.hardware import GENERIC
 from meshwise.ir.collectives import Collective
 from meshwise.ir.factors import FactorRule, Strategy
 from meshwise.ir.mesh import Mesh
@@ -94,6 +95,7 @@ def _head(plan: Plan, program: PerDeviceProgram, name: str) -> list[str]:
                       f"{len(program.jaxpr.jaxpr.eqns):,} for each device"),
         *_figures(program),
         ("modelled time", _time(plan)),
+        *([] if plan.figures == GENERIC.name else [("figures", plan.figures)]),
     ]  # fmt: skip
     return _titled(program, name, rows)
 

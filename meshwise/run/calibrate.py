@@ -46,7 +46,8 @@ def calibrate(
     """Figures of the devices at hand, by running each kind of collective on all of them.
 
     `small_bytes` and `large_bytes` are those of a shard; use sizes like those to be moved. Flops
-    and memory are not measured and stay those of `GENERIC`. It takes seconds.
+    are those of a float32 product and memory's bytes those of a sum of large arrays, on all devices
+    at once: devices of one host share what it has. It takes seconds.
     """
     devices = list(devices or jax.devices())
     seconds = {
@@ -68,6 +69,8 @@ def calibrate(
         GENERIC,
         name=f"{len(devices)} {devices[0].platform} devices, measured",
         link_bytes_per_s=1 / link,
+        flops_per_s=_flops_per_s(devices, repeats),
+        memory_bytes_per_s=_memory_bytes_per_s(devices, large_bytes, repeats),
         launch_s=launch("ppermute", 1),
         round_s=launch("round", len(devices) - 1),
         source=f"measured with shards of {small_bytes:,} and {large_bytes:,} bytes",
@@ -128,18 +131,41 @@ def _sent(trial: Trial, count: int) -> float:
     return wire_bytes(trial.kind, 1.0, float(count), count)
 
 
+def _flops_per_s(devices: Sequence[Any], repeats: int, size: int = 1024) -> float:
+    """Flops a second of one device in a product of two matrices, all devices at once."""
+    both = np.random.default_rng(0).random((2, size, size), np.float32)
+    taken = _median_seconds(lambda x: x[0] @ x[1], devices, both, PartitionSpec(), repeats)
+    return 2 * size**3 / taken
+
+
+def _memory_bytes_per_s(devices: Sequence[Any], shard_bytes: int, repeats: int) -> float:
+    """Bytes a second that one device reads and writes, all devices at once."""
+    numbers = np.random.default_rng(0).random((len(devices), shard_bytes // 4), np.float32)
+    lies = PartitionSpec(_AXIS)
+    taken = _median_seconds(lambda x: 0.5 * x + 1.0, devices, numbers, lies, repeats)
+    return 2 * shard_bytes / taken
+
+
 def _seconds(trial: Trial, devices: Sequence[Any], shard_bytes: int, repeats: int) -> float:
     count = len(devices)
     columns = max(count, int((shard_bytes / 4) ** 0.5) // count * count)
     rows = max(count, shard_bytes // (4 * columns) // count * count)
-    mesh = jax.sharding.Mesh(np.array(devices), (_AXIS,), axis_types=(AxisType.Auto,))
-    lies = NamedSharding(mesh, PartitionSpec(_AXIS))
-    mapped = jax.shard_map(
-        trial.per_device, mesh=mesh, in_specs=lies.spec, out_specs=lies.spec, check_vma=False
-    )
-    program = jax.jit(mapped)
     numbers = np.random.default_rng(0).random((rows * count, columns), np.float32)
-    array = jax.device_put(numbers, lies)
+    return _median_seconds(trial.per_device, devices, numbers, PartitionSpec(_AXIS), repeats)
+
+
+def _median_seconds(
+    per_device: Callable[[jax.Array], jax.Array],
+    devices: Sequence[Any],
+    numbers: np.ndarray,
+    spec: PartitionSpec,
+    repeats: int,
+) -> float:
+    """Seconds of a function of each device's part of an array, on all devices."""
+    mesh = jax.sharding.Mesh(np.array(devices), (_AXIS,), axis_types=(AxisType.Auto,))
+    mapped = jax.shard_map(per_device, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    program = jax.jit(mapped)
+    array = jax.device_put(numbers, NamedSharding(mesh, spec))
     jax.block_until_ready(program(array))
     taken = []
     for _ in range(repeats):

@@ -26,6 +26,7 @@ FUNCTIONS = [
     "all_reduce",
     "all_to_all",
     "autotune",
+    "calibrate",
     "broadcast",
     "dropout",
     "jit",

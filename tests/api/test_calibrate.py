@@ -1,0 +1,71 @@
+"""`mw.calibrate`: figures measured once, kept, and used where they are asked for."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import AbstractMesh
+from jax.sharding import PartitionSpec as P
+
+import meshwise as mw
+from meshwise.api import calibrate as api
+from meshwise.run.calibrate import calibrate as measure
+
+
+@pytest.fixture
+def quick(monkeypatch, tmp_path):
+    """Small measurements, kept in a folder of the test; the list says when one was made."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    made = []
+
+    def small(devices):
+        made.append(len(devices))
+        return measure(devices, small_bytes=1 << 10, large_bytes=1 << 14, repeats=1)
+
+    monkeypatch.setattr(api, "measure", small)
+    return made
+
+
+def test_figures_are_measured_once_and_kept(quick):
+    first = mw.calibrate()
+    assert mw.calibrate() == first
+    assert quick == [8]
+    assert mw.calibrate(jax.devices()[:4]) != first  # of other devices
+    mw.calibrate(again=True)
+    assert quick == [8, 4, 8]
+    assert first.flops_per_s > 0
+    assert first.memory_bytes_per_s > 0
+
+
+def test_plans_use_them_when_told_and_say_so(quick, mesh8):
+    x = np.ones((16, 16), np.float32)
+    options = {"mesh": mesh8, "in_shardings": (P("x"), P("x"))}
+    plain = mw.jit(lambda a, b: a @ b, **options).partition(x, x)
+    assert "figures" not in plain.explain()
+    with pytest.raises(mw.ArgumentError, match="nobody measured"):
+        mw.jit(lambda a, b: a @ b, **options, hardware="measured").partition(x, x)
+    figures = mw.calibrate(mesh8.devices.flat)
+    program = mw.jit(lambda a, b: a @ b, **options, hardware="measured").partition(x, x)
+    assert figures.name in program.explain()
+    assert program.plan.seconds != plain.plan.seconds
+    assert figures.name in str(mw.autotune(program, measure="cost"))
+
+
+def test_what_is_kept_by_another_version_is_measured_again(quick):
+    mw.calibrate()
+    (path,) = [*api._path(jax.devices()).parent.iterdir()]
+    path.write_text(json.dumps({"name": "old", "speed": 3}), encoding="utf-8")
+    assert mw.calibrate().name != "old"
+    path.write_text("{", encoding="utf-8")
+    assert api.kept(jax.devices()) is None
+
+
+@pytest.mark.parametrize(
+    ("hardware", "text"), [("fast", "hardware='fast'"), ("measured", "nobody measured")]
+)
+def test_figures_that_are_none(hardware, text, quick):
+    mesh = AbstractMesh((8,), ("x",))
+    fn = mw.jit(lambda a: a * 2, mesh=mesh, in_shardings=P("x"), hardware=hardware)
+    with pytest.raises(mw.ArgumentError, match=text):
+        fn.partition(jax.ShapeDtypeStruct((8,), "float32"))
