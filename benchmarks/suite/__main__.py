@@ -32,7 +32,7 @@ from benchmarks.suite.program import GROUPS, Program
 from benchmarks.suite.records import machine, read, record
 from benchmarks.suite.tables import HEADS, cells, markdown, markdown_of_figures, wrong_answers
 
-REPEATS = 21
+REPEATS = 15
 
 
 def options() -> argparse.Namespace:
@@ -40,7 +40,9 @@ def options() -> argparse.Namespace:
     parser.add_argument("--groups", nargs="+", choices=GROUPS, default=list(GROUPS))
     parser.add_argument("--programs", nargs="+", default=[""], help="parts of names")
     parser.add_argument("--time", action="store_true", help="also measure run times")
-    parser.add_argument("--repeats", type=int, default=REPEATS, help="timed calls of each column")
+    parser.add_argument(
+        "--repeats", type=int, default=REPEATS, help="timed calls of each column, at least"
+    )
     parser.add_argument("--saved", nargs="+", type=Path, help="show what such files hold")
     parser.add_argument("--json", type=Path, help="write everything measured")
     parser.add_argument("--html", type=Path, help="write a self-contained page")
@@ -57,7 +59,7 @@ def show(rows: Sequence[Measured]) -> None:
     console = Console(width=None if Console().is_terminal else 200)
     for group in dict.fromkeys(m.program.group for m in rows):
         table = Table(*HEADS, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=group)
-        for column in table.columns[2:11]:
+        for column in table.columns[2:12]:
             column.justify = "right"
         for measured in (m for m in rows if m.program.group == group):
             table.add_row(*cells(measured), style="red" if losses(measured) else "")

@@ -22,6 +22,7 @@ from jax.sharding import PartitionSpec as P
 import meshwise as mw
 from benchmarks.suite.devices import make_mesh
 from benchmarks.suite.program import Array, Program
+from meshwise.cost.hardware import GENERIC, Hardware
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,9 @@ def xla(program: Program, args: tuple[Any, ...]) -> Contestant:
     return Contestant(jitted, _placed(args, specs, mesh, in_padding))
 
 
-def ours(program: Program, args: tuple[Any, ...]) -> Contestant:
+def ours(
+    program: Program, args: tuple[Any, ...], hardware: Hardware = GENERIC
+) -> Contestant:  # fmt: skip
     """The program for `mw.jit`; what does not divide comes as an `mw.UnevenArray`."""
     mesh = make_mesh(program.mesh)
     specs = _specs(program)
@@ -97,6 +100,7 @@ def ours(program: Program, args: tuple[Any, ...]) -> Contestant:
         mesh=mesh,
         in_shardings=specs,
         out_shardings=program.results,
+        hardware=hardware,
     )
     padding = jax.tree.map(lambda x, s: _padded(x.shape, s, mesh), args, specs)
     placed = jax.tree.map(

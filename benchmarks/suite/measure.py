@@ -3,7 +3,9 @@
 XLA's wire bytes are read right after its SPMD pass, the lower of "as emitted" and "with all-reduces
 of which a device keeps a part counted as reduce-scatters". Ours are those of the emitted program,
 and are read again from the same place with the same reader (`read_back`). Flops are counted there
-too (`work.py`), for all alike.
+too (`work.py`), for all alike. We have two columns: what `mw.jit` makes without being told more,
+and what it makes of the figures of CPU devices, on which all of this runs: there few launches and
+no exchanges are worth more bytes.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import median
 from typing import Any, Literal
 
@@ -22,13 +25,16 @@ import numpy as np
 from benchmarks.gpt import forget
 from benchmarks.peers import hlo
 from benchmarks.suite import contestants
-from benchmarks.suite.contestants import Contestant
 from benchmarks.suite.program import Program
 from benchmarks.suite.work import flops
+from meshwise.cost.hardware import CPU, GENERIC, Hardware
 
 PEERS: tuple[hlo.Partitioner, ...] = ("shardy", "gspmd")
 OURS: Literal["meshwise"] = "meshwise"
-COLUMNS = (*PEERS, OURS)
+HERE: Literal["meshwise_cpu"] = "meshwise_cpu"
+COLUMNS = (*PEERS, OURS, HERE)
+ENOUGH_S, MOST_REPEATS = 0.3, 101
+HARDWARE = {OURS: GENERIC, HERE: CPU}
 
 
 @dataclass(frozen=True)
@@ -69,26 +75,28 @@ def measure(program: Program, repeats: int = 0) -> Measured:
     wanted = jax.jit(contestants.one_device(program))(*args)
     outcomes: dict[str, Outcome] = {}
     calls: dict[str, Callable[[], Any]] = {}
-    for which in COLUMNS:
+    makers = {which: partial(_peer, which) for which in PEERS} | {
+        which: partial(_ours, hardware) for which, hardware in HARDWARE.items()
+    }
+    for which, make in makers.items():
         try:
-            if which == OURS:
-                contestant = contestants.ours(program, args)
-                outcomes[which], called, found = _ours(contestant)
-            else:
-                contestant = contestants.xla(program, args)
-                outcomes[which], called, found = _peer(which, contestant)
+            outcome, calls[which] = make(program, args)
+            error = largest_error(calls[which](), wanted)
+            outcomes[which] = replace(outcome, error=error)
         except Exception:
             outcomes[which] = Outcome(failed=traceback.format_exc(limit=-3))
-            continue
-        outcomes[which] = replace(outcomes[which], error=largest_error(found, wanted))
-        calls[which] = _call(called, contestant.args)
+            calls.pop(which, None)
     if repeats:
         for which, seconds in _run_seconds(calls, repeats).items():
             outcomes[which] = replace(outcomes[which], run_s=seconds)
     return Measured(program, outcomes)
 
 
-def _peer(which: hlo.Partitioner, contestant: Contestant) -> tuple[Outcome, Any, Any]:
+def _peer(
+    which: hlo.Partitioner, program: Program, args: tuple[Any, ...]
+) -> tuple[Outcome, Callable[[], Any]]:
+    """What one of XLA's partitioners makes of it, and a call."""
+    contestant = contestants.xla(program, args)
     with hlo.partitioner(which):
         forget()
         start = time.perf_counter()
@@ -99,29 +107,32 @@ def _peer(which: hlo.Partitioner, contestant: Contestant) -> tuple[Outcome, Any,
     report = hlo.parse(text)
     sent = min(report.wire_bytes, report.credited_bytes)
     outcome = Outcome(sent, dict(report.by_kind), flops(text), *_figures(compiled), seconds)
-    return outcome, compiled, compiled(*contestant.args)
+    return outcome, _call(compiled, contestant.args)
 
 
-def _ours(contestant: Contestant) -> tuple[Outcome, Any, Any]:
+def _ours(
+    hardware: Hardware, program: Program, args: tuple[Any, ...]
+) -> tuple[Outcome, Callable[[], Any]]:
+    """What we make of it for some devices, and a call."""
+    contestant = contestants.ours(program, args, hardware)
     forget()
     start = time.perf_counter()
-    program = contestant.function.partition(*contestant.args)
-    compiled = program.compile()
+    partitioned = contestant.function.partition(*contestant.args)
+    compiled = partitioned.compile()
     seconds = time.perf_counter() - start
     kinds = Counter[str]()
-    for collective in program.collectives:
+    for collective in partitioned.collectives:
         kinds[collective.kind.value] += collective.count
-    text = hlo.partitioned_text(program.executable.lower())
-    read_back = hlo.parse(text).wire_bytes
+    text = hlo.partitioned_text(partitioned.executable.lower())
     outcome = Outcome(
-        program.wire_bytes,
+        partitioned.wire_bytes,
         dict(kinds),
         flops(text),
         *_figures(compiled),
         seconds,
-        read_back=read_back,
+        read_back=hlo.parse(text).wire_bytes,
     )
-    return outcome, contestant.function, contestant.function(*contestant.args)
+    return outcome, _call(contestant.function, contestant.args)
 
 
 def _figures(compiled: Any) -> tuple[float, int]:
@@ -136,17 +147,21 @@ def _call(function: Callable[..., Any], args: tuple[Any, ...]) -> Callable[[], A
 
 
 def _run_seconds(calls: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
-    """Medians of calls made in turns, each round in another order."""
+    """Medians of calls made in turns, each round in another order; short ones are made oftener."""
     names = list(calls)
     found: dict[str, list[float]] = {name: [] for name in names}
-    for call in calls.values():
-        call()
-    for turn in range(repeats):
+
+    def turn(number: int) -> None:
         for place in range(len(names)):
-            name = names[(place + turn) % len(names)]
+            name = names[(place + number) % len(names)]
             start = time.perf_counter()
             calls[name]()
             found[name].append(time.perf_counter() - start)
+
+    turn(0)
+    longest = max((times.pop() for times in found.values()), default=1.0)
+    for number in range(max(repeats, min(MOST_REPEATS, int(ENOUGH_S / longest)))):
+        turn(number)
     return {name: median(times) for name, times in found.items()}
 
 

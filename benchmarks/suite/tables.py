@@ -10,7 +10,9 @@ from benchmarks.suite.measure import COLUMNS, OURS, PEERS, Measured
 
 KIB = 2**10
 HEADS = ("program", "mesh", "Shardy KiB", "GSPMD KiB", "ours KiB", "best", "bytes", "memory",
-         "flops", "compile", "run", "ours sends", "behind in")  # fmt: skip
+         "flops", "compile", "run", "run here", "ours sends", "behind in")  # fmt: skip
+
+RATIOS = ("bytes", "memory", "flops", "compile", "run", "run here")
 
 
 def cells(measured: Measured) -> list[str]:
@@ -19,10 +21,10 @@ def cells(measured: Measured) -> list[str]:
     sent = [
         "failed" if (o := measured.outcomes[c]).failed
         else kib(o.sent) + (" wrong" if is_wrong(measured, c) else "")
-        for c in COLUMNS
+        for c in (*PEERS, OURS)
     ]  # fmt: skip
     best = kib(program.best.sent) if program.best else ""
-    parts = [ratio(found.get(name)) for name in ("bytes", "memory", "flops", "compile", "run")]
+    parts = [ratio(found.get(name)) for name in RATIOS]
     kinds = measured.outcomes[OURS].kinds
     said = ", ".join(f"{n} {kind}" for kind, n in sorted(kinds.items())) or "nothing"
     mesh = "x".join(map(str, program.mesh))

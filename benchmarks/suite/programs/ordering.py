@@ -27,6 +27,10 @@ row = partial(Program, "ordering")
 
 ROWS = Array((1024, 64), X)
 WIDE = Array((64, 8192), SECOND)
+TOTALS = Best(2 * exchanged(64, 8), "a row of totals to columns and back")
+ONE_OF_ROWS = Best(
+    2 * exchanged(64, 8) + gathered(64, 8), "each device's largest and where, to rows; gathered"
+)
 BOTH_WAYS = Best(2 * exchanged(1024 * 64 / 8, 8), "to columns and back, each by an all_to_all")
 
 
@@ -65,36 +69,40 @@ TABLE = [
         Best(2 * exchanged(256 * 256 / 8, 2), "to columns and back over x")),
     row("median of rows", lambda x: jnp.median(x, axis=1), (ROWS,), X, best=LOCAL),
     row("top_k of 8", lambda x: lax.top_k(x, 8)[0], (WIDE,), NONE,
-        best=Best(gathered(64 * 64, 8), "the eight best of each device")),
+        best=Best(exchanged(64 * 8, 8) + gathered(64 * 8, 8),
+                  "the eight best of each device, to rows; the result gathered")),
     row("top_k of 8 and where", lambda x: tuple(lax.top_k(x, 8)), (WIDE,), (NONE, NONE),
-        best=Best(2 * gathered(64 * 64, 8), "the eight best of each device and their places")),
+        best=Best(2 * exchanged(64 * 8, 8) + 2 * gathered(64 * 8, 8),
+                  "the eight best of each device and where, to rows; both results gathered")),
     row("top_k, rows sharded", lambda x: tuple(lax.top_k(x, 8)), (Array((1024, 64), X),), (X, X),
         best=LOCAL),
     row("sampling from the 20 likeliest", sample, (WIDE, Array((64, 20))), NONE),
     row("nucleus, vocabulary sharded", nucleus, (Array((64, 1024), SECOND),), SECOND),
-    row("argmax", lambda x: jnp.argmax(x, 1), (WIDE,), NONE),
-    row("argmax, uneven", lambda x: jnp.argmax(x, 1), (Array((61, 8191), SECOND),), NONE),
+    row("argmax", lambda x: jnp.argmax(x, 1), (WIDE,), NONE, best=ONE_OF_ROWS),
+    row("argmax, uneven", lambda x: jnp.argmax(x, 1), (Array((61, 8191), SECOND),), NONE,
+        best=ONE_OF_ROWS),
     row("largest of each row and where", lambda x: (x.max(1), jnp.argmax(x, 1)), (WIDE,),
-        (NONE, NONE)),
+        (NONE, NONE), best=Best(2 * exchanged(64, 8) + 2 * gathered(64, 8),
+                                "each device's largest and where, to rows; both gathered")),
     row("smallest of all", jnp.min, (Array((256, 256), GRID),), NONE, (2, 4),
         Best(reduced(1, 8), "an all-reduce of one number")),
     row("cumsum", lambda x: jnp.cumsum(x, 0), (ROWS,), X,
-        best=Best(3 * 64 * 4, "log2(8) shifts of a row of totals")),
+        best=TOTALS),
     row("cumsum, uneven", lambda x: jnp.cumsum(x, 0), (Array((1021, 61), X),), X,
-        best=Best(3 * 61 * 4, "log2(8) shifts of a row of totals")),
+        best=TOTALS),
     row("cumsum backwards", lambda x: lax.cumsum(x, 0, reverse=True), (ROWS,), X,
-        best=Best(3 * 64 * 4, "log2(8) shifts of a row of totals")),
+        best=TOTALS),
     row("cumulative maximum", lambda x: lax.cummax(x, 0), (ROWS,), X,
-        best=Best(3 * 64 * 4, "log2(8) shifts of a row of totals")),
+        best=TOTALS),
     row("cumsum of blocks, 2x4", lambda x: jnp.cumsum(x, 1), (Array((256, 256), GRID),), GRID,
-        (2, 4), Best(2 * 128 * 4, "log2(4) shifts of a column of totals")),
+        (2, 4), Best(2 * exchanged(128, 4), "totals to rows and back")),
     row("log of cumulative sums of exponents", lambda x: lax.cumlogsumexp(x, 0), (ROWS,), X,
-        best=None),
+        best=TOTALS),
     row("associative scan, a sum", lambda x: lax.associative_scan(jnp.add, x), (ROWS,), X,
-        best=Best(3 * 64 * 4, "log2(8) shifts of a row of totals")),
+        best=TOTALS),
     row("associative scan, a recurrence", recurrence,
         (Array((512, 32), X, scale=0.5), Array((512, 32), X)), X,
-        best=Best(3 * 2 * 32 * 4, "log2(8) shifts of two rows of totals")),
+        best=Best(3 * exchanged(32, 8), "two rows of totals to columns, one back")),
     row("differences of neighbours", lambda x: jnp.diff(x, axis=0, prepend=0), (ROWS,), X,
         best=Best(64 * 4, "a row to the next")),
 ]  # fmt: skip

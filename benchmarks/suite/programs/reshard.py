@@ -54,7 +54,7 @@ def lacking(
 def _rows(
     shape: tuple[int, ...], spec: P, mesh: tuple[int, ...], place: tuple[int, ...]
 ) -> list[range]:
-    """What a device holds of each dim, padded to equal parts."""
+    """What a device holds of each dim."""
     found = []
     for size, entry in zip(shape, [*spec, *[None] * len(shape)], strict=False):
         number, shards = 0, 1
@@ -69,7 +69,10 @@ def _rows(
 def moved(
     name: str, source: P, target: P, mesh: tuple[int, ...] = (8,), shape: tuple[int, ...] = FLAT
 ) -> Program:
+    """A reshard alone; what is padded on the way is not known to be needed."""
+    even = all(size % prod(mesh) == 0 for size in shape)
     best = Best(lacking(shape, source, target, mesh), "what one device lacks of its part")
+    best = best if even else None
     return row(name, same, (Array(shape, source),), target, mesh, best)
 
 
