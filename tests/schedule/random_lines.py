@@ -182,7 +182,7 @@ def body(program: Any, rng: random.Random) -> Line | None:
         text = rng.choice(
             [
                 f"lax.cond(jnp.sum({{1}}) > 0, lambda c: {inner}, lambda c: c + 1, {{0}})",
-                f"lax.fori_loop(0, jnp.sum({{1}}).astype('int32') % 3, lambda i, c: {inner}, {{0}})",
+                f"lax.fori_loop(0, jnp.sum({{1}}).astype(int) % 3, lambda i, c: {inner}, {{0}})",
             ]
         )
         return Line(text, (v, asked), v.bound + 13, parted=parted)

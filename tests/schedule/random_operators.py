@@ -136,7 +136,7 @@ def shape_of(program: Any, rng: random.Random) -> Line | None:
 
 def parts(program: Any, rng: random.Random) -> Line | None:
     """Slices, pads, rows by number, values side by side."""
-    v = pick(program, rng, lambda v: bool(v.shape))
+    v = pick(program, rng, lambda v: bool(v.shape) and v.dtype != "bool")
     if v is None:
         return None
     dim = rng.randrange(len(v.shape))

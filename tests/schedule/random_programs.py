@@ -125,7 +125,7 @@ def _draw_arguments(program: RandomProgram, rng: random.Random) -> None:
     shapes = [_shape(rng)] * 4 + [_shape(rng)]
     for number in range(rng.randint(2, 5)):
         shape = rng.choice(shapes)
-        kinds = ["float32"] * 6 + ["int32", "bool", "bfloat16", "int8"]
+        kinds = ["float32"] * 6 + ["int32", "bool", "int8"] + ["bfloat16"] * program.is_exact
         dtype = "float32" if number < 2 else rng.choice(kinds)
         group = tuple(rng.sample(axes, rng.randint(1, len(axes))))
         lies = "own" if number == 0 else rng.choice(["own", "sliced", "whole", "whole", "whole"])

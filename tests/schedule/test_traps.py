@@ -1,5 +1,7 @@
 """What is easily taken for something else: pads, indices, reshapes, bodies with collectives."""
 
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -148,3 +150,126 @@ def test_what_nothing_reads_is_not_found():
     assert len(found) == 1
     s.split([*found, *found])
     assert [c.kind.value for c in s.program.collectives] == ["reduce_scatter", "all_gather"]
+
+
+# The ten traps that the original falls into. Local with Sliced, and Replicated with Sliced, are
+# of layouts that a program states: tests/schedule/language. Refusals: test_illegal.py. More to
+# gather than an all_reduce saves: test_autotune.py.
+
+
+def test_a_way_out_of_what_is_fused_and_back_is_fused_too():
+    def step(g, w):
+        first = lax.psum(g[0], "x") * w
+        return jnp.cumsum(first + 1) * first
+
+    args = whole_numbers(4, 16), whole_numbers(16)
+    s = check_moves(
+        program_of(step, args, (P("x"), P()), P()), args, lambda s: s.fuse(s.find("mul"))
+    )
+    assert not s.find("cumsum")
+
+
+def test_a_reduce_and_a_broadcast_are_no_reduce_scatter_and_all_gather():
+    def step(g, w):
+        return lax.psum(g[0], "x") * w
+
+    args = whole_numbers(6, 7), whole_numbers(7)
+    program = program_of(step, args, (P("x"), P()), P(), x=6)
+    for root in (0, 5):
+        s = check_moves(
+            program, args, lambda s, r=root: s.split_to_root(s.find("all_reduce")[0], r)
+        )
+        assert {c.kind.value for c in s.program.collectives} == {"ppermute"}
+        with pytest.raises(mw.IllegalMove, match="This move is for an all_gather"):
+            s.reorder(s.find("ppermute")[-1])
+
+
+def test_the_norm_of_a_tile_is_one_sum_of_partial_sums():
+    def step(g, w):
+        g = lax.psum(g[0], "x") * w
+        return g * jnp.floor(jnp.sqrt(jnp.sum(g * g)))
+
+    args = whole_numbers(4, 3, 16), whole_numbers(3, 16)
+    s = check_moves(program_of(step, args, (P("x"), P()), P()), args, on_slices)
+    kinds = [c.kind.value for c in s.program.collectives]
+    assert kinds == ["reduce_scatter", "all_reduce", "all_gather"]
+    assert not s.find("all_reduce")[0].value.aval.shape
+    assert len(s.find("sqrt")) == 1
+
+
+SUMS = {
+    "uneven": (lambda g, w: lax.psum(g[0], "x") * w, (13,), "float32"),
+    "smaller than the axis": (lambda g, w: lax.psum(g[0], "x") * w, (3,), "float32"),
+    "integers": (lambda g, w: lax.psum(g[0], "x") * w, (13,), "int32"),
+    "bytes that wrap": (lambda g, w: lax.psum(g[0] * 19, "x") * w, (16,), "int8"),
+    "how many are true": (lambda g, w: lax.psum(g[0] > 0, "x") * w, (13,), "int32"),
+    "both axes": (lambda g, w: lax.psum(g[0], ("x", "y")) * w, (16,), "float32"),
+    "both axes, the other way": (lambda g, w: lax.psum(g[0], ("y", "x")) * w, (13,), "float32"),
+    "one axis, then the other": (
+        lambda g, w: lax.psum(lax.psum(g[0], "x") * w, "y"), (16,), "int32"),
+    "one operand twice": (
+        lambda g, w: (lax.psum(g[0], "x") * w, lax.psum(g[0], ("x", "y")) - w), (16,), "float32"),
+    "operands of two types": (
+        lambda g, w: lax.psum((g[0], (g[0] * 65537).astype("int32")), "x")[1] * w.astype("int32"),
+        (16,), "float32"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SUMS)
+@pytest.mark.parametrize("together", [False, True])
+def test_sums_of_any_kind(name, together):
+    fn, shape, dtype = SUMS[name]
+
+    def step(g, w):
+        out = fn(g, w)
+        return [lax.psum(x, "x")[None] for x in jax.tree.leaves(out)], lax.psum(jnp.sum(w), "x")
+
+    args = [whole_numbers(4, *shape).astype(dtype), whole_numbers(*shape, seed=1).astype(dtype)]
+
+    def moves(s):
+        if together:
+            with contextlib.suppress(mw.IllegalMove):  # of another type, or over another group
+                s.bucket([s.find("all_reduce")[0], s.find("all_reduce")[-1]])
+        on_slices(s)
+
+    program = program_of(step, args, (P(("x", "y")), P()), (P("y"), P()), x=2, y=2)
+    kinds = {c.kind.value for c in check_moves(program, args, moves).program.collectives}
+    assert "reduce_scatter" in kinds or name == "one axis, then the other"
+
+
+def test_masks_of_dropout_are_the_same_on_slices():
+    def step(g, w, seed):
+        key = jax.random.fold_in(jax.random.key(3), seed)
+        kept = jax.random.bernoulli(key, 0.5, w.shape)
+        return jnp.where(kept, lax.psum(g[0], "x") * w, 0), kept
+
+    args = whole_numbers(4, 6, 13), whole_numbers(6, 13), np.int32(5)
+    s = check_moves(program_of(step, args, (P("x"), P(), P()), P()), args, on_slices)
+    assert len(s.find("reduce_scatter")) == 1
+
+
+def test_how_state_lies_is_not_a_matter_of_tuning():
+    def step(g, h, m, v):
+        g, h = lax.psum(g[0], "x"), lax.psum(h[0], "x")
+        m, v = m + g, v * 2 + h
+        return m * v, m, v
+
+    args = [whole_numbers(4, 12, seed=1), whole_numbers(4, 12, seed=2),
+            whole_numbers(12, seed=3), whole_numbers(12, seed=4)]  # fmt: skip
+    program = program_of(step, args, (P("x"), P("x"), P(), P()), P())
+
+    def tuned(together, first):
+        def moves(s):
+            on_slices(s)
+            for name in first:
+                s.slice_state(name, {"m": 1, "v": 2}[name])
+            if together:
+                s.bucket(s.find("reduce_scatter"))
+
+        return check_moves(program, args, moves).program.per_device
+
+    lies = {
+        (p.in_shardings, p.out_shardings)
+        for p in (tuned(b, f) for b in (False, True) for f in ("mv", "vm"))
+    }
+    assert len(lies) == 1
