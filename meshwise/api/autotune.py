@@ -30,7 +30,9 @@ from meshwise.report.schedules import candidates_table
 
 MEASURES = ("time", "cost")
 # So many applications of policies are tried at most.
-MOST_TRIED = 300
+MOST_TRIED = 200
+# Of the schedules that so many policies led to, so many are gone on from.
+WIDTH = 8
 # A schedule this many times slower than the best, by prediction, is not gone on from.
 PRUNED_ABOVE = 2.0
 
@@ -207,15 +209,13 @@ def _search(
     while level:
         following: list[Candidate] = []
         best = min(c.predicted_s for c in found)
-        for parent in sorted(level, key=lambda c: c.predicted_s):
+        for parent in sorted(level, key=lambda c: c.predicted_s)[:WIDTH]:
             if parent.predicted_s > PRUNED_ABOVE * best and parent is not candidate:
                 continue
             for policy in policies(parent.schedule):
                 if explored >= MOST_TRIED or time.perf_counter() > until:
                     return [*found, *following], explored
-                if any(
-                    policy.name == p.name or policy.kind == p.kind != "" for p in parent.applied
-                ):
+                if not policy.may_follow(parent.applied):
                     continue
                 explored += 1
                 display.show(f"{explored} schedules tried: {policy.name}")

@@ -26,39 +26,48 @@ CHUNKS = 4
 class Policy:
     """Moves that are tried together, and how a table names them.
 
-    Of one `kind`, such as slices along this dim or that, one is tried on a program.
+    Of one `kind`, such as slices along this dim or that, one is tried on a program. Policies are
+    tried in their `order`: in another one they would come to the same, or to nothing.
     """
 
+    order: int
     name: str
     apply: Callable[[Schedule], bool]
     kind: str = ""
+
+    def may_follow(self, applied: Sequence["Policy"]) -> bool:
+        """Whether it is tried after some others."""
+        return not any(
+            self.name == p.name or self.order < p.order or (self.kind and self.kind == p.kind)
+            for p in applied
+        )
 
 
 def policies(schedule: Schedule) -> Iterator[Policy]:
     """What may be tried on a program as it is now."""
     if _peek(schedule, "scan"):
-        yield Policy("hoist", out_of_loops)
+        yield Policy(0, "hoist", out_of_loops)
     if _peek(schedule, "all_reduce"):
-        yield Policy("merge", merged_sums)
+        yield Policy(1, "merge", merged_sums)
     for axes in _groups(schedule, "all_reduce"):
         over = "*".join(axes)
         for dim in _dims(schedule, axes):
             name = f"slices({over}, dim {dim})"
             apply = lambda s, axes=axes, dim=dim: compute_on_slices(s, axes, dim)  # noqa: E731
-            yield Policy(name, apply, f"slices({over})")
-        yield Policy(f"small sums together({over})", lambda s, axes=axes: small_sums(s, axes))
+            yield Policy(2, name, apply, f"slices({over})")
+        yield Policy(3, f"small sums together({over})", lambda s, axes=axes: small_sums(s, axes))
     for kind in ("all_reduce", "reduce_scatter", "all_gather"):
         for axes in _groups(schedule, kind):
             name = f"bucket {kind}({'*'.join(axes)})"
-            yield Policy(name, lambda s, k=kind, axes=axes: one_bucket(s, k, axes))
+            yield Policy(4, name, lambda s, k=kind, axes=axes: one_bucket(s, k, axes))
     for kind in ("all_gather", "reduce_scatter", "all_reduce"):
         for axes in _groups(schedule, kind):
             name = f"overlap {kind}({'*'.join(axes)})"
-            yield Policy(name, lambda s, k=kind, axes=axes: overlap_products(s, k, axes))
+            yield Policy(5, name, lambda s, k=kind, axes=axes: overlap_products(s, k, axes))
     if _peek(schedule, "dot_general"):
-        yield Policy(f"{CHUNKS} chunks", products_in_chunks)
+        yield Policy(6, f"{CHUNKS} chunks", products_in_chunks)
     if schedule.platform == "tpu":  # elsewhere XLA fuses computations, and collectives stay apart
-        yield Policy("kernels", one_kernel_each)
+        yield Policy(7, "kernels", one_kernel_each)
 
 
 def out_of_loops(s: Schedule) -> bool:
