@@ -117,7 +117,7 @@ class Schedule:
         `pad=False`. Of one all_reduce the pair is of handles, of a list of lists.
         """
         done = split(self.view, self._values(all_reduces), dim, pad)
-        options = {"dim": dim, "pad": None if pad else pad}
+        options = {"dim": dim, "pad": None if pad else 0}
         name = self._moved("split", [all_reduces], options, done.view)
         return self._pair(name, done, isinstance(all_reduces, Handle))
 

@@ -14,7 +14,8 @@ from meshwise.choose.plan import Plan
 from meshwise.errors import ArgumentError, message
 from meshwise.ir.collectives import Collective
 from meshwise.ir.per_device import PerDeviceProgram
-from meshwise.report.explain import explain_plan, explain_program
+from meshwise.report.explain import explain_plan
+from meshwise.report.overview import explain_program
 from meshwise.run.execute import Executable
 from meshwise.run.placement import named_sharding, refined_jax_mesh
 from meshwise.run.simulate import simulate

@@ -14,14 +14,14 @@ from typing import Any
 from meshwise._jax import Literal
 from meshwise.choose.plan import EquationPlan, Plan
 from meshwise.cost.hardware import GENERIC
-from meshwise.ir.collectives import Collective
 from meshwise.ir.factors import FactorRule, Strategy
 from meshwise.ir.mesh import Mesh
 from meshwise.ir.per_device import PerDeviceProgram
 from meshwise.ir.program import Hint
-from meshwise.ir.sharding import Sharding, local_bytes, local_shape
+from meshwise.ir.sharding import Sharding, local_shape
 from meshwise.propagate.priorities import preserves_dims
 from meshwise.report.origins import Origin, find_origin
+from meshwise.report.overview import collectives_listing, figures, titled
 from meshwise.report.text import (
     WIDTH,
     aligned,
@@ -29,8 +29,6 @@ from meshwise.report.text import (
     axes_text,
     count,
     distinct,
-    in_user_axes,
-    kib,
     listed,
     microseconds,
     percent,
@@ -50,40 +48,11 @@ def explain_plan(plan: Plan, program: PerDeviceProgram, name: str) -> str:
         _whole(program),
         _boundary(plan, program, is_result=False),
         _boundary(plan, program, is_result=True),
-        _collectives(program),
+        collectives_listing(program),
         _loops(program),
         _decisions(plan),
     ]
     return "\n\n".join("\n".join(lines) for lines in sections if lines)
-
-
-def explain_program(
-    program: PerDeviceProgram, name: str, in_paths: Sequence[str], out_paths: Sequence[str]
-) -> str:
-    """The same for a program that was not planned: what goes in and out, and each collective."""
-    equations = ("equations", f"{len(program.jaxpr.jaxpr.eqns):,} for each device")
-    sections = [
-        _titled(program, name, [equations, *_figures(program)]),
-        _given("Arguments", in_paths, program.in_types, program.in_shardings, program.mesh),
-        _given("Results", out_paths, program.out_types, program.out_shardings, program.mesh),
-        _collectives(program),
-    ]
-    return "\n\n".join("\n".join(lines) for lines in sections if lines)
-
-
-def _given(
-    title: str,
-    paths: Sequence[str],
-    types: Sequence[Any],
-    shardings: Sequence[Sharding],
-    mesh: Mesh,
-) -> list[str]:
-    """Arguments or results, with how each lies."""
-    rows = [
-        (path, array_text(t.shape, t.dtype), sharding_text(s, mesh))
-        for path, t, s in zip(paths, types, shardings, strict=True)
-    ]
-    return [title, *aligned(rows, "<<<")] if rows else []
 
 
 def _head(plan: Plan, program: PerDeviceProgram, name: str) -> list[str]:
@@ -93,52 +62,11 @@ def _head(plan: Plan, program: PerDeviceProgram, name: str) -> list[str]:
         ("hints", f"{given[0]} on arguments, {given[1]} on results, {len(traced.hints)} inside"),
         ("equations", f"{len(traced.equations):,} in the function, "
                       f"{len(program.jaxpr.jaxpr.eqns):,} for each device"),
-        *_figures(program),
+        *figures(program),
         ("modelled time", _time(plan)),
         *([] if plan.figures == GENERIC.name else [("figures", plan.figures)]),
     ]  # fmt: skip
-    return _titled(program, name, rows)
-
-
-def _figures(program: PerDeviceProgram) -> list[tuple[str, str]]:
-    """What a device holds and sends."""
-    mesh = program.mesh
-    return [
-        ("arguments", _held(program.in_types, program.in_shardings, mesh)),
-        ("results", _held(program.out_types, program.out_shardings, mesh)),
-        ("sent", f"{kib(program.wire_bytes)} by each device in a call, in "
-                 f"{count(sum(c.count for c in program.collectives), 'collective')}"),
-        *(("", text) for text in _kinds(program.collectives)),
-    ]  # fmt: skip
-
-
-def _titled(program: PerDeviceProgram, name: str, rows: Sequence[tuple[str, str]]) -> list[str]:
-    mesh = program.mesh
-    axes = ", ".join(f"{axis} {mesh.size(subs)}" for axis, subs in mesh.user_axes)
-    devices = count(mesh.device_count, "device")
-    return [f"{name}, one program for {devices} (mesh: {axes})", "", *aligned(rows, "<<")]
-
-
-def _held(types: Sequence[Any], shardings: Sequence[Sharding], mesh: Mesh) -> str:
-    """What a device holds of some values, beside what they are together."""
-    whole = held = 0
-    for aval, sharding in zip(types, shardings, strict=True):
-        itemsize = int(getattr(aval.dtype, "itemsize", 0))
-        whole += local_bytes(aval.shape, itemsize, Sharding(((),) * len(aval.shape)), mesh)
-        held += local_bytes(aval.shape, itemsize, sharding, mesh)
-    return f"{kib(held)} on each device, of {kib(whole)}"
-
-
-def _kinds(collectives: Sequence[Collective]) -> list[str]:
-    """How many collectives of each kind, and their bytes; dearest kind first."""
-    sent: dict[str, int] = defaultdict(int)
-    runs: dict[str, int] = defaultdict(int)
-    for collective in collectives:
-        sent[collective.kind.value] += collective.wire_bytes
-        runs[collective.kind.value] += collective.count
-    kinds = sorted(sent, key=lambda kind: (-sent[kind], kind))
-    rows = [(str(runs[kind]), kind, kib(sent[kind])) for kind in kinds]
-    return aligned(rows, "><>", indent=0) if rows else []
+    return titled(program, name, rows)
 
 
 def _time(plan: Plan) -> str:
@@ -291,31 +219,6 @@ def _uneven(shape: Sequence[int], sharding: Sharding, mesh: Mesh) -> Iterable[st
         if local * shards != size:
             more = percent(local * shards - size, size)
             yield f"uneven: dim {dim} of {size} on {shards} keeps {local * shards}, +{more}"
-
-
-def _collectives(program: PerDeviceProgram) -> list[str]:
-    """Every collective, those of one line, kind, type and reason in one row, dearest first."""
-    mesh = program.mesh
-    alike: dict[tuple[str, ...], list[Collective]] = defaultdict(list)
-    for c in program.collectives:
-        kind = (c.kind.value, mesh.show(c.axes), array_text(c.shape, c.dtype))
-        alike[(*kind, place(c.source), in_user_axes(c.reason, mesh))].append(c)
-    total = sum(c.wire_bytes for c in program.collectives)
-    if not alike:
-        return ["Collectives", "  none: nothing is sent"]
-    by_bytes = sorted(alike.items(), key=lambda item: -sum(c.wire_bytes for c in item[1]))
-    rows = [("KiB", "share", "times", "kind", "over", "local operand", "line")]
-    for (kind, axes, operand, line, _), found in by_bytes:
-        sent = sum(c.wire_bytes for c in found)
-        known = all(c.is_count_known for c in found)
-        times = f"{sum(c.count for c in found)}{'' if known else ' a trip'}"
-        size = kib(sent).removesuffix(" KiB")
-        rows.append((size, percent(sent, total), times, kind, axes, operand, line))
-    table = aligned(rows, ">>><<<<")
-    lines = ["Collectives, by the bytes that each device sends", table[0]]
-    for line, (key, _) in zip(table[1:], by_bytes, strict=True):
-        lines += [line, *wrapped(key[-1], indent=8, hang=2)]
-    return lines
 
 
 @dataclass(frozen=True, slots=True)

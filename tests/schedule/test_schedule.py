@@ -94,3 +94,11 @@ def test_several_tensors_in_buckets():
     s = mw.Schedule(step.program)
     with pytest.raises(mw.IllegalMove, match="A bucket joins two collectives or more"):
         s.bucket(s.find("all_reduce"))
+
+
+def test_a_script_keeps_what_was_not_to_be_padded():
+    s = mw.Schedule(adam(64).program)
+    s.split(s.find("all_reduce")[0], pad=False)
+    assert mw.Schedule(adam(64).program).run(s.script()).script() == s.script()
+    with pytest.raises(mw.IllegalMove, match="parts of equal size"):
+        mw.Schedule(adam(61).program).run(s.script())
