@@ -26,11 +26,20 @@ from benchmarks.suite import devices  # first: it sets JAX up for eight devices
 # isort: split
 from benchmarks.suite.every_program import PROGRAMS
 from benchmarks.suite.figures import losses, summary
-from benchmarks.suite.measure import COLUMNS, OURS, Measured, measure
+from benchmarks.suite.measure import OURS, Measured, measure
 from benchmarks.suite.page import page
 from benchmarks.suite.program import GROUPS, Program
 from benchmarks.suite.records import machine, read, record
-from benchmarks.suite.tables import HEADS, cells, markdown, markdown_of_figures, wrong_answers
+from benchmarks.suite.tables import (
+    HEADS,
+    behind,
+    by_group,
+    cells,
+    markdown,
+    markdown_of_figures,
+    not_at_best,
+    wrong_answers,
+)
 
 REPEATS = 15
 
@@ -76,9 +85,16 @@ def show(rows: Sequence[Measured]) -> None:
 
 def show_markdown(rows: Sequence[Measured]) -> None:
     """The tables for a page."""
-    print(markdown_of_figures(summary(rows)), "\n")
-    print(markdown(HEADS, map(cells, rows)), "\n")
-    print(markdown(("program", *COLUMNS), wrong_answers(rows)))
+    for table in (
+        markdown_of_figures(summary(rows)),
+        by_group(rows),
+        wrong_answers(rows),
+        behind(rows, ("bytes", "memory", "flops", "numbers", "failed")),
+        behind(rows, ("run here",)),
+        not_at_best(rows),
+        markdown(HEADS, map(cells, rows)),
+    ):
+        print(table, "\n")
 
 
 def measured(asked: argparse.Namespace) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from benchmarks.suite.measure import COLUMNS, HERE, OURS, Measured, Outcome, lar
 from benchmarks.suite.page import page
 from benchmarks.suite.program import GROUPS, Array, Best, Program, X, integers
 from benchmarks.suite.programs.reshard import lacking
-from benchmarks.suite.tables import HEADS, cells
+from benchmarks.suite.tables import HEADS, behind, by_group, cells, not_at_best, wrong_answers
 from benchmarks.suite.work import flops
 
 
@@ -273,3 +273,24 @@ def test_cells_fit_their_heads():
     assert len(cells(row)) == len(HEADS)
     assert cells(row)[3] == "failed"
     assert cells(row)[5] == "2.0"
+
+
+def lines_of(table):
+    return [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
+
+
+def test_tables_for_a_page():
+    far = Best(50.0, "half of it")
+    rows = [
+        measured(best=far, gspmd={"error": 0.5}),
+        measured(best=far, sent=400.0),
+        measured(flops=2e6, memory=10**7),
+    ]
+    assert lines_of(wrong_answers(rows)) == [["roll", "0", "0.5", "0"]]
+    assert [line[1] for line in lines_of(behind(rows, ("bytes", "flops", "memory")))] == [
+        "memory 0.10, flops 0.50",
+        "bytes 0.25",
+    ]
+    assert lines_of(behind(rows, ("flops",)))[0][1] == "flops 0.50"
+    assert [line[2] for line in lines_of(not_at_best(rows))] == ["0.0977"]  # the lost one is above
+    assert lines_of(by_group(rows))[0][:3] == ["reshape", "3", "0.63"]  # the cube root of 1/4
