@@ -105,7 +105,7 @@ TABLE = [
         reason="floats are compared as integers in their order, so that NaN wins: one more buffer"),
     row("segment_sum, edges sharded", segments,
         (Array((4096, 16), X), integers((4096,), 1024, X)), X,
-        best=Best(gathered(4096, 8) + 2 * exchanged(4096 * 16 / 8, 8),
+        best=Best(gathered(4096, 8) + exchanged(4096 * 16 / 8, 8) + exchanged(1024 * 16 / 8, 8),
                   "updates to columns, their numbers gathered, sums to rows")),
     row("histogram", lambda i: jnp.zeros((256,)).at[i].add(1.0), (integers((8192,), 256, X),), NONE,
         best=Best(reduced(256, 8), "an all-reduce of counts")),

@@ -124,7 +124,7 @@ TABLE = [
     row("ragged product, experts sharded", ragged, (Array((256, WIDTH), X), UP), X,
         reason="all tokens gathered: XLA:CPU's ragged product then masks 8 copies of them"),
     row("balance of the experts", balance, (Array((512, WIDTH), X), GATE), NONE,
-        best=Best(2 * reduced(EXPERTS, 8), "an all-reduce of two means")),
+        best=Best(reduced(EXPERTS, 8) + reduced(1, 8), "a mean, then the sum of products with it")),
     row("two best experts", two_best, (Array((512, WIDTH), X), GATE), (X, X),
         best=Best(0, "every device has its tokens")),
 ]  # fmt: skip
