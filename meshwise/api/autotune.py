@@ -21,6 +21,7 @@ from meshwise.api.calibrate import kept
 from meshwise.api.policies import Policy, policies
 from meshwise.api.schedule import Schedule
 from meshwise.api.spmd_program import SpmdProgram
+from meshwise.api.states import state_of
 from meshwise.cost.hardware import CPU, GENERIC, Hardware
 from meshwise.cost.links import Links
 from meshwise.cost.memory import peak_memory
@@ -29,6 +30,9 @@ from meshwise.errors import ArgumentError, message
 from meshwise.report.schedules import candidates_table
 
 MEASURES = ("time", "cost")
+# A schedule that sends more than the program as it is, by this factor and bytes, is out: norms of
+# slices and padding may add a little.
+SENT_MORE, MORE_BYTES = 1.01, 1024
 # So many applications of policies are tried at most.
 MOST_TRIED = 200
 # Of the schedules that so many policies led to, so many are gone on from.
@@ -124,7 +128,7 @@ def autotune(
         states: names of arguments that may be kept in slices; by default the states whose next
             value is computed on the way to another result (momentum, not weights).
         hardware: figures for predictions, of the devices or of each axis's link too (`Links`); by
-            default those that `mw.calibrate` measured, else those of the mesh's platform.
+            default those of the mesh's platform, with "time" those that `mw.calibrate` measured.
         overlaps: whether collectives run beside computation; by default where hardware does that.
         finalists: how many of the best by prediction are timed, beside the program as it is.
         rounds: how often each is timed, in turns.
@@ -136,15 +140,19 @@ def autotune(
     first = Schedule(program, *args)
     if states is not None:
         first.may_slice = tuple(states)
+        for name in states:
+            state_of(first.original, name, None)
     mesh = first.original.user_mesh
     _check(measure, mesh)
-    machine = hardware or _hardware_of(mesh)
+    machine = hardware or _hardware_of(mesh, measure)
     beside = machine is not CPU and not _is_cpu(mesh) if overlaps is None else overlaps
     deadline = start + budget_s if measure == "time" else float("inf")
     with _Display(progress) as display:
         until = start + budget_s / 2 if measure == "time" else float("inf")
         found, explored = _search(first, machine, beside, until, display)
-        ranked = sorted(found, key=lambda c: (c.predicted_s, c.wire_bytes, c.launches))
+        most = SENT_MORE * found[0].wire_bytes + MORE_BYTES
+        found = [replace(c, note="sends more") if c.wire_bytes > most else c for c in found]
+        ranked = sorted(found, key=lambda c: (bool(c.note), c.predicted_s, c.wire_bytes))
         if measure == "time":
             ranked = _timed(ranked, found[0], args, finalists, rounds, deadline, display)
     seconds = time.perf_counter() - start
@@ -152,12 +160,16 @@ def autotune(
     return Tuned(tuple(ranked), found[0], explored, seconds, measure, name)
 
 
-def scheduled(program: SpmdProgram, schedule: Any) -> SpmdProgram:
-    """A program after the moves of a script, or "auto" for the best by the cost model."""
+def scheduled(program: SpmdProgram, schedule: Any, hardware: Hardware | None) -> SpmdProgram:
+    """A program after the moves of a script, or "auto" for the best by the cost model.
+
+    The model's figures are `hardware`, or those of the mesh's platform.
+    """
     if schedule is None:
         return program
     if schedule == "auto":
-        return autotune(program, measure="cost").program
+        figures = hardware or _hardware_of(program.user_mesh, "cost")
+        return autotune(program, measure="cost", hardware=figures).program
     return Schedule(program).run(schedule).program
 
 
@@ -182,11 +194,13 @@ def _check(measure: str, mesh: Any) -> None:
         )
 
 
-def _hardware_of(mesh: Any) -> Hardware:
+def _hardware_of(mesh: Any, measure: str) -> Hardware:
+    """Measured figures where programs are timed anyway; what goes by cost is alike everywhere."""
     if isinstance(mesh, AbstractMesh):
         return GENERIC
     platform = CPU if mesh.devices.flat[0].platform == "cpu" else GENERIC
-    return kept(list(mesh.devices.flat)) or platform
+    measured = kept(list(mesh.devices.flat)) if measure == "time" else None
+    return measured or platform
 
 
 def _is_cpu(mesh: Any) -> bool:
@@ -254,7 +268,7 @@ def _timed(
     display: "_Display",
 ) -> list[Candidate]:
     """The candidates again, those in the final with their time and ordered by it."""
-    final = [original, *[c for c in ranked if c is not original][:finalists]]
+    final = [original, *[c for c in ranked if c is not original and not c.note][:finalists]]
     values = arguments_for(original.schedule.original, args)
     runs: list[_Run] = []
     notes: dict[int, str] = {}
@@ -278,8 +292,13 @@ def _timed(
         for run in runs:
             run.time()
     measured = {id(run.candidate): run.median for run in runs}
-    known = [replace(c, measured_s=measured.get(id(c)), note=notes.get(id(c), "")) for c in ranked]
-    return sorted(known, key=lambda c: (c.measured_s is None, c.measured_s or 0.0, c.predicted_s))
+    known = [
+        replace(c, measured_s=measured.get(id(c)), note=notes.get(id(c), c.note)) for c in ranked
+    ]
+    return sorted(
+        known,
+        key=lambda c: (c.measured_s is None, c.measured_s or 0.0, bool(c.note), c.predicted_s),
+    )
 
 
 def arguments_for(program: SpmdProgram, args: Sequence[Any]) -> list[Any]:
@@ -341,13 +360,16 @@ def _is_key(value: Any) -> bool:
 def _difference(results: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> str:
     """Where results differ by more than rounding, in words; nothing where they do not."""
     for number, (got, want) in enumerate(zip(results, wanted, strict=True)):
-        if not np.issubdtype(np.asarray(want).dtype, np.floating):
+        if not jax.numpy.issubdtype(want.dtype, jax.numpy.inexact):
             if not np.array_equal(got, want):
                 return f"result {number} differs"
             continue
-        scale = float(np.max(np.abs(want.astype(np.float64)), initial=0.0))
-        bound = 1e3 * float(jax.numpy.finfo(want.dtype).eps) * (scale + 1e-30)
-        if not np.allclose(got, want, rtol=0.0, atol=bound, equal_nan=True):
+        wide = np.complex128 if np.iscomplexobj(want) else np.float64
+        exact = want.astype(wide)
+        scale = float(np.max(np.abs(exact), initial=0.0))
+        rounding = float(jax.numpy.finfo(want.dtype).eps)
+        bound = min(1e3 * rounding, max(20 * rounding, 0.05)) * (scale + 1e-30)
+        if not np.allclose(got.astype(wide), exact, rtol=0.0, atol=bound, equal_nan=True):
             return f"result {number} differs by more than rounding"
     return ""
 

@@ -16,6 +16,7 @@ from meshwise.api.meshes import (
     fill_placements,
     find_mesh,
     lies_on,
+    platform_of,
     spec_key,
     with_placements,
 )
@@ -156,7 +157,7 @@ def partition_jaxpr(
 ) -> tuple[PerDeviceProgram, Plan]:
     """Complete, choose, partition: the per-device program of a jaxpr, and its plan."""
     refined = refine_mesh(mesh.axis_names, mesh.axis_sizes)
-    closed = _jax.without_dead(closed)
+    closed = _jax.without_dead(_jax.on_platform(closed, platform_of(mesh)))
 
     def read(enters: Enters) -> Program:
         what = closed, refined, in_specs, out_specs, in_paths, out_paths, name

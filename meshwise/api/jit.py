@@ -22,6 +22,7 @@ from meshwise.api.arguments import (
 )
 from meshwise.api.autotune import scheduled
 from meshwise.api.build import DRIVER_OF, Choices, Options, build, donated_leaves, resolve
+from meshwise.api.calibrate import figures_of
 from meshwise.api.deleted import any_gone, refuse_gone, refuse_shared
 from meshwise.api.meshes import check_is_mesh
 from meshwise.api.specs import Described, broadcast_specs, kind_of
@@ -220,6 +221,13 @@ class JitFunction:
             program = self._programs[key] = self._program_of_hints(arguments)
         return program
 
+    def _scheduled(self, program: SpmdProgram) -> SpmdProgram:
+        """A program after the moves that were asked for."""
+        choices = self.options.choices
+        said = choices.hardware if choices.hardware is not GENERIC else None
+        figures = None if said is None else figures_of(said, program.user_mesh)
+        return scheduled(program, choices.schedule, figures)
+
     def _program_of_hints(self, arguments: Arguments) -> SpmdProgram:
         """The program for what a call says, shared by calls whose arguments come from elsewhere.
 
@@ -232,7 +240,7 @@ class JitFunction:
         program = self._shared.get(key)
         if program is None:
             program = build(self.name, self.fn, self.options, arguments, resolved)
-            program = scheduled(program, self.options.choices.schedule)
+            program = self._scheduled(program)
             self._shared[key] = program
         return program
 

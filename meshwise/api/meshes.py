@@ -212,3 +212,8 @@ def show_devices(devices: Iterable[Any]) -> str:
     more = ", ..." if len(ordered) > _SHOWN_DEVICES else ""
     platform = ordered[0].platform if ordered else "no"
     return f"{platform} device{'s' * (len(ordered) != 1)} {numbers}{more}"
+
+
+def platform_of(mesh: Any) -> str | None:
+    """What the devices of a mesh are (`cpu`, `tpu`, ...); None of a mesh without devices."""
+    return None if isinstance(mesh, AbstractMesh) else mesh.devices.flat[0].platform

@@ -51,6 +51,8 @@ def policies(schedule: Schedule) -> Iterator[Policy]:
         yield Policy(1, "merge", merged_sums)
     for axes in _groups(schedule, "all_reduce"):
         over = "*".join(axes)
+        own = lambda s, axes=axes: compute_on_slices(s, axes, None)  # noqa: E731
+        yield Policy(2, f"slices({over})", own, f"slices({over})")
         for dim in _dims(schedule, axes):
             name = f"slices({over}, dim {dim})"
             apply = lambda s, axes=axes, dim=dim: compute_on_slices(s, axes, dim)  # noqa: E731
@@ -80,13 +82,14 @@ def merged_sums(s: Schedule) -> bool:
     return any([_tried(s, lambda h=h: s.merge(h)) for h in s.find("all_reduce")])
 
 
-def compute_on_slices(s: Schedule, axes: Axes, dim: int) -> bool:
+def compute_on_slices(s: Schedule, axes: Axes, dim: int | None) -> bool:
     """Large all_reduces in two halves, what reads them between, and state kept in slices.
 
-    Sums of slices that the computations need (norms) are reduced together.
+    Each tensor is cut along `dim`, or the first dim of its own that divides. Sums of slices that
+    the computations need (norms) are reduced together.
     """
-    reduced = _of_size(s, s.find("all_reduce", axes=axes), small=False)
-    cut = [h for h in reduced if dim < len(shape_of(h.value))]
+    reduced = _of_size(s.find("all_reduce", axes=axes), small=False)
+    cut = [h for h in reduced if dim is None or dim < len(shape_of(h.value))]
     if not _together_or_each(s, cut, lambda handles: _split_and_reorder(s, handles, dim)):
         return False
     _together_or_each(s, s.may_slice, s.slice_state)
@@ -94,7 +97,7 @@ def compute_on_slices(s: Schedule, axes: Axes, dim: int) -> bool:
     return True
 
 
-def _split_and_reorder(s: Schedule, reduced: Sequence[Handle], dim: int) -> None:
+def _split_and_reorder(s: Schedule, reduced: Sequence[Handle], dim: int | None) -> None:
     _, gathered = s.split(reduced, dim)
     s.reorder(gathered, more_bytes=True)
 
@@ -110,18 +113,18 @@ def _together_or_each(s: Schedule, what: Sequence[Any], move: Callable[[Any], ob
 
 def small_sums(s: Schedule, axes: Axes) -> bool:
     """Small all_reduces that do not wait for each other in one: the norms of all tensors."""
-    return _bucket_apart(s, _of_size(s, s.find("all_reduce", axes=axes), small=True))
+    return _bucket_apart(s, _of_size(s.find("all_reduce", axes=axes), small=True))
 
 
 def one_bucket(s: Schedule, kind: str, axes: Axes) -> bool:
     """All collectives of a kind over some axes in one."""
-    return _bucket_apart(s, _of_size(s, s.find(kind, axes=axes), small=False))
+    return _bucket_apart(s, _of_size(s.find(kind, axes=axes), small=False))
 
 
 def overlap_products(s: Schedule, kind: str, axes: Axes) -> bool:
     """Collectives of a kind as rings with the products next to them, where there are any."""
     moved = False
-    for handle in _of_size(s, s.find(kind, axes=axes), small=False):
+    for handle in _of_size(s.find(kind, axes=axes), small=False):
         moved = _tried(s, lambda h=handle: s.overlap(h)) or moved
     return moved
 
@@ -131,7 +134,7 @@ def products_in_chunks(s: Schedule) -> bool:
     moved = False
     products = {h.value: h for h in s.find("dot_general")}
     for kind in ("ppermute", "all_reduce", "reduce_scatter"):
-        for sent in _of_size(s, s.find(kind), small=False):
+        for sent in _of_size(s.find(kind), small=False):
             source = feeding(s.view, sent.value, "dot_general")
             product = None if source is None else products.get(source)
             if product is not None:
@@ -174,8 +177,7 @@ def _tried(s: Schedule, move: Callable[[], object]) -> bool:
     return True
 
 
-def _of_size(s: Schedule, handles: Sequence[Handle], small: bool) -> list[Handle]:
-    del s
+def _of_size(handles: Sequence[Handle], small: bool) -> list[Handle]:
     return [h for h in handles if (bytes_of(h.value) <= SMALL_BYTES) == small]
 
 

@@ -4,9 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from jax.sharding import AbstractMesh
-
 from meshwise._jax import Var
+from meshwise.api.meshes import platform_of
 from meshwise.api.spmd_program import SpmdProgram
 from meshwise.api.states import own_state_names, state_of
 from meshwise.cost.compute import program_work
@@ -73,8 +72,7 @@ class Schedule:
     @property
     def platform(self) -> str | None:
         """What the devices of the mesh are; None of a mesh without devices."""
-        mesh = self.original.user_mesh
-        return None if isinstance(mesh, AbstractMesh) else mesh.devices.flat[0].platform
+        return platform_of(self.original.user_mesh)
 
     def find(
         self,
@@ -290,7 +288,18 @@ class Schedule:
         return handle.value
 
     def _values(self, handles: Handle | Sequence[Handle]) -> list[Var]:
-        return [self._value(h) for h in ([handles] if isinstance(handles, Handle) else handles)]
+        given = [handles] if isinstance(handles, Handle) else list(handles)
+        others = [repr(h) for h in given if not isinstance(h, Handle)]
+        if not given or others:
+            raise ArgumentError(
+                message(
+                    "A move was asked for no values" if not given else "A move takes handles",
+                    others or ["an empty list"],
+                    "Handles name values of a program; s.find gives those there are of a kind.",
+                    "Look what s.find found: print(s) lists every value, by kind.",
+                )
+            )
+        return [self._value(h) for h in given]
 
     def _moved(self, move: str, args: Sequence[Any], options: dict[str, Any], view: View) -> str:
         """Note a move; the name that the script gives what it made."""

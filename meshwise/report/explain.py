@@ -19,6 +19,7 @@ from meshwise.ir.mesh import Mesh
 from meshwise.ir.per_device import PerDeviceProgram
 from meshwise.ir.program import Hint
 from meshwise.ir.sharding import Sharding, local_shape
+from meshwise.ir.source import place
 from meshwise.propagate.priorities import preserves_dims
 from meshwise.report.origins import Origin, find_origin
 from meshwise.report.overview import collectives_listing, figures, titled
@@ -32,7 +33,6 @@ from meshwise.report.text import (
     listed,
     microseconds,
     percent,
-    place,
     sharding_text,
     wrapped,
 )

@@ -8,6 +8,7 @@ from meshwise.ir.collectives import Collective
 from meshwise.ir.mesh import Mesh
 from meshwise.ir.per_device import PerDeviceProgram
 from meshwise.ir.sharding import Sharding, local_bytes
+from meshwise.ir.source import place
 from meshwise.report.text import (
     aligned,
     array_text,
@@ -15,7 +16,6 @@ from meshwise.report.text import (
     in_user_axes,
     kib,
     percent,
-    place,
     sharding_text,
     wrapped,
 )

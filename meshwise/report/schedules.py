@@ -7,7 +7,8 @@ from meshwise import _jax
 from meshwise.cost.memory import Memory
 from meshwise.cost.work import Work
 from meshwise.ir.per_device import PerDeviceProgram
-from meshwise.report.text import aligned, in_user_axes, kib, microseconds, place
+from meshwise.ir.source import place
+from meshwise.report.text import aligned, in_user_axes, kib, microseconds
 from meshwise.schedule.handles import kind_of
 from meshwise.schedule.view import View
 

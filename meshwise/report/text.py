@@ -6,7 +6,6 @@ Everything is plain text of at most `WIDTH` columns where that is in our hands.
 import re
 import textwrap
 from collections.abc import Iterable, Sequence
-from pathlib import Path, PurePath
 from typing import Any
 
 from meshwise.ir.mesh import Axes, Mesh
@@ -102,24 +101,6 @@ def in_user_axes(text: str, mesh: Mesh) -> str:
         r"(?<= over )[\w.]+(?:, [\w.]+)*", lambda m: restore(m[0].split(", "), ", "), text
     )
     return re.sub(r"[\w.]+(?:\*[\w.]+)+", lambda m: restore(m[0].split("*"), "*"), text)
-
-
-def place(source: str) -> str:
-    """A source line with a short path: from the working directory, else its last two parts.
-
-    Of an installed package the path within the package's folder is shown.
-    """
-    path, colon, line = source.rpartition(":")
-    if not colon or not line.isdigit():
-        return source
-    parts = PurePath(path).parts
-    if "site-packages" in parts:
-        start = len(parts) - parts[::-1].index("site-packages")
-        return f"{PurePath(*parts[start:]).as_posix()}:{line}"
-    try:
-        return f"{PurePath(path).relative_to(Path.cwd()).as_posix()}:{line}"
-    except ValueError:
-        return f"{PurePath(*parts[-2:]).as_posix() if len(parts) > 2 else path}:{line}"
 
 
 def distinct(items: Iterable[str]) -> list[str]:

@@ -98,7 +98,7 @@ def tile_backward(eqn: JaxprEqn, result: int, tile: Sharding, mesh: Mesh, axes: 
 def _tiling(eqn: JaxprEqn, rule: OpRule, found: Mapping[int, Axes], mesh: Mesh) -> Tiling:
     factors = rule.factors
     strategy = Strategy(tuple([found.get(f, ()) for f in range(len(factors.sizes))]))
-    if sends(eqn, rule, strategy, mesh) or not fits(factors, strategy, mesh):
+    if not fits(factors, strategy, mesh) or sends(eqn, rule, strategy, mesh):
         raise NotTileableError(
             f"{_named(eqn)} ({factors}) needs more than this device's part of its operands"
         )

@@ -12,6 +12,7 @@ from meshwise.ir.mesh import Axes, Mesh
 from meshwise.ir.per_device import PerDeviceProgram, Reason
 from meshwise.ir.program import shape_of
 from meshwise.ir.sharding import Sharding
+from meshwise.ir.source import place
 from meshwise.schedule.layouts import Known, Layout, layouts_of, named_axes, replicated
 from meshwise.schedule.slices import Positions
 from meshwise.schedule.tiling import one_dim
@@ -165,8 +166,8 @@ class View:
 
 
 def short_line(eqn: JaxprEqn) -> str:
-    """The user's line of an equation, of its file the last folder and name."""
-    return "/".join(_jax.source_summary(eqn).split("/")[-2:])
+    """The user's line of an equation, its path short."""
+    return place(_jax.source_summary(eqn))
 
 
 def _is_plain(eqn: JaxprEqn) -> bool:

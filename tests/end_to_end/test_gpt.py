@@ -65,9 +65,8 @@ def test_a_step_equals_one_device(scheme: str, mesh: str, trained: model.State):
     assert_states_agree(state, wanted_state)
 
 
-@pytest.mark.parametrize(
-    "scheme", [pytest.param(s, marks=() if s == "2d" else pytest.mark.slow) for s in SCHEMES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_twenty_steps_on_eight_devices(scheme: str, mesh2x4: Mesh):
     function, given, returned = hints.hinted_step(SCHEMES[scheme], mesh2x4, CONFIG)
     step = mw.jit(

@@ -160,6 +160,7 @@ def test_training_has_the_numbers_of_one_device(name: str):
     check_numbers(case, parameters(CONFIG), tokens(case.step.keywords["config"]), 1e-5)
 
 
+@pytest.mark.slow
 def test_six_experts_on_four_devices_have_the_numbers_of_one():
     case = layer_case("nested", SIX)
     whole = parameters(SIX)["layers"][1]

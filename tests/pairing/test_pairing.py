@@ -9,8 +9,8 @@ import pytest
 from jax import lax
 
 from meshwise._jax import jaxpr_as_fun
-from meshwise.pairing import Count, Counts
 from meshwise.flatten import flatten
+from meshwise.pairing import Count, Counts
 
 X = np.arange(5 * 4 * 3, dtype=np.float32).reshape(5, 4, 3)
 PLACES, J = np.array([3, 0, 7, 2, -1]), np.array([2, 1, 0, 2])

@@ -8,6 +8,7 @@ import pytest
 
 from meshwise.ir.mesh import refine_mesh
 from meshwise.ir.sharding import Reduction, Sharding, unreduced
+from meshwise.ir.source import place
 from meshwise.report.text import (
     aligned,
     array_text,
@@ -17,7 +18,6 @@ from meshwise.report.text import (
     listed,
     microseconds,
     percent,
-    place,
     sharding_text,
     wrapped,
 )

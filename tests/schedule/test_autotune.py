@@ -186,3 +186,48 @@ def test_a_sum_that_is_cut_is_scattered():
     np.testing.assert_allclose(
         tuned.program.simulate(*args), program.simulate(*args), rtol=1e-4, atol=1e-4
     )
+
+
+def test_tensors_are_cut_along_dims_of_their_own():
+    """One dim for all would pad some of them, and send more than the all_reduce."""
+
+    def step(g, w, m):
+        g = jax.tree.map(lambda x: jax.lax.psum(x[0], "x"), g)
+        m = jax.tree.map(lambda m, g: 0.9 * m + g, m, g)
+        return jax.tree.map(lambda w, m: w - 0.1 * m, w, m), m
+
+    f32 = jax.ShapeDtypeStruct
+    shapes = {"q": (12, 64000), "w": (64000, 12)}
+    whole = {k: f32(s, jnp.float32) for k, s in shapes.items()}
+    terms = {k: f32((8, *s), jnp.float32) for k, s in shapes.items()}
+    specs = (P("x"), P(), P())
+    program = mw.SpmdProgram.from_shard_map(
+        step, mesh_of(x=8), specs, (P(), P()), terms, whole, whole
+    )
+    tuned = mw.autotune(program, measure="cost", hardware=CPU, states=("m['q']", "m['w']"))
+    assert tuned.program.wire_bytes == program.wire_bytes
+    assert [str(s) for s in tuned.program.per_device.in_shardings[-2:]] == ["[-, x]", "[x, -]"]
+
+
+def test_a_result_of_two_gathered_values_is_not_cut_twice():
+    def step(a, b):
+        return jnp.concatenate([jax.lax.psum(a[0], "x"), jax.lax.psum(b[0], "x").T], 0)
+
+    args = random(8, 64, 64), random(8, 64, 64, seed=1)
+    specs = (P("x"), P("x"))
+    program = mw.SpmdProgram.from_shard_map(step, mesh_of(x=8), specs, P(), *args)
+    tuned = mw.autotune(program, measure="cost", hardware=CPU)
+    np.testing.assert_allclose(
+        tuned.program.simulate(*args), program.simulate(*args), rtol=1e-5, atol=1e-5
+    )
+
+
+def test_states_that_are_none_are_refused():
+    with pytest.raises(mw.ArgumentError, match="'wieghts' is no argument"):
+        mw.autotune(adam().program, measure="cost", states=["wieghts"])
+
+
+@pytest.mark.parametrize(("given", "text"), [([], "no values"), (["all_reduce"], "takes handles")])
+def test_moves_take_handles(given, text):
+    with pytest.raises(mw.ArgumentError, match=text):
+        mw.Schedule(adam().program).split(given)

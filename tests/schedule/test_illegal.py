@@ -98,7 +98,7 @@ REFUSED = {
     # split
     "split what is no sum": (
         norms, lambda s: s.split(s.find("cumsum")[0]),
-        r"f32\[16\] of cumsum at schedule/test_illegal.py:\d+", "all_reduces that sum (psum)"),
+        r"f32\[16\] of cumsum at tests/schedule/test_illegal.py", "all_reduces that sum (psum)"),
     "split a maximum": (
         norms, lambda s: s.split(s.find("all_reduce")[-1]),
         r"f32\[16\] of pmax", "all_reduces that sum (psum)"),
@@ -198,7 +198,7 @@ REFUSED = {
     # bucket
     "a bucket of one": (
         norms, lambda s: s.bucket(s.find("all_reduce")[:1]),
-        "1 collective$", "A bucket joins two collectives or more"),
+        "1 of float32$", "A bucket joins two collectives or more"),
     "a bucket of what is no collective": (
         norms, lambda s: s.bucket(s.find("mul")),
         r"f32\[16\] of mul at", "all_reduces, reduce_scatters and all_gathers"),
@@ -207,7 +207,7 @@ REFUSED = {
         r"f32\[16\] of pmax at", "all_reduces, reduce_scatters and all_gathers"),
     "a bucket too small": (
         axes, lambda s: s.bucket([s.find("all_reduce")[2], s.find("all_reduce")[3]], max_bytes=4),
-        "2 collectives, of which no two fit in 4 bytes", "Raise max_bytes"),
+        "2 of float32, of which no two fit in 4 bytes", "Raise max_bytes"),
     "a bucket over two groups": (
         axes, lambda s: s.bucket(s.find("all_reduce")[:2]),
         r"1 psum over y, first f32\[16\] of psum at", "over the same axes (groups)"),

@@ -71,6 +71,7 @@ def _typed(eqn: JaxprEqn, scene: Scene) -> Typed:
             "In a program layouts are said of arguments, and follow for all other values.",
             "Leave it out; use a verb (mw.all_gather, mw.all_to_all, ...) where a layout changes.",
         )
+    _check_bodies(eqn)
     _check_along_each_axis(eqn, operands, scene)
     rule = REGISTRY.describe(eqn)
     local = sorted({a for o in operands for a in o.local})
@@ -112,8 +113,8 @@ def _check_along_each_axis(eqn: JaxprEqn, operands: Sequence[Layout], scene: Sce
         raise refuse(eqn, offenders, rule, way_out)
 
 
-def _check_whole(eqn: JaxprEqn, operands: Sequence[Layout], scene: Scene) -> None:
-    """What cannot be split reads whole values, and holds no verbs in its bodies."""
+def _check_bodies(eqn: JaxprEqn) -> None:
+    """No verbs in the bodies of loops and conditionals."""
     inside = next(_verbs_inside(eqn), None)
     if inside is not None:
         raise refuse(
@@ -123,6 +124,10 @@ def _check_whole(eqn: JaxprEqn, operands: Sequence[Layout], scene: Scene) -> Non
             "Unroll the loop; or write the function for one device, and read it with "
             "mw.SpmdProgram.from_shard_map.",
         )
+
+
+def _check_whole(eqn: JaxprEqn, operands: Sequence[Layout], scene: Scene) -> None:
+    """What cannot be split reads whole values."""
     offenders = [
         scene.text(a) for a, o in zip(eqn.invars, operands, strict=True) if o.sliced or o.unreduced
     ]

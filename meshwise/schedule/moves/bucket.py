@@ -45,7 +45,7 @@ def bucket(view: View, values: Sequence[Var], max_bytes: int | None = None) -> B
     """
     indices = [equation_of(view, v, MOVE, _TOGETHER.__contains__, _KINDS) for v in values]
     _check_alike(view, indices)
-    _check_apart(view, values, indices)
+    _check_apart(view, indices)
     pieces: list[Piece] = []
     renamed: dict[Var, Any] = {}
     reasons = []
@@ -61,14 +61,12 @@ def bucket(view: View, values: Sequence[Var], max_bytes: int | None = None) -> B
         made = [v for i in members for v in view.eqns[i].outvars]
         renamed.update(zip(made, piece.results, strict=True))
     if not pieces:
+        dtypes = dict.fromkeys(str(type_of(view.eqns[i].invars[0]).dtype) for i in indices)
+        bound = "" if max_bytes is None else f", of which no two fit in {max_bytes:,} bytes"
         raise refuse(
             MOVE,
-            [
-                f"{len(values)} collectives, of which no two fit in {max_bytes:,} bytes"
-                if max_bytes
-                else f"{len(values)} collective"
-            ],
-            "A bucket joins two collectives or more.",
+            [f"{len(indices)} of {', '.join(dtypes)}{bound}"],
+            "A bucket joins two collectives or more, of one dtype.",
             "Raise max_bytes, or name more collectives.",
         )
     gone = [view.maker[v] for v in renamed]
@@ -97,7 +95,7 @@ def _check_alike(view: View, indices: Sequence[int]) -> None:
         )
 
 
-def _check_apart(view: View, values: Sequence[Var], indices: Sequence[int]) -> None:
+def _check_apart(view: View, indices: Sequence[int]) -> None:
     """None is needed to compute another one's operand."""
     members = {v for i in indices for v in view.eqns[i].outvars}
     origin: dict[Var, Var] = {v: v for v in members}
@@ -114,7 +112,6 @@ def _check_apart(view: View, values: Sequence[Var], indices: Sequence[int]) -> N
             )
         for var in eqn.outvars:
             origin.setdefault(var, origin[needed[0]])
-    del values
 
 
 def _buckets(view: View, indices: Sequence[int], max_bytes: int | None) -> list[list[int]]:

@@ -248,7 +248,7 @@ def _emit(view: View, region: _Region, entry: _Entries) -> tuple[Piece, list[Var
                 (tiles if var in region.tiles else env)[var] = array
                 if var not in region.tiles:
                     wholes.append(array)
-        with jax.named_scope(scope):
+        with _jax.at_source(view.eqns[min(inside)]), jax.named_scope(scope):
             gathered = [gather(tiles[v], shape_of(v), region.tiles[v], view.mesh) for v in outside]
         return [*gathered, *wholes]
 

@@ -1,0 +1,73 @@
+"""`lax.platform_dependent`: which of its branches runs is known before the program is."""
+
+from typing import Any
+
+from jax._src import core as _core
+from jax._src import xla_bridge as _xla_bridge
+from jax.extend.core import Literal
+
+from meshwise._jax.jaxprs import JaxprEqn, is_jaxpr, opened, rewritten
+
+
+def on_platform(closed: Any, platform: str | None) -> Any:
+    """A jaxpr, bodies included, in which branches by platform are the one that runs on this one.
+
+    For no platform (a mesh without devices) the default branch is taken; where there is none the
+    choice stays.
+    """
+    names = {platform, *_aliases(platform)} if platform else set[str]()
+    return _resolved(closed, names)
+
+
+def _aliases(platform: str) -> list[str]:
+    try:
+        return list(_xla_bridge.expand_platform_alias(platform))
+    except RuntimeError:  # a platform that JAX does not know
+        return []
+
+
+def _resolved(jaxpr: Any, names: set[Any]) -> Any:
+    inner = opened(jaxpr)
+    chosen: dict[Any, int] = {}
+    eqns: list[JaxprEqn] = []
+    for eqn in inner.eqns:
+        if eqn.primitive.name == "platform_index":
+            number = _branch(eqn.params["platforms"], names)
+            if number is not None:
+                chosen[eqn.outvars[0]] = number
+        params = {k: _clean(v, names) for k, v in eqn.params.items()}
+        same = all(params[k] is v for k, v in eqn.params.items())
+        eqns.append(_taken(eqn if same else eqn.replace(params=params), chosen))
+    if all(new is old for new, old in zip(eqns, inner.eqns, strict=True)):
+        return jaxpr
+    return rewritten(jaxpr, eqns=eqns)
+
+
+def _branch(platforms: Any, names: set[Any]) -> int | None:
+    default = None
+    for number, of in enumerate(platforms):
+        if of is None:
+            default = number
+        elif names & {*of}:
+            return number
+    return default
+
+
+def _taken(eqn: JaxprEqn, chosen: dict[Any, int]) -> JaxprEqn:
+    """A choice by a platform's number as a call of its branch."""
+    which = eqn.invars[0] if eqn.primitive.name == "cond" else None
+    if which is None or isinstance(which, Literal) or which not in chosen:
+        return eqn
+    branch = eqn.params["branches"][chosen[which]]
+    return eqn.replace(
+        primitive=_core.closed_call_p, invars=eqn.invars[1:], params={"call_jaxpr": branch}
+    )
+
+
+def _clean(value: Any, names: set[Any]) -> Any:
+    if isinstance(value, tuple | list):
+        parts = [_clean(v, names) for v in value] if any(map(is_jaxpr, value)) else []
+        if all(new is old for new, old in zip(parts, value, strict=False)):
+            return value
+        return getattr(type(value), "_make", type(value))(parts)
+    return _resolved(value, names) if is_jaxpr(value) else value

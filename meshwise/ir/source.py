@@ -1,0 +1,21 @@
+"""A line of the user's code, as reports and errors show it."""
+
+from pathlib import Path, PurePath
+
+
+def place(source: str) -> str:
+    """A source line with a short path: from the working directory, else its last two parts.
+
+    Of an installed package the path within the package's folder is shown.
+    """
+    path, colon, line = source.rpartition(":")
+    if not colon or not line.isdigit():
+        return source
+    parts = PurePath(path).parts
+    if "site-packages" in parts:
+        start = len(parts) - parts[::-1].index("site-packages")
+        return f"{PurePath(*parts[start:]).as_posix()}:{line}"
+    try:
+        return f"{PurePath(path).relative_to(Path.cwd()).as_posix()}:{line}"
+    except ValueError:
+        return f"{PurePath(*parts[-2:]).as_posix() if len(parts) > 2 else path}:{line}"
