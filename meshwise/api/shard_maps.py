@@ -13,7 +13,7 @@ from meshwise import _jax
 from meshwise.api.arguments import argument_types, name_of, result_paths, take_apart
 from meshwise.api.meshes import check_is_mesh
 from meshwise.api.specs import Described, broadcast_specs, kind_of
-from meshwise.errors import HintError, MeshError, message
+from meshwise.errors import ArgumentError, HintError, MeshError, TreeError, message
 from meshwise.flatten import inline_calls
 from meshwise.ir.mesh import Mesh, plain_mesh
 from meshwise.ir.per_device import PerDeviceProgram
@@ -43,7 +43,12 @@ class _NoStatics:
 
 
 def read_shard_map(
-    fn: Callable[..., Any], mesh: Any, in_specs: Any, out_specs: Any, args: Sequence[Any]
+    fn: Callable[..., Any],
+    mesh: Any,
+    in_specs: Any,
+    out_specs: Any,
+    args: Sequence[Any],
+    check_vma: bool | None,
 ) -> ShardMapped:
     """Trace a function of local arrays on global arguments. Raises what its specs do not fit."""
     check_is_mesh(mesh)
@@ -69,7 +74,7 @@ def read_shard_map(
         jax.ShapeDtypeStruct(local_shape(t.shape, s, refined), t.dtype, weak_type=t.weak_type)
         for t, s in zip(types, ins, strict=True)
     ]
-    closed, out_tree = _trace(fn, mesh, refined, local, jax.tree.structure(tuple(args)))
+    closed, out_tree = _trace(fn, mesh, specs, out_specs, args, local, check_vma)
     result = jax.tree.unflatten(out_tree, [0] * out_tree.num_leaves)
     described = Described(result, "result", f"result is {kind_of(result)}")
     out_paths = result_paths(out_tree)
@@ -172,29 +177,57 @@ def _check_divides(
 
 
 def _trace(
-    fn: Callable[..., Any], mesh: Any, refined: Mesh, local: Sequence[Any], tree: Any
+    fn: Callable[..., Any],
+    mesh: Any,
+    in_specs: Sequence[Any],
+    out_specs: Any,
+    args: Sequence[Any],
+    local: Sequence[Any],
+    check_vma: bool | None,
 ) -> tuple[Any, Any]:
     """The function's jaxpr on local arrays, and the tree of its results."""
-    trees: list[Any] = []
+    axes = {str(n): s for n, s in zip(mesh.axis_names, mesh.axis_sizes, strict=True)}
+    replicated, tree = PartitionSpec(), jax.tree.structure(tuple(args))
+    ins = jax.tree.unflatten(tree, [spec or replicated for spec in in_specs])
+    is_spec = lambda s: s is None or isinstance(s, PartitionSpec)  # noqa: E731
+    outs = jax.tree.map(lambda s: s or replicated, out_specs, is_leaf=is_spec)
+    structs = jax.tree.map(_struct, tuple(args))
 
-    def flat(*leaves: Any) -> list[Any]:
-        leaves_, out_tree = jax.tree.flatten(fn(*jax.tree.unflatten(tree, leaves)))
-        trees.append(out_tree)
-        return [jnp.asarray(leaf) for leaf in leaves_]
+    def arrays(*given: Any) -> Any:
+        return jax.tree.map(jnp.asarray, fn(*given))
 
-    function: Callable[..., list[Any]] = flat
-    for axis, size in zip(mesh.axis_names, mesh.axis_sizes, strict=True):
-        if size == 1:
-            function = _with_axis_of_one(function, axis)
-    axes = list(zip(refined.names, refined.sizes, strict=True))
-    return _jax.make_jaxpr_over_axes(function, axes, local), trees[0]
+    def traced(checks: bool) -> tuple[Any, Any]:
+        return _jax.shard_map_jaxpr(arrays, axes, ins, outs, structs, local, checks)
+
+    try:
+        if check_vma is not None:
+            return traced(check_vma)
+        try:
+            return traced(True)
+        except (AssertionError, TypeError, ValueError):  # it can only be meant without the check
+            return traced(False)
+    except ValueError as why:
+        if "shard_map out_specs" not in str(why):
+            raise
+        raise TreeError(
+            message(
+                f"out_specs of {NAME} does not match the tree it describes",
+                [str(why).splitlines()[-1].strip()],
+                "A tree of specs has the structure of the result, or is a prefix of it.",
+                "Give an entry for each subtree.",
+            )
+        ) from None
+    except NotImplementedError:
+        raise ArgumentError(
+            message(
+                f"{NAME} cannot read this function",
+                [f"{name_of(fn)} has a shard_map in it"],
+                "All axes are manual already: a function of local arrays is one for all of them.",
+                "Write what is inside of it in its place.",
+            )
+        ) from None
 
 
-def _with_axis_of_one(function: Callable[..., list[Any]], axis: Any) -> Callable[..., list[Any]]:
-    """A function whose collectives over an axis of one device are gone."""
-
-    def alone(*leaves: Any) -> list[Any]:
-        mapped = jax.vmap(lambda: function(*leaves), axis_name=axis, axis_size=1)
-        return [leaf[0] for leaf in mapped()]
-
-    return alone
+def _struct(leaf: Any) -> jax.ShapeDtypeStruct:
+    aval: Any = _jax.array_type(leaf)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))

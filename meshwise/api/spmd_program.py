@@ -49,13 +49,21 @@ class SpmdProgram:
 
     @classmethod
     def from_shard_map(
-        cls, fn: Callable[..., Any], mesh: Any, in_specs: Any, out_specs: Any, *args: Any
+        cls,
+        fn: Callable[..., Any],
+        mesh: Any,
+        in_specs: Any,
+        out_specs: Any,
+        *args: Any,
+        check_vma: bool | None = None,
     ) -> "SpmdProgram":
         """The program of a function written for one device of many, as `jax.shard_map` takes it.
 
         `fn` maps local arrays to local arrays, with `jax.lax` collectives over the axes of the
-        mesh; `args` are global, or `jax.ShapeDtypeStruct`s. Every axis is manual. Whether results
-        that their spec calls replicated are so is not checked here: `simulate` does.
+        mesh; `args` are global, or `jax.ShapeDtypeStruct`s. Every axis is manual. `check_vma` is
+        `jax.shard_map`'s, by which derivatives taken inside differ; by default True, as there, or
+        False where JAX refuses the function with it. Then nobody checks here whether results that
+        their spec calls replicated are so: `simulate` does.
 
         >>> from jax.sharding import AbstractMesh, PartitionSpec as P
         >>> x = jax.ShapeDtypeStruct((8, 4), jax.numpy.float32)
@@ -64,7 +72,7 @@ class SpmdProgram:
         >>> SpmdProgram.from_shard_map(fn, mesh, P("data"), P(), x).wire_bytes
         28
         """
-        return cls(**vars(read_shard_map(fn, mesh, in_specs, out_specs, args)))
+        return cls(**vars(read_shard_map(fn, mesh, in_specs, out_specs, args, check_vma)))
 
     def with_per_device(self, per_device: PerDeviceProgram) -> "SpmdProgram":
         """The same program computed in another way; arguments may lie in another way too."""
