@@ -111,7 +111,7 @@ TABLE = [
         reason="weights gathered over x, and held, instead of tokens sent"),
     row("GShard layer, tokens on both axes, 2x4", gshard,
         (Array((GROUPS_OF, TOKENS, WIDTH), GRID), GATE, UP, DOWN), GRID, (2, 4),
-        reason="the gate is computed on gathered tokens"),
+        reason="masks and weights of the routing are computed on gathered tokens"),
     row("expert by a table, tokens sharded", by_table,
         (Array((64, WIDTH), X), integers((64,), EXPERTS, X), Array((EXPERTS, WIDTH, INNER))), X,
         best=Best(0, "the experts are everywhere")),

@@ -50,7 +50,7 @@ TABLE = [
         best=LOCAL),
     row("heads joined, 12 of them", lambda x: x.reshape(64, 1536),
         (Array((64, 12, 128), SECOND),), SECOND,
-        reason="pieces of other heads arrive in buffers of their own"),
+        reason="the shard and two pieces are joined, and the new shard is picked from that"),
     row("split over both axes, 2x4", lambda x: x.reshape(8, 8, 64), (Array((64, 64), XY),), GRID,
         (2, 4)),
     row("joined from both axes, 2x4", lambda x: x.reshape(64, 64),
