@@ -52,7 +52,8 @@ def read(record: dict[str, Any], programs: Sequence[Program]) -> list[Measured]:
 
 
 def _outcome(values: dict[str, Any]) -> Outcome:
-    return Outcome(**{**values, "error": float(values["error"])})  # "inf" is text in JSON
+    known: dict[str, Any] = {**values, "error": float(values["error"])}  # "inf" is text in JSON
+    return Outcome(**known)
 
 
 def _row(measured: Measured) -> dict[str, Any]:

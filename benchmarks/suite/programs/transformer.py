@@ -138,7 +138,7 @@ def step_of(run: Callable[..., Any]) -> Callable[..., Any]:
             return ((run(shard, p, x) - y) ** 2).mean()
 
         value, gradient = jax.value_and_grad(loss)(parameters)
-        return {n: adam(*state[n], gradient[n]) for n in state}, value
+        return {n: adam(*leaves, g=gradient[n]) for n, leaves in state.items()}, value
 
     return step
 
