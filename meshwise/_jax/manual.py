@@ -23,6 +23,7 @@ from meshwise._jax.jaxprs import (
     bind,
     literal_value,
     opened,
+    source_summary,
 )
 from meshwise._jax.tracing import make_jaxpr_over_axes, without_mesh
 
@@ -73,9 +74,13 @@ def _operand(
 
 
 def _run(
-    jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], axes: Mapping[str, int]
+    jaxpr: Any,
+    consts: Sequence[Any],
+    args: Sequence[Any],
+    axes: Mapping[str, int],
+    call: JaxprEqn | None = None,
 ) -> list[Any]:
-    """A jaxpr's results, its collectives plain."""
+    """A jaxpr's results, its collectives plain; what knows no line of the user has its call's."""
     inner = opened(jaxpr)
     env: dict[Var, Any] = dict(zip(inner.constvars, consts, strict=True))
     env.update(zip(inner.invars, args, strict=True))
@@ -84,7 +89,8 @@ def _run(
         return literal_value(atom) if isinstance(atom, Literal) else env[atom]
 
     for eqn in inner.eqns:
-        with at_source(eqn):
+        unknown = call is not None and source_summary(eqn) == "unknown"
+        with at_source(call if unknown and call is not None else eqn):
             results = _apply(eqn, [read(a) for a in eqn.invars], axes)
         env.update(zip(eqn.outvars, results, strict=True))
     return [read(a) for a in inner.outvars]
@@ -98,7 +104,7 @@ def _apply(eqn: JaxprEqn, args: Sequence[Any], axes: Mapping[str, int]) -> list[
         return list(args)
     body = call_body(eqn)
     if body is not None:
-        return _run(body.jaxpr, body.consts, args, axes)
+        return _run(body.jaxpr, body.consts, args, axes, eqn)
     if name in _LOOPS:
         return _LOOPS[name](eqn, args, axes)
     plain = _PLAIN.get(name)

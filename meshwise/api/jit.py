@@ -21,10 +21,10 @@ from meshwise.api.arguments import (
     take_apart,
 )
 from meshwise.api.autotune import scheduled
-from meshwise.api.build import DRIVER_OF, Choices, Options, build, donated_leaves, resolve
+from meshwise.api.build import DRIVER_OF, Choices, Options, Resolved, build, donated_leaves, resolve
 from meshwise.api.calibrate import figures_of
 from meshwise.api.deleted import any_gone, refuse_gone, refuse_shared
-from meshwise.api.meshes import check_is_mesh
+from meshwise.api.meshes import check_is_mesh, lies_as
 from meshwise.api.specs import Described, broadcast_specs, kind_of
 from meshwise.api.spmd_program import SpmdProgram
 from meshwise.api.transform import Runner, call_in_trace
@@ -239,10 +239,31 @@ class JitFunction:
         key = static, _jax.settings_key(), resolved.key
         program = self._shared.get(key)
         if program is None:
+            program = self._scheduled_before(arguments, resolved)
+        if program is None:
             program = build(self.name, self.fn, self.options, arguments, resolved)
             program = self._scheduled(program)
-            self._shared[key] = program
+        self._shared[key] = program
         return program
+
+    def _scheduled_before(self, arguments: Arguments, resolved: Resolved) -> SpmdProgram | None:
+        """A program of an earlier call whose schedule left its arguments as these lie.
+
+        The second step of a loop gets state in the slices that the first one's schedule made: they
+        are no hint, and the moves are made already.
+        """
+        if self.options.choices.schedule is None:
+            return None
+        types = [(t.shape, t.dtype, t.weak_type) for t in resolved.types]
+        for key, program in self._shared.items():
+            ins = program.per_device.in_types[len(program.held) :]
+            alike = [(t.shape, t.dtype, getattr(t, "weak_type", False)) for t in ins] == types
+            same_call = key[0] == (arguments.tree, arguments.static, arguments.static_named)
+            if alike and same_call and key[1] == _jax.settings_key():
+                placements = program.placements[0][len(program.held) :]
+                if all(map(lies_as, arguments.leaves, placements)):
+                    return program
+        return None
 
 
 class BoundJitFunction(functools.partial):

@@ -9,6 +9,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from meshwise import _jax
 from meshwise.errors import ArgumentError, HintError, MeshError, message
 from meshwise.ir.program import Program
+from meshwise.run.uneven import UnevenArray
 
 _SHOWN_DEVICES = 8
 
@@ -217,3 +218,11 @@ def show_devices(devices: Iterable[Any]) -> str:
 def platform_of(mesh: Any) -> str | None:
     """What the devices of a mesh are (`cpu`, `tpu`, ...); None of a mesh without devices."""
     return None if isinstance(mesh, AbstractMesh) else mesh.devices.flat[0].platform
+
+
+def lies_as(leaf: Any, placement: NamedSharding) -> bool:
+    """Whether an argument lies as a program wants it, or nowhere in particular."""
+    if not getattr(leaf, "committed", isinstance(leaf, UnevenArray)):
+        return True
+    held = leaf.padded if isinstance(leaf, UnevenArray) else leaf
+    return held.sharding.is_equivalent_to(placement, held.ndim)

@@ -20,6 +20,8 @@ from meshwise.ir.per_device import PerDeviceProgram
 from meshwise.ir.sharding import Sharding, local_shape
 
 NAME = "SpmdProgram.from_shard_map"
+# What JAX raises where a function does not pass the check of types.
+_REFUSALS = (AssertionError, NotImplementedError, TypeError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -51,16 +53,7 @@ def read_shard_map(
     check_vma: bool | None,
 ) -> ShardMapped:
     """Trace a function of local arrays on global arguments. Raises what its specs do not fit."""
-    check_is_mesh(mesh)
-    if mesh is None:
-        raise MeshError(
-            message(
-                f"{NAME} was given no mesh",
-                ["mesh=None"],
-                "The axes of the mesh are those that the function's collectives go over.",
-                "Give a jax.sharding.Mesh or, without devices, an AbstractMesh.",
-            )
-        )
+    _check_mesh(mesh)
     arguments = take_apart(_NoStatics(), tuple(args), {})
     paths = named_paths(fn, args)
     types = argument_types(NAME, arguments, paths)
@@ -103,6 +96,19 @@ def read_shard_map(
         out_paths=tuple(out_paths),
         name=name_of(fn),
     )
+
+
+def _check_mesh(mesh: Any) -> None:
+    check_is_mesh(mesh)
+    if mesh is None:
+        raise MeshError(
+            message(
+                f"{NAME} was given no mesh",
+                ["mesh=None"],
+                "The axes of the mesh are those that the function's collectives go over.",
+                "Give a jax.sharding.Mesh or, without devices, an AbstractMesh.",
+            )
+        )
 
 
 def named_paths(fn: Callable[..., Any], args: Sequence[Any]) -> list[str]:
@@ -204,7 +210,7 @@ def _trace(
             return traced(check_vma)
         try:
             return traced(True)
-        except (AssertionError, TypeError, ValueError):  # it can only be meant without the check
+        except _REFUSALS:  # such a function can only be meant without the check
             return traced(False)
     except ValueError as why:
         if "shard_map out_specs" not in str(why):

@@ -231,3 +231,27 @@ def test_states_that_are_none_are_refused():
 def test_moves_take_handles(given, text):
     with pytest.raises(mw.ArgumentError, match=text):
         mw.Schedule(adam().program).split(given)
+
+
+def test_a_script_goes_on_with_the_slices_it_made(mesh8):
+    """The second step's state lies in slices: that is no other program to be moved again."""
+
+    def step(w, mean, x):
+        gradient = jax.grad(lambda w: jnp.sum(jnp.tanh(x @ w)))(w)
+        mean = 0.9 * mean + gradient
+        return w - 0.01 * mean, mean
+
+    def script(s):
+        _, gathered = s.split(s.find("all_reduce")[0])
+        s.reorder(gathered, more_bytes=True)
+        s.slice_state("args[1]")
+
+    options = {"mesh": mesh8, "in_shardings": (None, None, P("x"))}
+    plain, moved = mw.jit(step, **options), mw.jit(step, **options, schedule=script)
+    w, mean, x = random(16, 500), random(16, 500, seed=1), random(4096, 16)
+    found, wanted = (w, mean), (w, mean)
+    for _ in range(3):
+        found, wanted = moved(*found, x), plain(*wanted, x)
+    assert found[1].sharding.spec == P("x")
+    for got, want in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)

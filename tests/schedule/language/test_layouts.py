@@ -240,7 +240,7 @@ def test_the_listing_names_every_line():
     listing = mw.program(mesh_of(d=4))(fn).layouts(random(5), random(5))
     lines = pathlib.Path(__file__).read_text(encoding="utf-8").splitlines()
     line = next(n for n, text in enumerate(lines, 1) if text.endswith("# here"))
-    where = [f"language/test_layouts.py:{n}" for n in (line, line + 1)]
+    where = [f"tests/schedule/language/test_layouts.py:{n}" for n in (line, line + 1)]
     pad = len(where[0])
     assert str(listing).splitlines() == [
         f"{'x':{pad}}  argument       f32[5]  Sliced(0) over d",
