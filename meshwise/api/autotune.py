@@ -74,7 +74,6 @@ class Tuned:
     seconds: float
     measure: str
     machine: str
-    columns: tuple[str, ...] = field(default=())
 
     @property
     def best(self) -> Candidate:

@@ -90,7 +90,7 @@ def _tiling_of(view: View, index: int, whole: Var, tile: Sharding) -> Tiling | N
     """How an equation makes tiles of one of its results, the only one that is read."""
     eqn = view.eqns[index]
     others = [v for v in eqn.outvars if v is not whole]
-    if any(v in view.readers or v in view.returned for v in others):
+    if any(view.readers[v] or v in view.returned for v in others):
         return None
     axes = tuple(a for dim in tile.dims for a in dim)
     if any({*axes} & view.layout(a).varying for a in eqn.invars if not is_literal(a)):

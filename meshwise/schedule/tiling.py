@@ -5,7 +5,6 @@ device, and an equation of it is split there as any equation is: by its factor r
 reordered with a gather, and how it is computed then, is read where partitioning reads it.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -257,12 +256,6 @@ def one_dim(rank: int, dim: int, axes: Axes) -> Sharding:
 def tile_shape(shape: Sequence[int], tile: Sharding, mesh: Mesh) -> tuple[int, ...]:
     """The shape of a tile of an array."""
     return tuple([-(-n // mesh.size(a)) for n, a in zip(shape, tile.dims, strict=True)])
-
-
-def tile_bytes(atom: Any, tile: Sharding, mesh: Mesh) -> int:
-    """Bytes of a tile of a value."""
-    aval: Any = atom.aval
-    return math.prod(tile_shape(aval.shape, tile, mesh)) * int(aval.dtype.itemsize)
 
 
 def is_literal(atom: Any) -> bool:

@@ -1,6 +1,5 @@
 """What moves ask of a per-device program: who makes and reads a value, and what is known of it."""
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -73,8 +72,10 @@ class View:
 
     @cached_property
     def readers(self) -> dict[Var, list[int]]:
-        """The equations that read each value."""
-        found: dict[Var, list[int]] = defaultdict(list)
+        """The equations that read each value, none of some."""
+        jaxpr = self.program.jaxpr.jaxpr
+        values = [*jaxpr.constvars, *jaxpr.invars, *(v for eqn in self.eqns for v in eqn.outvars)]
+        found: dict[Var, list[int]] = {v: [] for v in values}
         for i, eqn in enumerate(self.eqns):
             for atom in dict.fromkeys(a for a in eqn.invars if not isinstance(a, Literal)):
                 found[atom].append(i)
