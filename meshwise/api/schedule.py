@@ -234,8 +234,26 @@ class Schedule:
         return self._handles(name, [v for v in done.values if v in self.view.maker])
 
     def run(self, script: str | Callable[["Schedule"], Any]) -> "Schedule":
-        """Make the moves of a script: a function of a schedule, or its text."""
-        schedule_function(script)(self)
+        """Make the moves of a script: a function of a schedule, or its text.
+
+        One that does not fit makes none of its moves.
+        """
+        moves, before = schedule_function(script), self.mark()
+        try:
+            moves(self)
+        except (IndexError, IllegalMove) as error:
+            self.back_to(before)
+            if isinstance(error, IllegalMove):
+                raise
+            raise IllegalMove(
+                message(
+                    f"A script does not fit {self.original.name}",
+                    [f"it takes what is not there: {error}"],
+                    "A script names values by what s.find finds, in order: another program has "
+                    "others.",
+                    "Print the schedule to see what there is.",
+                )
+            ) from error
         return self
 
     def script(self) -> str:

@@ -77,13 +77,17 @@ def schedule_function(script: Any) -> Callable[[Any], Any]:
     if callable(script):
         return script
     names: dict[str, Any] = {}
+    problem = ""
     if isinstance(script, str):
-        exec(compile(script, "<schedule>", "exec"), names)
+        try:
+            exec(compile(script, "<schedule>", "exec"), names)
+        except (NameError, SyntaxError) as error:
+            problem = f": {error}"
     if not callable(names.get("schedule")):
         raise ArgumentError(
             message(
                 "A schedule is no script",
-                [f"{script!r:.80}"],
+                [f"{script!r:.80}{problem}"],
                 "A script is a function of a schedule that makes moves, or the text of one that is "
                 "called `schedule`, as Schedule.script() prints it.",
                 "Give one of the two.",

@@ -102,3 +102,19 @@ def test_a_script_keeps_what_was_not_to_be_padded():
     assert mw.Schedule(adam(64).program).run(s.script()).script() == s.script()
     with pytest.raises(mw.IllegalMove, match="parts of equal size"):
         mw.Schedule(adam(61).program).run(s.script())
+
+
+@pytest.mark.parametrize(
+    ("script", "error", "text"),
+    [
+        ("autoo", mw.ArgumentError, "no script.*autoo"),
+        ("def schedule(s:", mw.ArgumentError, "no script"),
+        ("def other(s): pass", mw.ArgumentError, "called `schedule`"),
+        (lambda s: s.split(s.find("all_reduce")[3]), mw.IllegalMove, "does not fit step"),
+    ],
+)
+def test_scripts_that_do_not_fit(script, error, text):
+    s = mw.Schedule(adam().program)
+    with pytest.raises(error, match=text):
+        s.run(script)
+    assert s.script() == mw.Schedule(adam().program).script()
