@@ -1,8 +1,8 @@
 """`mw.calibrate`: the figures of the devices at hand, measured once and kept.
 
 They are kept in a file of the user's cache folder (`XDG_CACHE_HOME`, else `~/.cache`), one for each
-kind and number of devices. `mw.autotune` predicts with them where they are there, and says so in
-its table; `mw.jit` plans with them where it is told to, `hardware="measured"`, and `explain()` says
+kind and number of devices. `mw.autotune` predicts with them where it times programs, and says so
+in its table; `mw.jit` plans with them where it is told to, `hardware="measured"`, and `explain()` says
 so. Otherwise plans are the same on every machine.
 """
 
