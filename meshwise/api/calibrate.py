@@ -2,8 +2,8 @@
 
 They are kept in a file of the user's cache folder (`XDG_CACHE_HOME`, else `~/.cache`), one for each
 kind and number of devices. `mw.autotune` predicts with them where it times programs, and says so
-in its table; `mw.jit` plans with them where it is told to, `hardware="measured"`, and `explain()` says
-so. Otherwise plans are the same on every machine.
+in its table; `mw.jit` plans with them where it is told to, `hardware="measured"`, and `explain()`
+says so. Otherwise plans are the same on every machine.
 """
 
 import dataclasses
