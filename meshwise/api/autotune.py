@@ -18,6 +18,7 @@ from jax.sharding import AbstractMesh
 
 from meshwise import _jax
 from meshwise.api.calibrate import kept
+from meshwise.api.meshes import platform_of
 from meshwise.api.policies import Policy, policies
 from meshwise.api.schedule import Schedule
 from meshwise.api.spmd_program import SpmdProgram
@@ -144,7 +145,7 @@ def autotune(
     mesh = first.original.user_mesh
     _check(measure, mesh)
     machine = hardware or _hardware_of(mesh, measure)
-    beside = machine is not CPU and not _is_cpu(mesh) if overlaps is None else overlaps
+    beside = machine is not CPU and platform_of(mesh) != "cpu" if overlaps is None else overlaps
     deadline = start + budget_s if measure == "time" else float("inf")
     with _Display(progress) as display:
         until = start + budget_s / 2 if measure == "time" else float("inf")
@@ -195,16 +196,8 @@ def _check(measure: str, mesh: Any) -> None:
 
 def _hardware_of(mesh: Any, measure: str) -> Hardware:
     """Measured figures where programs are timed anyway; what goes by cost is alike everywhere."""
-    if isinstance(mesh, AbstractMesh):
-        return GENERIC
-    platform = CPU if mesh.devices.flat[0].platform == "cpu" else GENERIC
     measured = kept(list(mesh.devices.flat)) if measure == "time" else None
-    return measured or platform
-
-
-def _is_cpu(mesh: Any) -> bool:
-    """Whether collectives and computation share the same cores."""
-    return not isinstance(mesh, AbstractMesh) and mesh.devices.flat[0].platform == "cpu"
+    return measured or (CPU if platform_of(mesh) == "cpu" else GENERIC)
 
 
 def _search(

@@ -236,17 +236,20 @@ class JitFunction:
         """
         resolved = resolve(self.name, self.options, arguments)
         static = arguments.tree, arguments.static, arguments.static_named
-        key = static, _jax.settings_key(), resolved.key
+        call = static, _jax.settings_key()
+        key = call, resolved.key
         program = self._shared.get(key)
         if program is None:
-            program = self._scheduled_before(arguments, resolved)
+            program = self._scheduled_before(call, arguments, resolved)
         if program is None:
             program = build(self.name, self.fn, self.options, arguments, resolved)
             program = self._scheduled(program)
         self._shared[key] = program
         return program
 
-    def _scheduled_before(self, arguments: Arguments, resolved: Resolved) -> SpmdProgram | None:
+    def _scheduled_before(
+        self, call: Any, arguments: Arguments, resolved: Resolved
+    ) -> SpmdProgram | None:
         """A program of an earlier call whose schedule left its arguments as these lie.
 
         The second step of a loop gets state in the slices that the first one's schedule made: they
@@ -254,12 +257,8 @@ class JitFunction:
         """
         if self.options.choices.schedule is None:
             return None
-        types = [(t.shape, t.dtype, t.weak_type) for t in resolved.types]
-        for key, program in self._shared.items():
-            ins = program.per_device.in_types[len(program.held) :]
-            alike = [(t.shape, t.dtype, getattr(t, "weak_type", False)) for t in ins] == types
-            same_call = key[0] == (arguments.tree, arguments.static, arguments.static_named)
-            if alike and same_call and key[1] == _jax.settings_key():
+        for (known_call, (mesh, types, _)), program in self._shared.items():
+            if (known_call, mesh, types) == (call, *resolved.key[:2]):
                 placements = program.placements[0][len(program.held) :]
                 if all(map(lies_as, arguments.leaves, placements)):
                     return program

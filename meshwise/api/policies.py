@@ -104,11 +104,9 @@ def _split_and_reorder(s: Schedule, reduced: Sequence[Handle], dim: int | None) 
 
 def _together_or_each(s: Schedule, what: Sequence[Any], move: Callable[[Any], object]) -> bool:
     """Whether a move was legal for all together, or else for any by itself."""
-    if not what:
-        return False
-    if _tried(s, lambda: move(list(what))):
+    if what and _tried(s, lambda: move(list(what))):
         return True
-    return any([_tried(s, lambda one=one: move([one])) for one in what]) if len(what) > 1 else False
+    return len(what) > 1 and any([_tried(s, lambda one=one: move([one])) for one in what])
 
 
 def small_sums(s: Schedule, axes: Axes) -> bool:
@@ -123,10 +121,8 @@ def one_bucket(s: Schedule, kind: str, axes: Axes) -> bool:
 
 def overlap_products(s: Schedule, kind: str, axes: Axes) -> bool:
     """Collectives of a kind as rings with the products next to them, where there are any."""
-    moved = False
-    for handle in _of_size(s.find(kind, axes=axes), small=False):
-        moved = _tried(s, lambda h=handle: s.overlap(h)) or moved
-    return moved
+    handles = _of_size(s.find(kind, axes=axes), small=False)
+    return any([_tried(s, lambda h=h: s.overlap(h)) for h in handles])
 
 
 def products_in_chunks(s: Schedule) -> bool:
@@ -145,11 +141,8 @@ def products_in_chunks(s: Schedule) -> bool:
 
 def _bucket_apart(s: Schedule, handles: Sequence[Handle]) -> bool:
     """Buckets of collectives none of which waits for another one of its bucket."""
-    moved = False
-    for level in _levels(s, handles):
-        if len(level) > 1:
-            moved = _tried(s, lambda level=level: s.bucket(level)) or moved
-    return moved
+    levels = [level for level in _levels(s, handles) if len(level) > 1]
+    return any([_tried(s, lambda level=level: s.bucket(level)) for level in levels])
 
 
 def one_kernel_each(s: Schedule) -> bool:

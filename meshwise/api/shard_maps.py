@@ -67,7 +67,10 @@ def read_shard_map(
         jax.ShapeDtypeStruct(local_shape(t.shape, s, refined), t.dtype, weak_type=t.weak_type)
         for t, s in zip(types, ins, strict=True)
     ]
-    closed, out_tree = _trace(fn, mesh, specs, out_specs, args, local, check_vma)
+    tree = jax.tree.structure(tuple(args))
+    structs = jax.tree.unflatten(tree, types)
+    ins_ = jax.tree.unflatten(tree, [spec or PartitionSpec() for spec in specs])
+    closed, out_tree = _trace(fn, mesh, ins_, out_specs, structs, local, check_vma)
     result = jax.tree.unflatten(out_tree, [0] * out_tree.num_leaves)
     described = Described(result, "result", f"result is {kind_of(result)}")
     out_paths = result_paths(out_tree)
@@ -185,25 +188,25 @@ def _check_divides(
 def _trace(
     fn: Callable[..., Any],
     mesh: Any,
-    in_specs: Sequence[Any],
+    in_specs: Any,
     out_specs: Any,
-    args: Sequence[Any],
+    structs: Any,
     local: Sequence[Any],
     check_vma: bool | None,
 ) -> tuple[Any, Any]:
-    """The function's jaxpr on local arrays, and the tree of its results."""
+    """The function's jaxpr on local arrays, and the tree of its results.
+
+    `in_specs` and `structs` are trees of the arguments: a spec and a global type for each array.
+    """
     axes = {str(n): s for n, s in zip(mesh.axis_names, mesh.axis_sizes, strict=True)}
-    replicated, tree = PartitionSpec(), jax.tree.structure(tuple(args))
-    ins = jax.tree.unflatten(tree, [spec or replicated for spec in in_specs])
     is_spec = lambda s: s is None or isinstance(s, PartitionSpec)  # noqa: E731
-    outs = jax.tree.map(lambda s: s or replicated, out_specs, is_leaf=is_spec)
-    structs = jax.tree.map(_struct, tuple(args))
+    outs = jax.tree.map(lambda s: s or PartitionSpec(), out_specs, is_leaf=is_spec)
 
     def arrays(*given: Any) -> Any:
         return jax.tree.map(jnp.asarray, fn(*given))
 
     def traced(checks: bool) -> tuple[Any, Any]:
-        return _jax.shard_map_jaxpr(arrays, axes, ins, outs, structs, local, checks)
+        return _jax.shard_map_jaxpr(arrays, axes, in_specs, outs, structs, local, checks)
 
     try:
         if check_vma is not None:
@@ -232,8 +235,3 @@ def _trace(
                 "Write what is inside of it in its place.",
             )
         ) from None
-
-
-def _struct(leaf: Any) -> jax.ShapeDtypeStruct:
-    aval: Any = _jax.array_type(leaf)
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))

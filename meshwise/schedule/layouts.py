@@ -22,6 +22,7 @@ from meshwise import _jax
 from meshwise._jax import JaxprEqn, Literal, Var
 from meshwise.ir.mesh import Axes
 from meshwise.ir.per_device import PerDeviceProgram
+from meshwise.ir.program import itemsize_of, shape_of
 from meshwise.ir.sharding import DimAxes, Reduction, Sharding
 from meshwise.rules.registry import REGISTRY, OpRule
 from meshwise.schedule.slices import Positions
@@ -394,5 +395,4 @@ _BODIES: Mapping[str, Callable[[JaxprEqn, Sequence[Layout], Mapping[str, int]], 
 
 def bytes_of(atom: Any) -> int:
     """Bytes of a local array."""
-    aval: Any = atom.aval
-    return math.prod(aval.shape) * int(getattr(aval.dtype, "itemsize", 8))
+    return math.prod(shape_of(atom)) * itemsize_of(atom)

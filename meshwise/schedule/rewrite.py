@@ -39,11 +39,17 @@ def trace_piece(
     function: Callable[..., Sequence[Any]], operands: Sequence[Any], mesh: Mesh, position: int
 ) -> Piece:
     """The equations of a function of local arrays, applied to atoms of a program."""
-    types = [_type(a) for a in operands]
-    axes = list(zip(mesh.names, mesh.sizes, strict=True))
-    closed = _jax.make_jaxpr_over_axes(function, axes, types)
+    closed = jaxpr_of(function, operands, mesh)
     env: dict[Var, Any] = dict(zip(closed.jaxpr.invars, operands, strict=True))
     return _inlined(closed, env, position)
+
+
+def jaxpr_of(
+    function: Callable[..., Sequence[Any]], operands: Sequence[Any], mesh: Mesh
+) -> ClosedJaxpr:
+    """The jaxpr of a function of local arrays that have the types of some atoms."""
+    axes = list(zip(mesh.names, mesh.sizes, strict=True))
+    return _jax.make_jaxpr_over_axes(function, axes, [_type(a) for a in operands])
 
 
 def _type(atom: Any) -> jax.ShapeDtypeStruct:

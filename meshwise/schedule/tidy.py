@@ -17,7 +17,6 @@ from meshwise.schedule.tiling import (
     Tiling,
     compute_tile,
     cut,
-    is_literal,
     tile_backward,
 )
 from meshwise.schedule.view import Tile, View
@@ -93,7 +92,7 @@ def _tiling_of(view: View, index: int, whole: Var, tile: Sharding) -> Tiling | N
     if any(view.readers[v] or v in view.returned for v in others):
         return None
     axes = tuple(a for dim in tile.dims for a in dim)
-    if any({*axes} & view.layout(a).varying for a in eqn.invars if not is_literal(a)):
+    if any({*axes} & view.layout(a).varying for a in eqn.invars if not isinstance(a, Literal)):
         return None
     try:
         tiling = tile_backward(eqn, eqn.outvars.index(whole), tile, view.mesh, axes)

@@ -15,7 +15,7 @@ from jax import lax
 from jax import numpy as jnp
 
 from meshwise import _jax
-from meshwise._jax import JaxprEqn, Literal
+from meshwise._jax import JaxprEqn
 from meshwise.ir.factors import (
     FactorRule,
     Strategy,
@@ -251,13 +251,3 @@ def one_dim(rank: int, dim: int, axes: Axes) -> Sharding:
     dims = list(replicated(rank).dims)
     dims[dim] = axes
     return Sharding(tuple(dims))
-
-
-def tile_shape(shape: Sequence[int], tile: Sharding, mesh: Mesh) -> tuple[int, ...]:
-    """The shape of a tile of an array."""
-    return tuple([-(-n // mesh.size(a)) for n, a in zip(shape, tile.dims, strict=True)])
-
-
-def is_literal(atom: Any) -> bool:
-    """Whether an atom is a number written in the program."""
-    return isinstance(atom, Literal)

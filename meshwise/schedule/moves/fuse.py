@@ -12,18 +12,15 @@ import jax
 
 from meshwise import _jax
 from meshwise._jax import Literal, Var
-from meshwise.ir.program import shape_of, type_of
+from meshwise.ir.collectives import is_collective, kind_of_primitive
 from meshwise.schedule.layouts import named_axes
 from meshwise.schedule.moves.kernel import kernel_of
 from meshwise.schedule.moves.refusal import equation_of, refuse, replaced
-from meshwise.schedule.rewrite import trace_piece
-from meshwise.schedule.view import GATHERS, View
+from meshwise.schedule.rewrite import jaxpr_of, trace_piece
+from meshwise.schedule.view import GATHERS, SUMS, View
 
 MOVE = "fuse"
 KERNELS = ("pallas",)
-_COLLECTIVES = frozenset(
-    {*GATHERS, "psum", "psum_invariant", "reduce_scatter", "all_to_all", "ppermute", "pmax", "pmin"}
-)
 
 
 @dataclass(frozen=True)
@@ -86,9 +83,7 @@ def _as_kernel(
     kernel: str, function: Any, body: Any, view: View, externals: Sequence[Var]
 ) -> Callable[..., Any]:
     """A function that a kernel computes, and readers read as its jaxpr."""
-    axes = list(zip(view.mesh.names, view.mesh.sizes, strict=True))
-    types = [jax.ShapeDtypeStruct(shape_of(v), type_of(v).dtype) for v in externals]
-    closed = _jax.make_jaxpr_over_axes(body, axes, types)
+    closed = jaxpr_of(body, externals, view.mesh)
     name = f"{body.__name__}_{kernel}"
     return lambda *args: _jax.call_kernel(function, closed, name, args)
 
@@ -115,12 +110,12 @@ def between(view: View, given: Collection[int]) -> set[int]:
 
 def _check_collectives(view: View, given: Collection[int]) -> None:
     """One collective; a reduce_scatter and all_gathers over one group count as one all_reduce."""
-    found = [i for i in sorted(given) if view.eqns[i].primitive.name in _COLLECTIVES]
+    found = [i for i in sorted(given) if is_collective(view.eqns[i])]
     names = [view.eqns[i].primitive.name for i in found]
     groups = {named_axes(view.eqns[i]) for i in found}
     scatters = [n for n in names if n == "reduce_scatter"]
     gathers = [n for n in names if n in GATHERS]
-    small = [i for i in found if view.eqns[i].primitive.name in ("psum", "psum_invariant")]
+    small = [i for i in found if view.eqns[i].primitive.name in SUMS]
     is_all_reduce = bool(scatters and gathers) and len(scatters) + len(gathers) + len(small) == len(
         found
     )
@@ -170,5 +165,5 @@ def _kind_of(view: View, given: Collection[int]) -> str:
     names = {view.eqns[i].primitive.name for i in given}
     if "reduce_scatter" in names and names & GATHERS:
         return "all_reduce"
-    found = sorted(names & _COLLECTIVES)
+    found = sorted(name for name in names if kind_of_primitive(name))
     return found[0] if found else "computation"

@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from meshwise import _jax
@@ -20,6 +19,7 @@ from meshwise.ir.program import shape_of
 from meshwise.schedule.kernels import MatmulSummand, all_gather_matmul, fused_all_reduce
 from meshwise.schedule.layouts import named_axes
 from meshwise.schedule.moves.refusal import refuse
+from meshwise.schedule.rewrite import jaxpr_of
 from meshwise.schedule.view import GATHERS, View
 
 MOVE = 'fuse(kernel="pallas")'
@@ -134,10 +134,8 @@ def _fused_all_reduce(
 
 def _check(view: View, kernel: Flat, reads: Sequence[Var]) -> None:
     """A kernel that cannot be made says so now, and not when the program is compiled."""
-    axes = list(zip(view.mesh.names, view.mesh.sizes, strict=True))
-    types = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in reads]  # type: ignore[attr-defined]
     try:
-        _jax.make_jaxpr_over_axes(kernel, axes, types)
+        jaxpr_of(kernel, reads, view.mesh)
     except (ValueError, NotImplementedError) as why:
         raise refuse(
             MOVE,

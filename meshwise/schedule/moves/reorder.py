@@ -28,7 +28,6 @@ from meshwise.schedule.tiling import (
     Tiling,
     compute_tile,
     gather,
-    is_literal,
     tile_forward,
 )
 from meshwise.schedule.view import GATHERS, Tile, View
@@ -205,7 +204,7 @@ def _check_operands(
 ) -> None:
     """What is not a tile is the same on all devices of the group, whether it is cut or not."""
     for atom, tile in zip(view.eqns[index].invars, operands, strict=True):
-        if tile is not None or is_literal(atom):
+        if tile is not None or isinstance(atom, Literal):
             continue
         varying = {*entry.axes} & view.layout(atom).varying
         if varying:

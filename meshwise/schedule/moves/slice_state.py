@@ -17,11 +17,11 @@ from meshwise._jax import Var
 from meshwise.ir.mesh import Axes, Mesh
 from meshwise.ir.per_device import Reason, reason_scope
 from meshwise.ir.program import shape_of
-from meshwise.ir.sharding import Sharding
+from meshwise.ir.sharding import Sharding, local_shape
 from meshwise.schedule.moves.refusal import refuse, replaced, traced
 from meshwise.schedule.rewrite import Piece, trace_piece
 from meshwise.schedule.tidy import tidy
-from meshwise.schedule.tiling import cut, gather, tile_shape
+from meshwise.schedule.tiling import cut, gather
 from meshwise.schedule.view import Tile, View
 
 MOVE = "slice_state"
@@ -174,7 +174,9 @@ def _in_slices(view: View, tiles: Mapping[State, Tile]) -> View:
     renamed: dict[Var, Any] = {}
     for state, tile in tiles.items():
         given: Any = view.inputs[state.argument]
-        part = _jax.new_var(given.aval.update(shape=_local(given, tile, mesh)))
+        part = _jax.new_var(
+            given.aval.update(shape=local_shape(shape_of(given), tile.sharding, mesh))
+        )
         scope = reason_scope(len(program.reasons) + len(reasons))
         reasons.append(Reason(f"{state.name}, kept in slices, is read whole", "the argument"))
         pieces.append(_gathered(part, shape_of(given), tile.sharding, mesh, scope))
@@ -192,10 +194,6 @@ def _in_slices(view: View, tiles: Mapping[State, Tile]) -> View:
         outs[state.result] = _sliced(outs[state.result], tile)
     jaxpr = replaced(view, MOVE, [], pieces, renamed, inputs, outputs)
     return view.with_jaxpr(jaxpr, reasons, ins, outs)
-
-
-def _local(given: Var, tile: Tile, mesh: Mesh) -> tuple[int, ...]:
-    return tile_shape(shape_of(given), tile.sharding, mesh)
 
 
 def _gathered(part: Var, shape: Sequence[int], sharding: Sharding, mesh: Mesh, scope: str) -> Piece:
