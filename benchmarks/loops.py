@@ -7,7 +7,6 @@ How it is measured is said in `beside.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from benchmarks.beside import Row, main  # first: it sets JAX up for eight devices
@@ -18,40 +17,17 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-
-def gradient(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Of the mean square, with respect to the first operand."""
-    return jax.grad(lambda *args: (function(*args) ** 2).mean())
-
-
-def layer(h: Any, w: Any) -> Any:
-    """One layer."""
-    return jnp.tanh(h @ w)
-
-
-def layers(weights: Any, x: Any) -> Any:
-    """A stack of layers."""
-    return lax.scan(lambda h, w: (layer(h, w / 8), None), x, weights)[0]
-
-
-def recomputed(weights: Any, x: Any) -> Any:
-    """The same, nothing of a layer kept for the gradient."""
-    step = jax.checkpoint(layer)
-    return lax.scan(lambda h, w: (step(h, w / 8), None), x, weights)[0]
-
-
-def accumulated(w: Any, batches: Any) -> Any:
-    """A gradient added up over microbatches."""
-
-    def step(total: Any, x: Any) -> Any:
-        return total + jax.grad(lambda w: (layer(x, w) ** 2).mean())(w), None
-
-    return lax.scan(step, jnp.zeros_like(w), batches)[0]
-
-
-def recurrent(w: Any, rows: Any, h: Any) -> Any:
-    """A recurrent network's last state."""
-    return lax.scan(lambda h, row: (jnp.tanh(h @ w / 8 + row), None), h, rows)[0]
+from benchmarks.suite.programs.control_flow import (
+    accumulated,
+    attention,
+    gradient,
+    layer,
+    layers,
+    recomputed,
+    recurrent,
+    switched,
+)
+from benchmarks.suite.programs.science import conjugate_gradient, largest_eigenvector
 
 
 def jacobi(u: Any) -> Any:
@@ -62,39 +38,6 @@ def jacobi(u: Any) -> Any:
         return u.at[1:-1, 1:-1].set(around / 4)
 
     return lax.fori_loop(0, 50, step, u)
-
-
-def largest_eigenvector(a: Any, v: Any) -> Any:
-    """Twenty steps of the power method."""
-
-    def step(v: Any, _: Any) -> Any:
-        v = a @ v
-        return v / jnp.linalg.norm(v), None
-
-    return lax.scan(step, v, None, length=20)[0]
-
-
-def conjugate_gradient(a: Any, b: Any) -> Any:
-    """Ten steps for `(a a' + 1) x = b`."""
-    return jax.scipy.sparse.linalg.cg(lambda x: a @ (a.T @ x) / 100 + x, b, maxiter=10)[0]
-
-
-def attention(q: Any, keys: Any, values: Any) -> Any:
-    """Attention a block of keys at a time, [B, Q, H, D] by [N, B, K, H, D]."""
-
-    def step(carry: Any, block: Any) -> Any:
-        most, total, out = carry
-        scores = jnp.einsum("bqhd,bkhd->bhqk", q, block[0])
-        new = jnp.maximum(most, scores.max(-1))
-        p, scale = jnp.exp(scores - new[..., None]), jnp.exp(most - new)
-        out = out * scale[..., None] + jnp.einsum("bhqk,bkhd->bhqd", p, block[1])
-        return (new, total * scale + p.sum(-1), out), None
-
-    batch, rows, heads, width = q.shape
-    start = jnp.full((batch, heads, rows), -1e30), jnp.zeros((batch, heads, rows))
-    start = (*start, jnp.zeros((batch, heads, rows, width)))
-    (_, total, out), _ = lax.scan(step, start, (keys, values))
-    return out / total[..., None]
 
 
 def shifted_stages(weights: Any, batches: Any) -> Any:
@@ -110,11 +53,6 @@ def shifted_stages(weights: Any, batches: Any) -> Any:
     start = jnp.zeros((stages, *batches.shape[1:]))
     _, outs = lax.scan(step, start, jnp.concatenate([batches, idle]))
     return outs[stages - 1 : stages - 1 + count]
-
-
-def switched(x: Any) -> Any:
-    """Normalised where it is large."""
-    return lax.cond((x * x).mean() > 0.5, lambda x: x / jnp.abs(x).max(), lambda x: x, x)
 
 
 X, SECOND, GRID, NONE = P("x"), P(None, "x"), P("x", "y"), P()
