@@ -15,6 +15,7 @@ from meshwise._jax.jaxprs import (
     is_jaxpr,
     opened,
     rewritten,
+    with_bodies,
 )
 from meshwise._jax.tracing import is_unspecified
 
@@ -131,9 +132,7 @@ def without_hints(eqn: JaxprEqn) -> JaxprEqn:
     What is computed whole on every device has nothing to shard, and constraints cannot stand in
     a region where every mesh axis is manual. A nested `mw.jit` is what its function is there.
     """
-    if not any(_has_body(value) for value in eqn.params.values()):
-        return eqn
-    return eqn.replace(params={k: _strip(v) for k, v in eqn.params.items()})
+    return with_bodies(eqn, _strip)
 
 
 def without_hints_in(closed: ClosedJaxpr) -> ClosedJaxpr:
@@ -152,13 +151,8 @@ def _has_body(value: Any) -> bool:
     return is_jaxpr(value)
 
 
-def _strip(value: Any) -> Any:
-    if isinstance(value, tuple | list):
-        parts = [_strip(v) for v in value]
-        return getattr(type(value), "_make", type(value))(parts)  # a named tuple counts its parts
-    if not is_jaxpr(value):
-        return value
-    inner = opened(value)
+def _strip(jaxpr: Any) -> Any:
+    inner = opened(jaxpr)
     same: dict[Var, Any] = {}
 
     def read(atom: Any) -> Any:
@@ -171,7 +165,7 @@ def _strip(value: Any) -> Any:
             same[eqn.outvars[0]] = operands[0]
             continue
         eqns.append(_without_shardings(without_hints(eqn.replace(invars=operands))))
-    return rewritten(value, eqns=eqns, outvars=[read(a) for a in inner.outvars])
+    return rewritten(jaxpr, eqns=eqns, outvars=[read(a) for a in inner.outvars])
 
 
 def _without_shardings(eqn: JaxprEqn) -> JaxprEqn:

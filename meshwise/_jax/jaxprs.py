@@ -1,7 +1,7 @@
 """Jaxprs: their classes, and how to make, rename and apply equations."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -63,6 +63,22 @@ def rewritten(jaxpr: Any, **parts: Any) -> Any:
     if "constvars" in parts and hasattr(jaxpr, "consts"):
         parts["consts"] = jaxpr.consts
     return jaxpr.replace(**parts)
+
+
+def with_bodies(eqn: JaxprEqn, change: Callable[[Any], Any]) -> JaxprEqn:
+    """An equation with each jaxpr among its parameters changed; itself where none is."""
+    params = {k: _changed(v, change) for k, v in eqn.params.items()}
+    same = all(params[k] is v for k, v in eqn.params.items())
+    return eqn if same else eqn.replace(params=params)
+
+
+def _changed(value: Any, change: Callable[[Any], Any]) -> Any:
+    if isinstance(value, tuple | list):
+        parts = [_changed(v, change) for v in value]
+        if all(new is old for new, old in zip(parts, value, strict=True)):
+            return value
+        return getattr(type(value), "_make", type(value))(parts)  # a named tuple counts its parts
+    return change(value) if is_jaxpr(value) else value
 
 
 def opened(jaxpr: Any) -> Any:

@@ -6,7 +6,7 @@ from jax._src import core as _core
 from jax._src import xla_bridge as _xla_bridge
 from jax.extend.core import Literal
 
-from meshwise._jax.jaxprs import JaxprEqn, is_jaxpr, opened, rewritten
+from meshwise._jax.jaxprs import JaxprEqn, opened, rewritten, with_bodies
 
 
 def on_platform(closed: Any, platform: str | None) -> Any:
@@ -35,9 +35,7 @@ def _resolved(jaxpr: Any, names: set[Any]) -> Any:
             number = _branch(eqn.params["platforms"], names)
             if number is not None:
                 chosen[eqn.outvars[0]] = number
-        params = {k: _clean(v, names) for k, v in eqn.params.items()}
-        same = all(params[k] is v for k, v in eqn.params.items())
-        eqns.append(_taken(eqn if same else eqn.replace(params=params), chosen))
+        eqns.append(_taken(with_bodies(eqn, lambda body: _resolved(body, names)), chosen))
     if all(new is old for new, old in zip(eqns, inner.eqns, strict=True)):
         return jaxpr
     return rewritten(jaxpr, eqns=eqns)
@@ -62,12 +60,3 @@ def _taken(eqn: JaxprEqn, chosen: dict[Any, int]) -> JaxprEqn:
     return eqn.replace(
         primitive=_core.closed_call_p, invars=eqn.invars[1:], params={"call_jaxpr": branch}
     )
-
-
-def _clean(value: Any, names: set[Any]) -> Any:
-    if isinstance(value, tuple | list):
-        parts = [_clean(v, names) for v in value] if any(map(is_jaxpr, value)) else []
-        if all(new is old for new, old in zip(parts, value, strict=False)):
-            return value
-        return getattr(type(value), "_make", type(value))(parts)
-    return _resolved(value, names) if is_jaxpr(value) else value

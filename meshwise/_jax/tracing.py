@@ -15,7 +15,7 @@ from jax._src import tree_util as _tree_util
 from jax._src.named_sharding import UnspecifiedValue
 
 from meshwise._jax.explicit import auto_mesh, is_explicit, plain_jaxpr, plain_types
-from meshwise._jax.jaxprs import ClosedJaxpr, JaxprEqn, is_jaxpr, opened, rewritten
+from meshwise._jax.jaxprs import ClosedJaxpr, JaxprEqn, opened, rewritten, with_bodies
 
 # Where JAX keeps the mesh in context: since 0.11 beside the meshes, before in its configuration.
 _CONTEXTS: Any = _mesh_lib if hasattr(_mesh_lib, "abstract_mesh_context_manager") else _config
@@ -171,13 +171,6 @@ def without_context_mesh(jaxpr: Any) -> Any:
 
 
 def _without_context_mesh(eqn: JaxprEqn) -> JaxprEqn:
-    def clean(value: Any) -> Any:
-        if isinstance(value, tuple | list):
-            if not any(map(is_jaxpr, value)):
-                return value
-            return getattr(type(value), "_make", type(value))(map(clean, value))
-        return without_context_mesh(value) if is_jaxpr(value) else value
-
     with eqn.ctx.manager, without_mesh():
         context = _core.JaxprEqnContext()
-    return eqn.replace(ctx=context, params={k: clean(v) for k, v in eqn.params.items()})
+    return with_bodies(eqn, without_context_mesh).replace(ctx=context)
