@@ -214,6 +214,7 @@ def clipped(x: Any) -> Any:
 
 clipped.defvjp(lambda x: (x, None), lambda _, g: (jnp.clip(g, -0.5, 0.5),))
 
+
 @jax.checkpoint
 def residual(h: Any, w: Any) -> Any:
     """A layer on a stream, with a gain for each column; computed again for its gradient."""
