@@ -4,6 +4,7 @@ Each class's docstring is its manual page. All inherit from `MeshwiseError`; mos
 class JAX raises for the same mistake, so code that catches JAX's errors keeps working.
 """
 
+import functools
 from collections.abc import Iterable
 
 import jax
@@ -93,3 +94,21 @@ def message(asked: str, offenders: Iterable[str], rule: str, way_out: str) -> st
     offenders = list(offenders)
     listed = f" {offenders[0]}" if len(offenders) == 1 else "".join(f"\n  - {o}" for o in offenders)
     return f"{asked}:{listed}\n{rule}\n{way_out}"
+
+
+def also(error: MeshwiseError, kind: type[Exception]) -> MeshwiseError:
+    """The same error, of another class as well: of what JAX raises for the same mistake."""
+    if isinstance(error, kind):
+        return error
+    try:
+        both = _of_both(type(error), kind)
+    except TypeError:  # classes that no class can inherit from together
+        return error
+    made = both.__new__(both)
+    made.args = error.args
+    return made
+
+
+@functools.cache
+def _of_both(ours: type[MeshwiseError], theirs: type[Exception]) -> type[MeshwiseError]:
+    return type(ours.__name__, (ours, theirs), {"__doc__": ours.__doc__, "__module__": __name__})

@@ -91,6 +91,7 @@ from meshwise._jax.jaxprs import without_names as without_names
 from meshwise._jax.kernels import call_kernel as call_kernel
 from meshwise._jax.kernels import mw_kernel_p as mw_kernel_p
 from meshwise._jax.manual import shard_map_jaxpr as shard_map_jaxpr
+from meshwise._jax.named_meshes import meshes_in as meshes_in
 from meshwise._jax.platforms import on_platform as on_platform
 from meshwise._jax.roll import roll as roll
 from meshwise._jax.roll import roll_p as roll_p

@@ -34,6 +34,12 @@ class Arguments:
     static_named: tuple[tuple[str, Any], ...]
     positions: tuple[int, ...]
 
+    def call(self, leaves: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Positional and keyword arguments of the call with other leaves."""
+        dynamic, kwargs = jax.tree.unflatten(self.tree, leaves)
+        placed = dict(zip(self.positions, dynamic, strict=True)) | dict(self.static)
+        return [placed[i] for i in range(len(placed))], {**kwargs, **dict(self.static_named)}
+
 
 class StaticArguments(Protocol):
     """What says which arguments are static."""

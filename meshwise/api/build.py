@@ -14,9 +14,10 @@ from meshwise.api.calibrate import figures_of
 from meshwise.api.meshes import (
     check_hint_devices,
     fill_placements,
-    find_mesh,
     lies_on,
+    mesh_said,
     platform_of,
+    refuse_no_mesh,
     spec_key,
     with_placements,
 )
@@ -87,12 +88,18 @@ class Resolved:
         return self.mesh, types, tuple([spec_key(s) for s in self.in_specs])
 
 
-def resolve(name: str, options: Options, arguments: Arguments) -> Resolved:
-    """Read a call's arguments: what they are, and how they are to lie."""
+def resolve(
+    name: str, options: Options, arguments: Arguments, own_mesh: Callable[[Arguments], Any]
+) -> Resolved:
+    """Read a call's arguments: what they are, and how they are to lie.
+
+    `own_mesh` finds the mesh that the function names itself, where nothing else does.
+    """
     paths = argument_paths(arguments)
     types = argument_types(name, arguments, paths)
     in_specs = in_specs_of(name, options, arguments)
-    mesh = find_mesh(name, options.mesh, in_specs, options.out_shardings, arguments.leaves)
+    said = options.mesh, in_specs, options.out_shardings, arguments.leaves
+    mesh = mesh_said(*said) or own_mesh(arguments) or refuse_no_mesh(name)
     in_specs = with_placements(name, in_specs, arguments.leaves, paths, mesh)
     return Resolved(paths, types, in_specs, mesh)
 
@@ -254,17 +261,10 @@ def trace_call(
     mesh: Any,
 ) -> tuple[Any, list[Any], Any]:
     """The function's jaxpr, the traced values it closes over, and the tree of its results."""
-
-    def arguments_of(leaves: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
-        dynamic, kwargs = jax.tree.unflatten(arguments.tree, leaves)
-        placed = dict(zip(arguments.positions, dynamic, strict=True)) | dict(arguments.static)
-        return [placed[i] for i in range(len(placed))], {**kwargs, **dict(arguments.static_named)}
-
     explicit = [_explicit_type(t, s, mesh) for t, s in zip(types, in_specs, strict=True)]
+    static = options.static_argnums, options.static_argnames
     try:
-        return _jax.trace_function(
-            fn, arguments_of, types, explicit, options.static_argnums, options.static_argnames, mesh
-        )
+        return _jax.trace_function(fn, arguments.call, types, explicit, *static, mesh)
     except jax.errors.UnexpectedTracerError as leak:
         raise leaked_tracers(name, [leak]) from None
 

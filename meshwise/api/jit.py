@@ -20,6 +20,7 @@ from meshwise.api.arguments import (
     name_of,
     take_apart,
 )
+from meshwise.api.as_jax import AsJax
 from meshwise.api.autotune import scheduled
 from meshwise.api.build import DRIVER_OF, Choices, Options, Resolved, build, donated_leaves, resolve
 from meshwise.api.calibrate import figures_of
@@ -29,7 +30,7 @@ from meshwise.api.specs import Described, broadcast_specs, kind_of
 from meshwise.api.spmd_program import SpmdProgram
 from meshwise.api.transform import Runner, call_in_trace
 from meshwise.cost.hardware import GENERIC, Hardware
-from meshwise.errors import ArgumentError, message
+from meshwise.errors import ArgumentError, MeshwiseError, message
 
 
 def shard(x: Any, spec: Any) -> Any:
@@ -147,6 +148,8 @@ class JitFunction:
         self._programs: dict[Any, SpmdProgram] = {}
         self._shared: dict[Any, SpmdProgram] = {}
         self._runners: dict[Any, Runner] = {}
+        self._as_jax = AsJax(self.name, fn, options)
+        self._refused: dict[Any, MeshwiseError] = {}
         self._dispatch = _jax.dispatcher(
             self.name, self._first_call, options.static_argnums, options.static_argnames
         )
@@ -200,15 +203,27 @@ class JitFunction:
         """Results of a call, and what JAX's dispatch needs to repeat it (None: come back)."""
         arguments = take_apart(self.options, args, kwargs)
         if _jax.is_tracing() or any(isinstance(x, _jax.Tracer) for x in arguments.leaves):
-            outs = call_in_trace(self.name, self.fn, self.options, arguments, self._runners)
+            try:
+                outs = call_in_trace(self.name, self.fn, self.options, arguments, self._runners)
+            except MeshwiseError as refusal:
+                outs = self._as_jax.answer(refusal, args, kwargs)
             return outs, None
-        program = self._program(arguments)
+        key = self._key(arguments)
+        try:
+            if key in self._refused:
+                raise self._refused[key]
+            program = self._program(arguments)
+        except MeshwiseError as refusal:
+            outs = self._as_jax.answer(refusal, args, kwargs)
+            self._refused[key] = refusal.with_traceback(None)
+            return outs, None
         outs = program.executable(arguments.leaves)
         fast = program.executable.fast_path(arguments.leaves, program.out_tree, outs)
         return jax.tree.unflatten(program.out_tree, outs), fast
 
-    def _program(self, arguments: Arguments) -> SpmdProgram:
-        key = (
+    def _key(self, arguments: Arguments) -> Any:
+        """Equal for calls that one program serves."""
+        return (
             arguments.tree,
             arguments.static,
             arguments.static_named,
@@ -216,6 +231,9 @@ class JitFunction:
             _jax.settings_key(),
             tuple([leaf_key(leaf) for leaf in arguments.leaves]),
         )
+
+    def _program(self, arguments: Arguments) -> SpmdProgram:
+        key = self._key(arguments)
         program = self._programs.get(key)
         if program is None:
             program = self._programs[key] = self._program_of_hints(arguments)
@@ -234,7 +252,7 @@ class JitFunction:
         The second step of a training loop gets the first one's results where that got arrays of
         the host: the hints are the same, and so is the program.
         """
-        resolved = resolve(self.name, self.options, arguments)
+        resolved = resolve(self.name, self.options, arguments, self._as_jax.mesh)
         static = arguments.tree, arguments.static, arguments.static_named
         call = static, _jax.settings_key()
         key = call, resolved.key

@@ -1,7 +1,7 @@
 """Which mesh a program is for, and whether what it is given lies on that mesh."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
@@ -31,6 +31,11 @@ def find_mesh(
     name: str, mesh: Any, in_specs: Sequence[Any], out_shardings: Any, leaves: Sequence[Any]
 ) -> Any:
     """The mesh that was given; else that of the shardings, of the context, of the arguments."""
+    return mesh_said(mesh, in_specs, out_shardings, leaves) or refuse_no_mesh(name)
+
+
+def mesh_said(mesh: Any, in_specs: Sequence[Any], out_shardings: Any, leaves: Sequence[Any]) -> Any:
+    """The same; None where nothing names a mesh."""
     said = [*in_specs, *jax.tree.leaves(out_shardings)]
     placed = [_placement(leaf) for leaf in leaves]
     candidates = [
@@ -39,17 +44,19 @@ def find_mesh(
         _jax.context_mesh(),
         *(s.mesh for s in (*placed, *said) if isinstance(s, NamedSharding)),
     ]
-    found = next((m for m in candidates if m is not None and not m.empty), None)
-    if found is None:
-        raise MeshError(
-            message(
-                f"{name} was called without a mesh",
-                ["mw.jit was given none, no sharding names one, and none is in context"],
-                "Every program is made for a mesh.",
-                "Give mw.jit a mesh= or NamedShardings, or call inside jax.set_mesh(mesh).",
-            )
+    return next((m for m in candidates if m is not None and not m.empty), None)
+
+
+def refuse_no_mesh(name: str) -> NoReturn:
+    """The error for a program that is for no mesh."""
+    raise MeshError(
+        message(
+            f"{name} was called without a mesh",
+            ["mw.jit was given none, no sharding names one, and none is in context"],
+            "Every program is made for a mesh.",
+            "Give mw.jit a mesh= or NamedShardings, or call inside jax.set_mesh(mesh).",
         )
-    return found
+    )
 
 
 def _placement(leaf: Any) -> Any:

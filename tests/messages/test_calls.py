@@ -32,7 +32,8 @@ def check(error, text, call):
     with pytest.raises(mw.MeshwiseError) as caught:
         call()
     assert str(caught.value) == text
-    assert type(caught.value) is error
+    assert isinstance(caught.value, error)
+    assert type(caught.value).__name__ == error.__name__
     assert "jax/_src" not in str(caught.value)
 
 
