@@ -5,16 +5,17 @@ from meshwise.api.autotune import autotune as autotune
 from meshwise.api.calibrate import calibrate as calibrate
 from meshwise.api.extend import register_rule as register_rule
 from meshwise.api.jit import jit as jit
-from meshwise.api.jit import shard as shard
 from meshwise.api.like import like as like
 from meshwise.api.pipelines import pipeline_value_and_grad as pipeline_value_and_grad
 from meshwise.api.programs import program as program
 from meshwise.api.reshard import reshard as reshard
 from meshwise.api.reshard import reshard_plan as reshard_plan
 from meshwise.api.schedule import Schedule as Schedule
+from meshwise.api.shard import shard as shard
 from meshwise.api.spmd_program import SpmdProgram as SpmdProgram
 from meshwise.errors import ArgumentError as ArgumentError
 from meshwise.errors import DeletedArrayError as DeletedArrayError
+from meshwise.errors import FallbackWarning as FallbackWarning
 from meshwise.errors import HintError as HintError
 from meshwise.errors import IllegalMove as IllegalMove
 from meshwise.errors import LayoutError as LayoutError
@@ -22,11 +23,13 @@ from meshwise.errors import MemoryLimitError as MemoryLimitError
 from meshwise.errors import MeshError as MeshError
 from meshwise.errors import MeshwiseError as MeshwiseError
 from meshwise.errors import MissingRuleError as MissingRuleError
+from meshwise.errors import NoMeshError as NoMeshError
 from meshwise.errors import PipelineError as PipelineError
 from meshwise.errors import ReplicationError as ReplicationError
 from meshwise.errors import RuleError as RuleError
 from meshwise.errors import TracerLeakError as TracerLeakError
 from meshwise.errors import TreeError as TreeError
+from meshwise.errors import UnplannedError as UnplannedError
 from meshwise.pipeline import stack_stages as stack_stages
 from meshwise.pipeline import stage_boundary as stage_boundary
 from meshwise.pipeline.vectorised import pipeline as pipeline
@@ -48,6 +51,7 @@ from meshwise.schedule.language.verbs import update as update
 __all__ = [
     "ArgumentError",
     "DeletedArrayError",
+    "FallbackWarning",
     "HintError",
     "IllegalMove",
     "LayoutError",
@@ -56,6 +60,7 @@ __all__ = [
     "MeshError",
     "MeshwiseError",
     "MissingRuleError",
+    "NoMeshError",
     "PipelineError",
     "Replicated",
     "ReplicationError",
@@ -67,6 +72,7 @@ __all__ = [
     "TreeError",
     "Tuned",
     "UnevenArray",
+    "UnplannedError",
     "Unreduced",
     "all_gather",
     "all_reduce",

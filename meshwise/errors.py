@@ -31,6 +31,13 @@ class MeshError(MeshwiseError, ValueError):
     """No mesh was given, or an argument or hint lives on other devices than the mesh."""
 
 
+class NoMeshError(MeshError):
+    """Nothing names a mesh: no argument of `mw.jit`, no sharding, no context, no array.
+
+    A call runs as under `jax.jit` then; only `partition` has nothing to partition for.
+    """
+
+
 class ArgumentError(MeshwiseError, TypeError):
     """An argument of the function cannot be an array, or a call does not fit the program."""
 
@@ -52,6 +59,17 @@ class TracerLeakError(MeshwiseError, jax.errors.UnexpectedTracerError):
     def __init__(self, message: str):
         """Keep the message as it is (JAX's class appends to it)."""
         Exception.__init__(self, message)
+
+
+class UnplannedError(MeshwiseError, RuntimeError):
+    """A program could not be planned, for a reason that is no mistake of the user's.
+
+    Please report it. The error it was raised from says where it happened.
+    """
+
+
+class FallbackWarning(UserWarning):
+    """A program that was written for `jax.jit` is partitioned by XLA, and why."""
 
 
 class MissingRuleError(MeshwiseError, NotImplementedError):
@@ -107,6 +125,12 @@ def also(error: MeshwiseError, kind: type[Exception]) -> MeshwiseError:
     made = both.__new__(both)
     made.args = error.args
     return made
+
+
+def forgotten(error: MeshwiseError) -> MeshwiseError:
+    """The same error without the frames it came through, to be kept."""
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)
 
 
 @functools.cache

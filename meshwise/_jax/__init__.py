@@ -56,6 +56,7 @@ from meshwise._jax.dispatch import aval_of_shape as aval_of_shape
 from meshwise._jax.dispatch import dispatcher as dispatcher
 from meshwise._jax.dispatch import fast_path as fast_path
 from meshwise._jax.dispatch import is_called_by_jit as is_called_by_jit
+from meshwise._jax.dispatch import kept_with_function as kept_with_function
 from meshwise._jax.dispatch import register_array as register_array
 from meshwise._jax.explicit import is_explicit as is_explicit
 from meshwise._jax.hints import auto_twin as auto_twin
@@ -96,9 +97,11 @@ from meshwise._jax.platforms import on_platform as on_platform
 from meshwise._jax.roll import roll as roll
 from meshwise._jax.roll import roll_p as roll_p
 from meshwise._jax.sampling import gamma_of_keys as gamma_of_keys
+from meshwise._jax.stages import lower_flat as lower_flat
+from meshwise._jax.stages import traced_with as traced_with
+from meshwise._jax.stages import with_trees as with_trees
 from meshwise._jax.structure import structure_key as structure_key
 from meshwise._jax.tracing import broadcast_prefix as broadcast_prefix
-from meshwise._jax.tracing import check_jit_arguments as check_jit_arguments
 from meshwise._jax.tracing import context_mesh as context_mesh
 from meshwise._jax.tracing import is_tracing as is_tracing
 from meshwise._jax.tracing import is_unspecified as is_unspecified

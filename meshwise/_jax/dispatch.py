@@ -9,6 +9,7 @@ from jax._src import core as _core
 from jax._src import dtypes as _dtypes
 from jax._src import sharding_impls as _sharding_impls
 from jax._src import tree_util as _tree_util
+from jax._src import util as _util
 from jax._src.interpreters import pxla as _pxla
 from jax._src.random import prng as _prng
 from jaxlib import _jax as _xla  # pyright: ignore[reportAttributeAccessIssue]
@@ -21,6 +22,14 @@ ARRAY_CLASSES = (_xla.ArrayImpl, _prng.PRNGKeyArray)
 # Before 0.11.1 a donated argument that is used again ends the process where there are several
 # devices; since then it is an error.
 SURVIVES_DONATED_ARGUMENTS = jax.__version_info__ >= (0, 11, 1)
+
+
+def kept_with_function(make: Callable[..., Any]) -> Any:
+    """A function of a function (of which it keeps no hold) and a key, called once for each.
+
+    `jax.clear_caches` clears it.
+    """
+    return _util.weakref_lru_cache(make, trace_context_in_key=False)
 
 
 def register_array(
@@ -47,27 +56,22 @@ def is_called_by_jit() -> bool:
 
 def dispatcher(
     name: str,
-    miss: Callable[..., tuple[Any, Any]],
+    function: Callable[..., Any],
+    miss: Callable[..., tuple[Any, Any, bool]],
     static_argnums: Sequence[int] = (),
     static_argnames: Sequence[str] = (),
-) -> Callable[..., Any]:
+) -> Any:
     """A function called through the same C++ dispatch as `jax.jit`'s.
 
-    `miss(*args, **kwargs)` gives the results and what `fast_path` made of them, or None. Where it
-    is not None, later calls with arguments of the same types, placement and static values, in the
-    same context, run the program without entering Python.
+    `miss(*args, **kwargs)` gives the results, what `fast_path` made of them, or None, and whether
+    the next call is to come back. Where it is not None, later calls with arguments of the same
+    types, placement and static values, in the same context, run the program without entering
+    Python. Under `jax.disable_jit` the function itself is called.
     """
-
-    def cache_miss(*args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
-        return *miss(*args, **kwargs), False
-
-    def plain(*args: Any, **kwargs: Any) -> Any:
-        return miss(*args, **kwargs)[0]
-
     return _xla.pjit(
         name,
-        plain,
-        cache_miss,
+        function,
+        miss,
         list(static_argnums),
         list(static_argnames),
         _pxla.JitGlobalCppCacheKeys(),

@@ -107,23 +107,6 @@ def static_arguments(
     return _api_util.infer_argnums_and_argnames(signature, argnums, argnames)
 
 
-def check_jit_arguments(
-    function: Callable[..., Any],
-    static_nums: Any,
-    static_names: Any,
-    donated_nums: Any,
-    donated_names: Any,
-) -> None:
-    """Raise what `jax.jit` raises for such arguments."""
-    jax.jit(
-        function,
-        static_argnums=static_nums,
-        static_argnames=static_names,
-        donate_argnums=donated_nums,
-        donate_argnames=donated_names,
-    )
-
-
 def settings_key() -> Any:
     """Everything in JAX's configuration that a traced program depends on."""
     return _config.trace_context()

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import jax
@@ -40,6 +40,21 @@ class Arguments:
         placed = dict(zip(self.positions, dynamic, strict=True)) | dict(self.static)
         return [placed[i] for i in range(len(placed))], {**kwargs, **dict(self.static_named)}
 
+<<<<<<< HEAD
+=======
+    def abstract(self) -> "Arguments":
+        """The same without values: types, and where arguments lie that were put there."""
+        return replace(self, leaves=[_abstract(leaf) for leaf in self.leaves])
+
+
+def _abstract(leaf: Any) -> Any:
+    if not isinstance(leaf, jax.Array | UnevenArray) or isinstance(leaf, _jax.Tracer):
+        return leaf
+    sharding = leaf.sharding if leaf.committed else None
+    weak = bool(getattr(leaf, "weak_type", False))
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding, weak_type=weak)
+
+>>>>>>> 5201a76 (mw.jit takes every argument of jax.jit, and is traced, lowered and compiled ahead of time as it is)
 
 class StaticArguments(Protocol):
     """What says which arguments are static."""

@@ -1,24 +1,27 @@
 """A function under `mw.jit` as `jax.jit` takes it: calls that are JAX's to run, or to refuse.
 
 Where nothing names a mesh of several devices there is nothing to partition, and `jax.jit` runs the
-function. And where meshwise refuses what somebody wrote for `jax.jit`, JAX is asked: a program that
-it accepts runs, partitioned by XLA; one that it refuses as well is refused in our words, by an
-error that is of both classes. Neither holds where words of our own were used (`mesh=`, `strict=`,
-`schedule=`).
+function. And where meshwise cannot do what somebody wrote for `jax.jit`, JAX is asked: a program
+that it accepts runs, partitioned by XLA, with a warning; one that it refuses as well is refused in
+our words, by an error that is of both classes. Neither holds where words of our own were used
+(`mesh=`, `strict=`, `schedule=`).
 """
 
-import logging
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from meshwise import _jax
 from meshwise.api.arguments import Arguments
-from meshwise.api.build import Options
-from meshwise.errors import MeshwiseError, also
+from meshwise.api.options import Options
+from meshwise.errors import FallbackWarning, MeshwiseError, NoMeshError, also, message
 
-_LOG = logging.getLogger("meshwise")
+Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class AsJax:
@@ -29,23 +32,18 @@ class AsJax:
         self.name = name
         self.fn = fn
         self.options = options
-        self._jitted: Any = None
 
-    @property
+    @cached_property
     def jitted(self) -> Any:
         """The function under `jax.jit`. Raises what that does for such options."""
-        if self._jitted is None:
-            options = self.options
-            self._jitted = jax.jit(
-                self.fn,
-                in_shardings=options.in_shardings,
-                out_shardings=options.out_shardings,
-                static_argnums=options.static_argnums,
-                static_argnames=options.static_argnames,
-                donate_argnums=options.donate_argnums,
-                donate_argnames=options.donate_argnames,
-            )
-        return self._jitted
+        named = [self._named(t) for t in (self.options.in_shardings, self.options.out_shardings)]
+        return jax.jit(
+            self.fn, in_shardings=named[0], out_shardings=named[1], **self.options.passed
+        )
+
+    @cached_property
+    def _without_shardings(self) -> Any:
+        return jax.jit(self.fn, **self.options.passed)
 
     @property
     def may_run(self) -> bool:
@@ -54,31 +52,95 @@ class AsJax:
         ours = choices.strict or choices.schedule is not None or choices.hoist_bytes is not None
         return self.options.mesh is None and not ours
 
+    @property
+    def _names_axes(self) -> bool:
+        """Whether axes are named without a mesh."""
+        said = jax.tree.leaves((self.options.in_shardings, self.options.out_shardings))
+        return self.options.mesh is None and any(isinstance(s, PartitionSpec) for s in said)
+
     def mesh(self, arguments: Arguments) -> Any:
         """The first mesh of several devices that the function itself names; None if none.
 
         Raises what the function raises while it is traced.
         """
-        if not self.may_run or _names_axes(self.options.in_shardings, self.options.out_shardings):
+        if not self.may_run or self._names_axes:
             return None
         args, kwargs = arguments.call(arguments.leaves)
         closed = self.jitted.trace(*args, **kwargs).jaxpr
         return next((m for m in _jax.meshes_in(closed) if m.size > 1), None)
 
-    def answer(self, refusal: MeshwiseError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The results of a call that meshwise refuses; the refusal where JAX does so too."""
-        if not self.may_run:
+    def run(self, call: Call) -> tuple[Any, Any, bool]:
+        """The results of a call, and what JAX's dispatch needs to repeat it."""
+        args, kwargs = call
+        return self.jitted._cache_miss(*args, **kwargs)
+
+    def trace(self, call: Call) -> Any:
+        """JAX's `Traced`; where a sharding does not divide, which JAX refuses, without shardings.
+
+        Other mistakes in shardings are to be found before.
+        """
+        args, kwargs = call
+        with self._in_mesh():
+            try:
+                return self.jitted.trace(*args, **kwargs)
+            except ValueError:
+                if not self.options.names_shardings:
+                    raise
+            return self._without_shardings.trace(*args, **kwargs)
+
+    def answer(self, refusal: MeshwiseError, ask: Callable[[], Any], is_first: bool = True) -> Any:
+        """What JAX answers to a call that meshwise refuses; the refusal where JAX does so too."""
+        if not self.may_run and not isinstance(refusal, NoMeshError):
             raise refusal
         try:
-            outs = self.jitted(*args, **kwargs)
+            answer = ask()
         except Exception as theirs:
             if isinstance(theirs, MeshwiseError):
                 raise
+            if isinstance(refusal, NoMeshError) and not self._names_axes:
+                raise
             raise also(refusal, type(theirs)) from theirs
-        _LOG.info("%s is run by jax.jit: %s", self.name, refusal)
-        return outs
+        if is_first and not isinstance(refusal, NoMeshError):
+            self.warn(refusal)
+        return answer
 
+    def clear_cache(self) -> None:
+        """JAX forgets what it traced and compiled of the function."""
+        self.jitted.clear_cache()
 
-def _names_axes(*shardings: Any) -> bool:
-    """Whether axes are named without a mesh."""
-    return any(isinstance(s, jax.sharding.PartitionSpec) for s in jax.tree.leaves(shardings))
+    def warn(self, refusal: MeshwiseError) -> None:
+        """Say that XLA partitions a program, and why."""
+        warnings.warn(
+            message(
+                f"{self.name} is partitioned by XLA instead of meshwise",
+                [str(refusal).replace("\n", "\n    ")],
+                "A program of jax.jit that meshwise cannot partition is left to jax.jit.",
+                "Give mw.jit the mesh= to have it refused instead.",
+            ),
+            FallbackWarning,
+            stacklevel=3,
+        )
+
+    def _named(self, shardings: Any) -> Any:
+        """Shardings with the mesh that was given, which JAX wants in each."""
+        mesh = self.options.mesh
+
+        def named(spec: Any) -> Any:
+            return NamedSharding(mesh, spec) if isinstance(spec, PartitionSpec) else spec
+
+        if mesh is None:
+            return shardings
+        return jax.tree.map(named, shardings, is_leaf=lambda leaf: leaf is None)
+
+    @contextmanager
+    def _in_mesh(self) -> Iterator[None]:
+        """The mesh that was given is the one in context, as in the user's function it is."""
+        mesh = self.options.mesh
+        if mesh is None or _jax.is_tracing():
+            yield
+        elif isinstance(mesh, Mesh):
+            with jax.set_mesh(mesh):
+                yield
+        else:
+            with jax.sharding.use_abstract_mesh(mesh):
+                yield

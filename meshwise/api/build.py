@@ -21,12 +21,18 @@ from meshwise.api.meshes import (
     spec_key,
     with_placements,
 )
+from meshwise.api.options import Choices, Options
 from meshwise.api.specs import given_in_specs, given_out_specs
 from meshwise.api.spmd_program import SpmdProgram
 from meshwise.choose.choose import DRIVERS, choose
 from meshwise.choose.plan import Plan
-from meshwise.cost.hardware import GENERIC, Hardware
-from meshwise.errors import MissingRuleError, TracerLeakError, message
+from meshwise.errors import (
+    MeshwiseError,
+    MissingRuleError,
+    TracerLeakError,
+    UnplannedError,
+    message,
+)
 from meshwise.flatten import Enters, flatten
 from meshwise.ir.mesh import refine_mesh
 from meshwise.ir.per_device import PerDeviceProgram
@@ -45,31 +51,6 @@ from meshwise.run.placement import named_sharding, value_off_mesh
 from meshwise.trace import make_program
 
 DRIVER_OF = {"improved": DRIVERS[0], "gspmd": DRIVERS[1]}
-
-
-@dataclass(frozen=True)
-class Choices:
-    """How a program is to be partitioned, whatever its function and hints."""
-
-    completion: str = "improved"
-    strict: bool = False
-    hardware: Hardware | str = GENERIC
-    hoist_bytes: int | None = None
-    schedule: Any = None
-
-
-@dataclass(frozen=True)
-class Options:
-    """What was said to `mw.jit`, besides the function."""
-
-    mesh: Any
-    in_shardings: Any
-    out_shardings: Any
-    static_argnums: tuple[int, ...]
-    static_argnames: tuple[str, ...]
-    donate_argnums: tuple[int, ...]
-    donate_argnames: tuple[str, ...]
-    choices: Choices
 
 
 @dataclass(frozen=True)
@@ -137,6 +118,7 @@ def build(
         held=tuple(held),
         donated=tuple([len(held) + i for i in donated_leaves(options, arguments)]),
         name=name,
+        compiling=options.compiling,
     )
 
 
@@ -162,7 +144,36 @@ def partition_jaxpr(
     in_paths: Sequence[str],
     out_paths: Sequence[str],
 ) -> tuple[PerDeviceProgram, Plan]:
-    """Complete, choose, partition: the per-device program of a jaxpr, and its plan."""
+    """Complete, choose, partition: the per-device program of a jaxpr, and its plan.
+
+    Raises UnplannedError for what nobody foresaw.
+    """
+    what = closed, mesh, in_specs, out_specs, choices, name, in_paths, out_paths
+    try:
+        return _partition_jaxpr(*what)
+    except (MeshwiseError, jax.errors.JAXTypeError, jax.errors.UnexpectedTracerError):
+        raise
+    except Exception as unforeseen:
+        raise UnplannedError(
+            message(
+                f"{name} could not be planned",
+                [f"{type(unforeseen).__name__}: {unforeseen}"],
+                "This is no mistake of yours.",
+                "Please report it, with the function; jax.jit may run it meanwhile.",
+            )
+        ) from unforeseen
+
+
+def _partition_jaxpr(
+    closed: Any,
+    mesh: Any,
+    in_specs: Sequence[Any],
+    out_specs: Sequence[Any],
+    choices: Choices,
+    name: str,
+    in_paths: Sequence[str],
+    out_paths: Sequence[str],
+) -> tuple[PerDeviceProgram, Plan]:
     refined = refine_mesh(mesh.axis_names, mesh.axis_sizes)
     closed = _jax.without_dead(_jax.on_platform(closed, platform_of(mesh)))
 

@@ -1,82 +1,51 @@
-"""`mw.jit` and `mw.shard`: what a user types.
+"""`mw.jit`: what a user types.
 
 `mw.jit(fn, mesh=..., in_shardings=..., ...)` is used as `jax.jit` with shardings is. A call looks
 its arguments up by structure, types and placements, as jit does; the first call of a kind traces
-the function, completes the hints, chooses, partitions and compiles.
+the function, completes the hints, chooses, partitions and compiles. Where there is nothing to
+partition the call is `jax.jit`'s (`as_jax.py`).
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 
 from meshwise import _jax
-from meshwise.api.arguments import (
-    Arguments,
-    argument_paths,
-    describe,
-    leaf_key,
-    name_of,
-    take_apart,
-)
+from meshwise.api.arguments import Arguments, argument_paths, leaf_key, name_of, take_apart
 from meshwise.api.as_jax import AsJax
 from meshwise.api.autotune import scheduled
-from meshwise.api.build import DRIVER_OF, Choices, Options, Resolved, build, donated_leaves, resolve
+from meshwise.api.build import DRIVER_OF, Resolved, build, donated_leaves, resolve
 from meshwise.api.calibrate import figures_of
 from meshwise.api.deleted import any_gone, refuse_gone, refuse_shared
 from meshwise.api.meshes import check_is_mesh, lies_as
-from meshwise.api.specs import Described, broadcast_specs, kind_of
+from meshwise.api.options import Choices, Options
 from meshwise.api.spmd_program import SpmdProgram
 from meshwise.api.transform import Runner, call_in_trace
 from meshwise.cost.hardware import GENERIC, Hardware
-from meshwise.errors import ArgumentError, MeshwiseError, message
+from meshwise.errors import ArgumentError, MeshwiseError, forgotten, message
 
-
-def shard(x: Any, spec: Any) -> Any:
-    """Say how a value is sharded: a hint, from inside a function under `mw.jit`.
-
-    `spec` is a `PartitionSpec` or `NamedSharding` for one array, or a tree of them (a prefix of
-    the tree `x`). A dim of `PartitionSpec.UNCONSTRAINED` is left to completion. Outside `mw.jit`
-    the hint is a sharding constraint where a mesh is set, and nothing on one device.
-
-    >>> shard(jax.numpy.ones(3), jax.sharding.PartitionSpec("data")).shape
-    (3,)
-    """
-    leaves, tree = jax.tree.flatten(x)
-    specs = broadcast_specs("mw.shard", "spec", spec, Described(x, "x", f"x is {kind_of(x)}"))
-    types = [_jax.array_type(leaf) for leaf in leaves]
-    if None in types:
-        paths = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_flatten_with_path(x)[0]]
-        raise ArgumentError(
-            message(
-                "mw.shard was given values that are no arrays",
-                [
-                    f"x{path} is {describe(leaf)}"
-                    for leaf, path, kind in zip(leaves, paths, types, strict=True)
-                    if kind is None
-                ],
-                "A hint is on an array, or on a tree of them.",
-                "Give others None for a hint, or leave them out of the tree.",
-            )
-        )
-    hinted = [
-        leaf if s is None else _jax.hint_p.bind(jax.numpy.asarray(leaf), sharding=s)
-        for leaf, s in zip(leaves, specs, strict=True)
-    ]
-    return jax.tree.unflatten(tree, hinted)
+_NOTHING: Any = object()
 
 
 def jit(
-    fn: Callable[..., Any] | None = None,
+    fun: Callable[..., Any] = _NOTHING,
+    /,
     *,
     mesh: Any = None,
     in_shardings: Any = None,
     out_shardings: Any = None,
     static_argnums: int | Sequence[int] | None = None,
-    static_argnames: str | Sequence[str] | None = None,
+    static_argnames: str | Iterable[str] | None = None,
     donate_argnums: int | Sequence[int] | None = None,
-    donate_argnames: str | Sequence[str] | None = None,
+    donate_argnames: str | Iterable[str] | None = None,
+    keep_unused: bool = False,
+    device: Any = None,
+    backend: str | None = None,
+    inline: bool = False,
+    compiler_options: dict[str, Any] | None = None,
     completion: str = "improved",
     strict: bool = False,
     hardware: Hardware | str = GENERIC,
@@ -86,9 +55,10 @@ def jit(
     """Make one SPMD program of a function for every device of a mesh; also a decorator.
 
     Args:
-        fn: a function of arrays and trees of arrays, written for one device.
-        mesh: `jax.sharding.Mesh` or `AbstractMesh`; by default that of the shardings, or of
-            `jax.set_mesh`.
+        fun: a function of arrays and trees of arrays, written for one device.
+        mesh: `jax.sharding.Mesh` or `AbstractMesh`; by default that of the shardings, of
+            `jax.set_mesh`, of the arguments, or of what the function itself names. Where there is
+            none, a call is one of `jax.jit`.
         in_shardings: a `PartitionSpec`, `NamedSharding` or None for each argument, or trees of them
             (prefixes of arguments' trees). None is completed from the others; an argument that
             comes committed to the mesh keeps its sharding.
@@ -96,6 +66,7 @@ def jit(
         static_argnums, static_argnames: arguments that are no arrays and select another program,
             as in `jax.jit`.
         donate_argnums, donate_argnames: arguments whose buffers the results may reuse.
+        keep_unused, device, backend, inline, compiler_options: as in `jax.jit`.
         completion: "gspmd" keeps the shardings that completion finds, "improved" goes on from
             there to lower the cost at fixed hints.
         strict: make an operator without a rule an error instead of computing it whole.
@@ -108,23 +79,27 @@ def jit(
             `mw.autotune` finds by its cost model. Arguments without a hint may then be kept in
             slices.
 
-    Raises HintError, TreeError, MeshError, ArgumentError or MissingRuleError when called, for what
-    does not fit.
+    Raises what `jax.jit` raises for its arguments; when called, HintError, TreeError, MeshError,
+    ArgumentError or MissingRuleError for what does not fit, which are of JAX's classes too.
     """
-    given = {name: value for name, value in locals().items() if name != "fn"}
-    if fn is None:
+    given = {name: value for name, value in locals().items() if name != "fun"}
+    if fun is _NOTHING:
         return functools.partial(jit, **given)
-    _check(mesh, completion)
-    _jax.check_jit_arguments(fn, static_argnums, static_argnames, donate_argnums, donate_argnames)
-    statics = _jax.static_arguments(fn, static_argnums, static_argnames)
-    donated = _jax.static_arguments(fn, donate_argnums, donate_argnames)
-    choices = Choices(completion, strict, hardware, hoist_bytes, schedule)
-    options = Options(mesh, in_shardings, out_shardings, *statics, *donated, choices)
-    return JitFunction(fn, options)
-
-
-def _check(mesh: Any, completion: str) -> None:
     check_is_mesh(mesh)
+    _check_completion(completion)
+    own = ("completion", "strict", "hardware", "hoist_bytes", "schedule")
+    choices = Choices(**{name: given.pop(name) for name in own})
+    del given["mesh"]
+    placed = ("in_shardings", "out_shardings") if mesh is not None else ()  # read when called
+    jax.jit(fun, **{k: v for k, v in given.items() if k not in placed})  # raises, warns as it does
+    for kind in ("static", "donate"):
+        names = f"{kind}_argnums", f"{kind}_argnames"
+        found = _jax.static_arguments(fun, *[given[name] for name in names])
+        given.update(zip(names, found, strict=True))
+    return JitFunction(fun, Options(mesh=mesh, choices=choices, **given))
+
+
+def _check_completion(completion: str) -> None:
     if completion not in DRIVER_OF:
         raise ArgumentError(
             message(
@@ -136,8 +111,26 @@ def _check(mesh: Any, completion: str) -> None:
         )
 
 
+@dataclass(frozen=True)
+class _Kept:
+    """What earlier calls made: programs by the call, by what it says, and for traces, by mesh."""
+
+    programs: dict[Any, SpmdProgram | MeshwiseError] = field(default_factory=dict)
+    shared: dict[Any, SpmdProgram] = field(default_factory=dict)
+    runners: dict[Any, Runner] = field(default_factory=dict)
+
+
+@_jax.kept_with_function
+def _kept(_: Callable[..., Any], __: Any) -> _Kept:
+    """One for each function and each way to partition it, until `jax.clear_caches`."""
+    return _Kept()
+
+
 class JitFunction:
-    """A function under `mw.jit`; call it, or look at what it becomes with `partition`."""
+    """A function under `mw.jit`; call it, or look at what it becomes with `partition`.
+
+    It is a `jax.stages.Wrapped`: `trace`, `lower` and `eval_shape` are as those of `jax.jit`.
+    """
 
     def __init__(self, fn: Callable[..., Any], options: Options):
         """Nothing is traced yet."""
@@ -145,13 +138,9 @@ class JitFunction:
         self.fn = fn
         self.options = options
         self.name = name_of(fn)
-        self._programs: dict[Any, SpmdProgram] = {}
-        self._shared: dict[Any, SpmdProgram] = {}
-        self._runners: dict[Any, Runner] = {}
         self._as_jax = AsJax(self.name, fn, options)
-        self._refused: dict[Any, MeshwiseError] = {}
         self._dispatch = _jax.dispatcher(
-            self.name, self._first_call, options.static_argnums, options.static_argnames
+            self.name, fn, self._missed, options.static_argnums, options.static_argnames
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -180,7 +169,44 @@ class JitFunction:
 
     def partition(self, *args: Any, **kwargs: Any) -> SpmdProgram:
         """The SPMD program for some arguments, which may be `jax.ShapeDtypeStruct`s."""
-        return self._program(take_apart(self.options, args, kwargs))
+        arguments = take_apart(self.options, args, kwargs)
+        key = self._key(arguments)
+        known = self._kept.programs.get(key)
+        if isinstance(known, SpmdProgram):
+            return known
+        made = self._kept.programs[key] = self._program_of_hints(arguments)
+        return made
+
+    def trace(self, *args: Any, **kwargs: Any) -> Any:
+        """`jax.stages.Traced` for some arguments; lowering it partitions."""
+        call = args, kwargs
+        arguments = take_apart(self.options, args, kwargs).abstract()
+        if self._is_jaxs(arguments):
+            return self._as_jax.trace(call)
+        try:
+            resolve(self.name, self.options, arguments, self._as_jax.mesh)
+        except MeshwiseError as refusal:
+            return self._as_jax.answer(refusal, lambda: self._as_jax.trace(call))
+        traced = self._as_jax.trace(call)
+        return _jax.traced_with(traced, functools.partial(self._lowered, arguments, traced))
+
+    def lower(self, *args: Any, **kwargs: Any) -> Any:
+        """`jax.stages.Lowered` of the partitioned program for some arguments."""
+        return self.trace(*args, **kwargs).lower()
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """Shapes and types of the results, as `jax.eval_shape`."""
+        return self.trace(*args, **kwargs).out_info
+
+    def clear_cache(self) -> None:
+        """Forget all programs: the next call traces, plans and compiles anew."""
+        self._dispatch._clear_cache()
+        self._as_jax.clear_cache()
+        _kept.evict_weakref(self.fn)
+
+    def _cache_size(self) -> int:
+        """How many kinds of calls JAX's dispatch runs by itself."""
+        return self._dispatch._cache_size()
 
     @functools.cached_property
     def _looks_first(self) -> bool:
@@ -199,27 +225,59 @@ class JitFunction:
         donated = donated_leaves(self.options, arguments)
         refuse_shared(self.name, arguments.leaves, paths, donated)
 
-    def _first_call(self, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        """Results of a call, and what JAX's dispatch needs to repeat it (None: come back)."""
+    def _missed(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
+        """Results of a call, what JAX's dispatch needs to repeat it, whether to come back."""
         arguments = take_apart(self.options, args, kwargs)
-        if _jax.is_tracing() or any(isinstance(x, _jax.Tracer) for x in arguments.leaves):
+
+        def as_jax() -> tuple[Any, Any, bool]:
+            return self._as_jax.run((args, kwargs))
+
+        if self.options.is_for_one_device:
+            return as_jax()
+        if self._is_traced(arguments):
+            runners = self._kept.runners
             try:
-                outs = call_in_trace(self.name, self.fn, self.options, arguments, self._runners)
+                outs = call_in_trace(self.name, self.fn, self.options, arguments, runners)
             except MeshwiseError as refusal:
-                outs = self._as_jax.answer(refusal, args, kwargs)
-            return outs, None
-        key = self._key(arguments)
-        try:
-            if key in self._refused:
-                raise self._refused[key]
-            program = self._program(arguments)
-        except MeshwiseError as refusal:
-            outs = self._as_jax.answer(refusal, args, kwargs)
-            self._refused[key] = refusal.with_traceback(None)
-            return outs, None
-        outs = program.executable(arguments.leaves)
-        fast = program.executable.fast_path(arguments.leaves, program.out_tree, outs)
-        return jax.tree.unflatten(program.out_tree, outs), fast
+                return self._as_jax.answer(refusal, as_jax)
+            return outs, None, False
+        key, programs = self._key(arguments), self._kept.programs
+        found = programs.get(key) or self._found(arguments)
+        if isinstance(found, MeshwiseError):
+            answer = self._as_jax.answer(found, as_jax, is_first=key not in programs)
+            programs[key] = forgotten(found)
+            return answer
+        programs[key] = found
+        if self._as_jax.may_run and found.user_mesh.size == 1:
+            return as_jax()
+        outs = found.executable(arguments.leaves)
+        fast = found.executable.fast_path(arguments.leaves, found.out_tree, outs)
+        return jax.tree.unflatten(found.out_tree, outs), fast, False
+
+    def _lowered(self, arguments: Arguments, traced: Any, platforms: Any, parameters: Any) -> Any:
+        """`jax.stages.Lowered` of a traced call."""
+
+        def as_jax() -> Any:
+            return _jax.lower_flat(traced, platforms, parameters)
+
+        found = self._found(arguments)
+        if isinstance(found, MeshwiseError):
+            return self._as_jax.answer(found, as_jax)
+        if self._as_jax.may_run and found.user_mesh.size == 1:
+            return as_jax()
+        flat = found.executable.lower_for(platforms, parameters)
+        return _jax.with_trees(flat, traced, found if found.executable.is_uneven else None)
+
+    def _is_traced(self, arguments: Arguments) -> bool:
+        return _jax.is_tracing() or any(isinstance(x, _jax.Tracer) for x in arguments.leaves)
+
+    def _is_jaxs(self, arguments: Arguments) -> bool:
+        """Whether a call ahead of time is JAX's: for a chosen device, or of traced arguments."""
+        return self.options.is_for_one_device or self._is_traced(arguments)
+
+    @property
+    def _kept(self) -> _Kept:
+        return _kept(self.fn, self.options.key)
 
     def _key(self, arguments: Arguments) -> Any:
         """Equal for calls that one program serves."""
@@ -232,12 +290,12 @@ class JitFunction:
             tuple([leaf_key(leaf) for leaf in arguments.leaves]),
         )
 
-    def _program(self, arguments: Arguments) -> SpmdProgram:
-        key = self._key(arguments)
-        program = self._programs.get(key)
-        if program is None:
-            program = self._programs[key] = self._program_of_hints(arguments)
-        return program
+    def _found(self, arguments: Arguments) -> SpmdProgram | MeshwiseError:
+        """The program for some arguments, or why there is none."""
+        try:
+            return self._program_of_hints(arguments)
+        except MeshwiseError as refusal:
+            return refusal
 
     def _scheduled(self, program: SpmdProgram) -> SpmdProgram:
         """A program after the moves that were asked for."""
@@ -256,13 +314,13 @@ class JitFunction:
         static = arguments.tree, arguments.static, arguments.static_named
         call = static, _jax.settings_key()
         key = call, resolved.key
-        program = self._shared.get(key)
+        program = self._kept.shared.get(key)
         if program is None:
             program = self._scheduled_before(call, arguments, resolved)
         if program is None:
             program = build(self.name, self.fn, self.options, arguments, resolved)
             program = self._scheduled(program)
-        self._shared[key] = program
+        self._kept.shared[key] = program
         return program
 
     def _scheduled_before(
@@ -275,7 +333,7 @@ class JitFunction:
         """
         if self.options.choices.schedule is None:
             return None
-        for (known_call, (mesh, types, _)), program in self._shared.items():
+        for (known_call, (mesh, types, _)), program in self._kept.shared.items():
             if (known_call, mesh, types) == (call, *resolved.key[:2]):
                 placements = program.placements[0][len(program.held) :]
                 if all(map(lies_as, arguments.leaves, placements)):
@@ -285,6 +343,20 @@ class JitFunction:
 
 class BoundJitFunction(functools.partial):
     """A method under `mw.jit`, bound to its object."""
+
+    @property
+    def __self__(self) -> Any:
+        """The object."""
+        return self.args[0]
+
+    @property
+    def __func__(self) -> Any:
+        """The function that is not bound."""
+        return self.func
+
+    def __getattr__(self, name: str) -> Any:
+        """Everything else is the function's, as with a method of Python."""
+        return getattr(self.func, name)
 
     def partition(self, *args: Any, **kwargs: Any) -> SpmdProgram:
         """The SPMD program for some arguments."""

@@ -7,7 +7,7 @@ import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from meshwise import _jax
-from meshwise.errors import ArgumentError, HintError, MeshError, message
+from meshwise.errors import ArgumentError, HintError, MeshError, NoMeshError, message
 from meshwise.ir.program import Program
 from meshwise.run.uneven import UnevenArray
 
@@ -49,7 +49,7 @@ def mesh_said(mesh: Any, in_specs: Sequence[Any], out_shardings: Any, leaves: Se
 
 def refuse_no_mesh(name: str) -> NoReturn:
     """The error for a program that is for no mesh."""
-    raise MeshError(
+    raise NoMeshError(
         message(
             f"{name} was called without a mesh",
             ["mw.jit was given none, no sharding names one, and none is in context"],

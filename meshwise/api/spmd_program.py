@@ -16,7 +16,7 @@ from meshwise.ir.collectives import Collective
 from meshwise.ir.per_device import PerDeviceProgram
 from meshwise.report.explain import explain_plan
 from meshwise.report.overview import explain_program
-from meshwise.run.execute import Executable
+from meshwise.run.execute import Compiling, Executable
 from meshwise.run.placement import named_sharding, refined_jax_mesh
 from meshwise.run.simulate import simulate
 
@@ -30,7 +30,8 @@ class SpmdProgram:
     function closes over and that lie on the mesh are `held`; they are the program's first inputs.
     `placements` are the shardings of all inputs and results, `in_paths` and `out_paths` their
     names, `hints` what the user said of them. `states` are pairs of positions: of an argument, and
-    of the result that is its next value. A program that was not planned has no `plan`.
+    of the result that is its next value. A program that was not planned has no `plan`. `compiling`
+    is what the user said of compiling it.
     """
 
     per_device: PerDeviceProgram
@@ -46,6 +47,7 @@ class SpmdProgram:
     donated: tuple[int, ...] = ()
     name: str = "fn"
     states: tuple[tuple[int, int], ...] = ()
+    compiling: Compiling | None = None
 
     @classmethod
     def from_shard_map(
@@ -160,6 +162,7 @@ class SpmdProgram:
             arg_names=self.in_paths,
             placements=self.placements,
             held=self.held,
+            compiling=self.compiling,
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

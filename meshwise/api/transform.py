@@ -15,15 +15,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from meshwise import _jax
 from meshwise.api.arguments import Arguments, argument_paths, argument_types
-from meshwise.api.build import (
-    Choices,
-    Options,
-    in_specs_of,
-    leaked_tracers,
-    partition_jaxpr,
-    trace_call,
-)
+from meshwise.api.build import in_specs_of, leaked_tracers, partition_jaxpr, trace_call
 from meshwise.api.meshes import fill_placements, find_mesh
+from meshwise.api.options import Choices, Options
 from meshwise.api.specs import given_out_specs
 from meshwise.run.execute import Executable
 from meshwise.run.uneven import UnevenArray

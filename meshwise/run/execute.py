@@ -9,6 +9,7 @@ its place before anything runs. Only then are the arguments looked at one by one
 """
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -35,13 +36,21 @@ from meshwise.run.uneven import UnevenArray
 _SHOWN_DEVICES = 8
 
 
+@dataclass(frozen=True)
+class Compiling:
+    """What is passed on to `jax.jit` when a program is compiled, as the user gave it."""
+
+    keep_unused: bool = False
+    compiler_options: tuple[tuple[str, Any], ...] = ()
+
+
 class Executable:
     """A per-device program and the devices it runs on; called with the leaves of the arguments.
 
     `arg_names` are the arguments' paths, for errors; `donated` are the positions of those whose
     buffers the results may reuse; `placements` are the shardings of arguments and results where
     the program's are to be written in other words; `held` are values for the first arguments,
-    which calls leave out.
+    which calls leave out; `compiling` is what the user said of compiling it.
     """
 
     def __init__(
@@ -54,6 +63,7 @@ class Executable:
         arg_names: Sequence[str] | None = None,
         placements: tuple[Sequence[NamedSharding], Sequence[NamedSharding]] | None = None,
         held: Sequence[Any] = (),
+        compiling: Compiling | None = None,
     ):
         """Compile nothing yet."""
         mesh = program.mesh
@@ -61,6 +71,7 @@ class Executable:
         self.user_mesh = user_mesh
         self.donated = tuple(donated)
         self.name = name
+        self.compiling = compiling or Compiling()
         self.arg_names = arg_names or [f"argument {i}" for i in range(len(program.in_types))]
         ins, outs = placements or (
             [named_sharding(s, mesh, user_mesh) for s in program.in_shardings],
@@ -120,19 +131,38 @@ class Executable:
 
     def lower(self) -> Any:
         """JAX's `Lowered` of the program for its shapes (padded where uneven)."""
+        traced = self._traced(self._mapped, 0)
+        with _jax.without_mesh():
+            return traced.lower()
+
+    def lower_for(self, platforms: Any, parameters: Any) -> Any:
+        """The same for other platforms, what is held being constants of it."""
+
+        def without_held(*args: Any) -> list[Any]:
+            return self._mapped(*self._held, *args)
+
+        without_held.__name__ = self.name
+        traced = self._traced(without_held if self._held else self._mapped, len(self._held))
+        with _jax.without_mesh():
+            return _jax.lower_flat(traced, platforms, parameters)
+
+    def _traced(self, function: Callable[..., Any], first: int) -> Any:
+        """JAX's `Traced` of a function of the padded arguments from the first one on."""
         self._check_has_devices()
         structs = [
             jax.ShapeDtypeStruct(padded, t.dtype, weak_type=getattr(t, "weak_type", False))
             for padded, t in zip(self._in_padded, self.program.in_types, strict=True)
         ]
         jitted = jax.jit(
-            self._mapped,
-            in_shardings=tuple(self.in_shardings),
+            function,
+            in_shardings=tuple(self.in_shardings[first:]),
             out_shardings=self.out_shardings,
-            donate_argnums=self.donated,
+            donate_argnums=tuple([i - first for i in self.donated if i >= first]),
+            keep_unused=self.compiling.keep_unused,
+            compiler_options=dict(self.compiling.compiler_options) or None,
         )
         with _jax.without_mesh():
-            return jitted.lower(*structs)
+            return jitted.trace(*structs[first:])
 
     def compile(self) -> Any:
         """JAX's `Compiled`, for its cost and memory analysis; compiled once."""
@@ -242,6 +272,11 @@ class Executable:
                     " of the devices it is on.",
                 )
             )
+
+    @property
+    def is_uneven(self) -> bool:
+        """Whether arguments or results are padded."""
+        return bool(self._uneven_in or self._uneven_out)
 
     @cached_property
     def _devices(self) -> set[Any]:

@@ -70,7 +70,7 @@ def trace(case: Case, args: Sequence[Any]) -> Traced:
     )
     options = step.options
     arguments = take_apart(options, tuple(args), {})
-    found = resolve("program", options, arguments)
+    found = resolve("program", options, arguments, lambda _: None)
     closed, _, tree = trace_call(
         "program", step.fn, options, arguments, found.types, found.in_specs, found.mesh
     )

@@ -1,0 +1,87 @@
+"""What is said to `mw.jit`, besides the function."""
+
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any
+
+import jax
+
+from meshwise import _jax
+from meshwise.cost.hardware import GENERIC, Hardware
+from meshwise.run.execute import Compiling
+
+
+@dataclass(frozen=True)
+class Choices:
+    """How a program is to be partitioned, whatever its function and hints."""
+
+    completion: str = "improved"
+    strict: bool = False
+    hardware: Hardware | str = GENERIC
+    hoist_bytes: int | None = None
+    schedule: Any = None
+
+
+class _Alone:
+    """Equal to nothing else."""
+
+
+def _is_nothing(leaf: Any) -> bool:
+    return leaf is None
+
+
+@dataclass(frozen=True)
+class Options:
+    """What was said to `mw.jit`, besides the function."""
+
+    mesh: Any
+    in_shardings: Any
+    out_shardings: Any
+    static_argnums: tuple[int, ...]
+    static_argnames: tuple[str, ...]
+    donate_argnums: tuple[int, ...]
+    donate_argnames: tuple[str, ...]
+    choices: Choices
+    keep_unused: bool = False
+    inline: bool = False
+    device: Any = None
+    backend: str | None = None
+    compiler_options: dict[str, Any] | None = None
+
+    @property
+    def names_shardings(self) -> bool:
+        """Whether anything is said of arguments or results."""
+        said = self.in_shardings, self.out_shardings
+        return any(not _jax.is_unspecified(s) for s in jax.tree.leaves(said))
+
+    @property
+    def is_for_one_device(self) -> bool:
+        """Whether a device was chosen, by `jax.jit`'s deprecated arguments."""
+        return self.device is not None or self.backend is not None
+
+    @property
+    def compiling(self) -> Compiling:
+        """What is passed on when the program is compiled."""
+        return Compiling(self.keep_unused, tuple((self.compiler_options or {}).items()))
+
+    @cached_property
+    def key(self) -> Any:
+        """Equal where everything that was said is; of these options alone where it has no hash."""
+        said: list[Any] = []
+        for field in fields(self):
+            leaves, tree = jax.tree.flatten(getattr(self, field.name), is_leaf=_is_nothing)
+            said += [tuple(leaves), tree]
+        try:
+            hash(tuple(said))
+        except TypeError:
+            return _Alone()
+        return tuple(said)
+
+    @property
+    def passed(self) -> dict[str, Any]:
+        """The arguments of `jax.jit` that say nothing of shardings, in its words."""
+        names = (
+            *("static_argnums", "static_argnames", "donate_argnums", "donate_argnames"),
+            *("keep_unused", "inline", "device", "backend", "compiler_options"),
+        )
+        return {name: getattr(self, name) for name in names}

@@ -1,0 +1,44 @@
+"""`mw.shard`: a hint from inside a function."""
+
+from typing import Any
+
+import jax
+
+from meshwise import _jax
+from meshwise.api.arguments import describe
+from meshwise.api.specs import Described, broadcast_specs, kind_of
+from meshwise.errors import ArgumentError, message
+
+
+def shard(x: Any, spec: Any) -> Any:
+    """Say how a value is sharded: a hint, from inside a function under `mw.jit`.
+
+    `spec` is a `PartitionSpec` or `NamedSharding` for one array, or a tree of them (a prefix of
+    the tree `x`). A dim of `PartitionSpec.UNCONSTRAINED` is left to completion. Outside `mw.jit`
+    the hint is a sharding constraint where a mesh is set, and nothing on one device.
+
+    >>> shard(jax.numpy.ones(3), jax.sharding.PartitionSpec("data")).shape
+    (3,)
+    """
+    leaves, tree = jax.tree.flatten(x)
+    specs = broadcast_specs("mw.shard", "spec", spec, Described(x, "x", f"x is {kind_of(x)}"))
+    types = [_jax.array_type(leaf) for leaf in leaves]
+    if None in types:
+        paths = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_flatten_with_path(x)[0]]
+        raise ArgumentError(
+            message(
+                "mw.shard was given values that are no arrays",
+                [
+                    f"x{path} is {describe(leaf)}"
+                    for leaf, path, kind in zip(leaves, paths, types, strict=True)
+                    if kind is None
+                ],
+                "A hint is on an array, or on a tree of them.",
+                "Give others None for a hint, or leave them out of the tree.",
+            )
+        )
+    hinted = [
+        leaf if s is None else _jax.hint_p.bind(jax.numpy.asarray(leaf), sharding=s)
+        for leaf, s in zip(leaves, specs, strict=True)
+    ]
+    return jax.tree.unflatten(tree, hinted)
