@@ -40,8 +40,6 @@ class Arguments:
         placed = dict(zip(self.positions, dynamic, strict=True)) | dict(self.static)
         return [placed[i] for i in range(len(placed))], {**kwargs, **dict(self.static_named)}
 
-<<<<<<< HEAD
-=======
     def abstract(self) -> "Arguments":
         """The same without values: types, and where arguments lie that were put there."""
         return replace(self, leaves=[_abstract(leaf) for leaf in self.leaves])
@@ -54,7 +52,6 @@ def _abstract(leaf: Any) -> Any:
     weak = bool(getattr(leaf, "weak_type", False))
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding, weak_type=weak)
 
->>>>>>> 5201a76 (mw.jit takes every argument of jax.jit, and is traced, lowered and compiled ahead of time as it is)
 
 class StaticArguments(Protocol):
     """What says which arguments are static."""

@@ -85,18 +85,23 @@ def jit(
     given = {name: value for name, value in locals().items() if name != "fun"}
     if fun is _NOTHING:
         return functools.partial(jit, **given)
+    return JitFunction(fun, _read(fun, given))
+
+
+def _read(fun: Callable[..., Any], given: dict[str, Any]) -> Options:
+    """What was given to `mw.jit`, checked as far as no call is needed for it."""
+    mesh = given.pop("mesh")
     check_is_mesh(mesh)
-    _check_completion(completion)
     own = ("completion", "strict", "hardware", "hoist_bytes", "schedule")
     choices = Choices(**{name: given.pop(name) for name in own})
-    del given["mesh"]
+    _check_completion(choices.completion)
     placed = ("in_shardings", "out_shardings") if mesh is not None else ()  # read when called
     jax.jit(fun, **{k: v for k, v in given.items() if k not in placed})  # raises, warns as it does
     for kind in ("static", "donate"):
         names = f"{kind}_argnums", f"{kind}_argnames"
         found = _jax.static_arguments(fun, *[given[name] for name in names])
         given.update(zip(names, found, strict=True))
-    return JitFunction(fun, Options(mesh=mesh, choices=choices, **given))
+    return Options(mesh=mesh, choices=choices, **given)
 
 
 def _check_completion(completion: str) -> None:

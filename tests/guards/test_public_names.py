@@ -15,11 +15,13 @@ ERRORS = [
     "MeshError",
     "MeshwiseError",
     "MissingRuleError",
+    "NoMeshError",
     "PipelineError",
     "ReplicationError",
     "RuleError",
     "TracerLeakError",
     "TreeError",
+    "UnplannedError",
 ]
 FUNCTIONS = [
     "all_gather",
@@ -46,7 +48,9 @@ FUNCTIONS = [
     "update",
 ]
 LAYOUTS = ["Local", "Replicated", "Sliced", "Unreduced"]
-PUBLIC = [*ERRORS, *LAYOUTS, "Schedule", "SpmdProgram", "Tuned", "UnevenArray", *FUNCTIONS]
+WARNINGS = ["FallbackWarning"]
+CLASSES = ["Schedule", "SpmdProgram", "Tuned", "UnevenArray"]
+PUBLIC = [*ERRORS, *WARNINGS, *LAYOUTS, *CLASSES, *FUNCTIONS]
 
 
 def differences(actual: Iterable[str], expected: Iterable[str]) -> list[str]:

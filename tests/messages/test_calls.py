@@ -171,7 +171,7 @@ NO_MESH = (
 def test_no_mesh():
     bare = mw.jit(step, in_shardings=P("x"))
     for call in (bare, bare.partition, jax.jit(bare)):
-        check(mw.MeshError, NO_MESH, lambda call=call: call(*ARGS))
+        check(mw.NoMeshError, NO_MESH, lambda call=call: call(*ARGS))
 
 
 def test_what_is_no_mesh():
