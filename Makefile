@@ -10,7 +10,7 @@ RUN  := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow fuzz mutants lint format bench bench-rest clean
+.PHONY: help demo test test-slow fuzz mutants lint format bench bench-tpu bench-rest clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ format: $(VENV)/.dev ## rewrite files in the project's format
 bench: $(VENV)/.examples ## the suite beside XLA's own partitioners: a table, build/bench.json and .html
 	$(RUN) -m benchmarks.suite --time --json build/bench.json --html build/bench.html $(BENCH_ARGS)
 
+bench-tpu: $(VENV)/.tpu ## the same compiled for TPUs that are not there, by libtpu; nothing is run
+	$(RUN) -m benchmarks.suite.tpu --json build/bench_tpu.json $(BENCH_ARGS)
+
 bench-rest: $(VENV)/.examples ## the older benchmarks: operators, loops, GPT, reshards, schedules
 	$(RUN) -m benchmarks.operators
 	$(RUN) -m benchmarks.loops
@@ -62,6 +65,6 @@ $(VENV)/.made: pyproject.toml
 	  exit 1; }
 	@touch $@
 
-$(VENV)/.examples $(VENV)/.test $(VENV)/.dev: $(VENV)/.%: $(VENV)/.made
+$(VENV)/.examples $(VENV)/.test $(VENV)/.dev $(VENV)/.tpu: $(VENV)/.%: $(VENV)/.made
 	$(RUN) -m pip install --disable-pip-version-check -e '.[$*]'
 	@touch $@

@@ -6,8 +6,13 @@ from collections.abc import Callable
 
 # Before the first import of jax, which reads both.
 os.environ["JAX_PLATFORMS"] = "cpu"
+# Programs here run once and briefly: machine code is not worth optimising. XLA's own passes, which
+# decide about collectives and memory, are left as they are.
 os.environ["XLA_FLAGS"] = (
-    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+    os.environ.get("XLA_FLAGS", "")
+    + " --xla_force_host_platform_device_count=8"
+    + " --xla_backend_optimization_level=0"
+    + " --xla_llvm_disable_expensive_passes=true"
 ).strip()
 
 import hypothesis

@@ -24,11 +24,11 @@ from rich.table import Table
 from benchmarks.suite import devices  # first: it sets JAX up for eight devices
 
 # isort: split
-from benchmarks.suite.every_program import PROGRAMS
+from benchmarks.suite.every_program import PROGRAMS, chosen
 from benchmarks.suite.figures import losses, summary
 from benchmarks.suite.measure import OURS, Measured, measure
 from benchmarks.suite.page import page
-from benchmarks.suite.program import GROUPS, Program
+from benchmarks.suite.program import GROUPS
 from benchmarks.suite.records import machine, read, record
 from benchmarks.suite.tables import (
     HEADS,
@@ -57,10 +57,6 @@ def options() -> argparse.Namespace:
     parser.add_argument("--html", type=Path, help="write a self-contained page")
     parser.add_argument("--markdown", action="store_true", help="print tables for a page")
     return parser.parse_args()
-
-
-def chosen(groups: Sequence[str], parts: Sequence[str]) -> list[Program]:
-    return [p for p in PROGRAMS if p.group in groups and any(part in p.name for part in parts)]
 
 
 def show(rows: Sequence[Measured]) -> None:

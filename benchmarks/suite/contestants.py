@@ -57,10 +57,16 @@ def one_device(program: Program) -> Callable[..., Any]:
 def xla(program: Program, args: tuple[Any, ...]) -> Contestant:
     """The program for `jax.jit`; which partitioner takes it is the configuration's matter."""
     mesh = make_mesh(program.mesh)
+    jitted, padding = jax_program(program, args, mesh)
+    return Contestant(jitted, _placed(args, specs_of(program), mesh, padding))
+
+
+def jax_program(program: Program, args: tuple[Any, ...], mesh: Mesh) -> tuple[Any, Any]:
+    """The program under `jax.jit` on a mesh, and the shapes it takes for these operands."""
     function = _function(
         program, lambda x, spec: lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
     )
-    specs = _specs(program)
+    specs = specs_of(program)
     results = jax.eval_shape(one_device(program), *args)
     out_specs = broadcast(program.results, results)
     in_padding = jax.tree.map(lambda x, s: _padded(x.shape, s, mesh), args, specs)
@@ -86,7 +92,7 @@ def xla(program: Program, args: tuple[Any, ...]) -> Contestant:
         in_shardings=jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs),
         out_shardings=jax.tree.map(lambda spec: NamedSharding(mesh, spec), out_specs),
     )
-    return Contestant(jitted, _placed(args, specs, mesh, in_padding))
+    return jitted, in_padding
 
 
 def ours(
@@ -94,21 +100,25 @@ def ours(
 ) -> Contestant:  # fmt: skip
     """The program for `mw.jit`; what does not divide comes as an `mw.UnevenArray`."""
     mesh = make_mesh(program.mesh)
-    specs = _specs(program)
-    jitted = mw.jit(
-        _function(program, mw.shard),
-        mesh=mesh,
-        in_shardings=specs,
-        out_shardings=program.results,
-        hardware=hardware,
-    )
+    specs = specs_of(program)
     padding = jax.tree.map(lambda x, s: _padded(x.shape, s, mesh), args, specs)
     placed = jax.tree.map(
         lambda held, x: held if held.shape == x.shape else mw.UnevenArray(held, x.shape),
         _placed(args, specs, mesh, padding),
         args,
     )
-    return Contestant(jitted, placed)
+    return Contestant(our_program(program, mesh, hardware), placed)
+
+
+def our_program(program: Program, mesh: Mesh, hardware: Hardware = GENERIC) -> Any:
+    """The program under `mw.jit` on a mesh; it takes operands as they are on one device."""
+    return mw.jit(
+        _function(program, mw.shard),
+        mesh=mesh,
+        in_shardings=specs_of(program),
+        out_shardings=program.results,
+        hardware=hardware,
+    )
 
 
 def _function(program: Program, shard: Callable[[Any, P], Any]) -> Callable[..., Any]:
@@ -124,7 +134,8 @@ def _is_array(leaf: Any) -> bool:
     return isinstance(leaf, Array)
 
 
-def _specs(program: Program) -> Any:
+def specs_of(program: Program) -> Any:
+    """How the operands lie, as a tree of theirs."""
     return jax.tree.map(lambda array: array.spec, program.arguments, is_leaf=_is_array)
 
 

@@ -1,5 +1,7 @@
 """All programs of the suite, in the order of the groups."""
 
+from collections.abc import Sequence
+
 from benchmarks.suite.program import Program
 from benchmarks.suite.programs import (
     control_flow,
@@ -28,3 +30,8 @@ PROGRAMS: tuple[Program, ...] = (
     *reshard.TABLE,
     *science.TABLE,
 )
+
+
+def chosen(groups: Sequence[str], parts: Sequence[str]) -> list[Program]:
+    """The programs of some groups whose names hold one of some parts."""
+    return [p for p in PROGRAMS if p.group in groups and any(part in p.name for part in parts)]
