@@ -113,7 +113,7 @@ def _spec_problems(spec: PartitionSpec, shape: Sequence[int], mesh: Mesh, path: 
         )
     names = [n for entry in spec for n in _entry_names(entry)]
     for name in dict.fromkeys(names):
-        if name not in mesh.sub_axes:
+        if name not in mesh.sub_axes and name not in mesh.names:
             problems.append(
                 f"{path}: {spec} names axis {name!r}, the mesh has "
                 f"{', '.join(map(repr, mesh.sub_axes))}"

@@ -91,9 +91,16 @@ from meshwise._jax.jaxprs import threefry2x32_p as threefry2x32_p
 from meshwise._jax.jaxprs import without_names as without_names
 from meshwise._jax.kernels import call_kernel as call_kernel
 from meshwise._jax.kernels import mw_kernel_p as mw_kernel_p
+from meshwise._jax.manual import Region as Region
+from meshwise._jax.manual import run_local as run_local
+from meshwise._jax.manual import run_region as run_region
 from meshwise._jax.manual import shard_map_jaxpr as shard_map_jaxpr
 from meshwise._jax.named_meshes import meshes_in as meshes_in
 from meshwise._jax.platforms import on_platform as on_platform
+from meshwise._jax.regions import as_regions as as_regions
+from meshwise._jax.regions import has_region as has_region
+from meshwise._jax.regions import is_same as is_same
+from meshwise._jax.regions import spell as spell
 from meshwise._jax.roll import roll as roll
 from meshwise._jax.roll import roll_p as roll_p
 from meshwise._jax.sampling import gamma_of_keys as gamma_of_keys
@@ -107,6 +114,7 @@ from meshwise._jax.tracing import is_tracing as is_tracing
 from meshwise._jax.tracing import is_unspecified as is_unspecified
 from meshwise._jax.tracing import leak_summary as leak_summary
 from meshwise._jax.tracing import make_jaxpr_over_axes as make_jaxpr_over_axes
+from meshwise._jax.tracing import manual_axes as manual_axes
 from meshwise._jax.tracing import settings_key as settings_key
 from meshwise._jax.tracing import static_arguments as static_arguments
 from meshwise._jax.tracing import threefry_partitionable as threefry_partitionable

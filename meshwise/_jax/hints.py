@@ -62,7 +62,7 @@ def auto_twin(mesh: Any) -> Any:
     """The same mesh with all axes Auto; over others a sharding cannot be open."""
     auto = (AxisType.Auto,) * len(mesh.axis_names)
     if isinstance(mesh, AbstractMesh):
-        return AbstractMesh(mesh.axis_sizes, mesh.axis_names, axis_types=auto)
+        return mesh.update(axis_types=auto)
     return Mesh(mesh.devices, mesh.axis_names, axis_types=auto)
 
 

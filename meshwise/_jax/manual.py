@@ -3,18 +3,23 @@
 Under `check_vma` JAX's types say over which axes a value varies, and derivatives taken inside go by
 that: the gradient of a value that all devices share is summed over them. The traced body then holds
 variants of collectives and casts between such types; here they become the plain ones, which mean
-the same where nobody asks for types, and axes of one device are left out.
+the same where nobody asks for types, over the axes of the program that they end up in: each axis
+is some of these, in order, and one of a single device is none.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 from jax import lax
 from jax.extend.core import Literal
 from jax.sharding import AbstractMesh, AxisType
 
-from meshwise._jax.bodies import call_body, scan_counts
+from meshwise._jax.bodies import call_body, constraint_of, scan_counts
+from meshwise._jax.hints import hint_p
 from meshwise._jax.jaxprs import (
     ClosedJaxpr,
     JaxprEqn,
@@ -25,7 +30,9 @@ from meshwise._jax.jaxprs import (
     opened,
     source_summary,
 )
-from meshwise._jax.tracing import make_jaxpr_over_axes, without_mesh
+from meshwise._jax.tracing import axes_in_order, make_jaxpr_over_axes, without_mesh
+
+Names = Mapping[str, tuple[str, ...]]
 
 
 def shard_map_jaxpr(
@@ -55,13 +62,14 @@ def shard_map_jaxpr(
 
     def per_device(*leaves: Any) -> list[Any]:
         given = [_operand(a, leaves, order, consts) for a in eqn.invars]
-        outs = _run(body, getattr(body, "consts", ()), given, axes)
+        outs = run_local(body, getattr(body, "consts", ()), given, names)
         return [
             outs[made[a]] if a in made else _operand(a, leaves, order, consts)
             for a in closed.jaxpr.outvars
         ]
 
     wide = [(name, size) for name, size in axes.items() if size > 1]
+    names = {name: (name,) if size > 1 else () for name, size in axes.items()}
     return make_jaxpr_over_axes(per_device, wide, local), jax.tree.structure(shapes)
 
 
@@ -73,14 +81,17 @@ def _operand(
     return leaves[order[atom]] if atom in order else consts[atom]
 
 
-def _run(
+def run_local(
     jaxpr: Any,
     consts: Sequence[Any],
     args: Sequence[Any],
-    axes: Mapping[str, int],
+    names: Names,
     call: JaxprEqn | None = None,
 ) -> list[Any]:
-    """A jaxpr's results, its collectives plain; what knows no line of the user has its call's."""
+    """A jaxpr's results, its collectives plain; what knows no line of the user has its call's.
+
+    `names` are the axes of the program around that each axis of the jaxpr is.
+    """
     inner = opened(jaxpr)
     env: dict[Var, Any] = dict(zip(inner.constvars, consts, strict=True))
     env.update(zip(inner.invars, args, strict=True))
@@ -91,60 +102,81 @@ def _run(
     for eqn in inner.eqns:
         unknown = call is not None and source_summary(eqn) == "unknown"
         with at_source(call if unknown and call is not None else eqn):
-            results = _apply(eqn, [read(a) for a in eqn.invars], axes)
+            results = _apply(eqn, [read(a) for a in eqn.invars], names)
         env.update(zip(eqn.outvars, results, strict=True))
     return [read(a) for a in inner.outvars]
 
 
-def _apply(eqn: JaxprEqn, args: Sequence[Any], axes: Mapping[str, int]) -> list[Any]:
+def _apply(eqn: JaxprEqn, args: Sequence[Any], names: Names) -> list[Any]:
     name = eqn.primitive.name
     if name == "shard_map":
-        raise NotImplementedError("a shard_map in a shard_map")
-    if name in _CASTS:
+        return run_region(region_of(eqn), args, names)
+    if name in _CASTS or eqn.primitive is hint_p or constraint_of(eqn) is not None:
         return list(args)
     body = call_body(eqn)
     if body is not None:
-        return _run(body.jaxpr, body.consts, args, axes, eqn)
+        return run_local(body.jaxpr, body.consts, args, names, eqn)
     if name in _LOOPS:
-        return _LOOPS[name](eqn, args, axes)
-    plain = _PLAIN.get(name)
+        return _LOOPS[name](eqn, args, names)
     named = eqn.params.get("axes", eqn.params.get("axis_name"))
     over = named if isinstance(named, tuple) else (named,)
-    if any(a in axes for a in over if isinstance(a, str)):
-        return _collective(eqn, args, axes, over, plain or name)
+    if any(a in names for a in over if isinstance(a, str)):
+        return _collective(eqn, args, names, over)
     return bind(eqn, args)
 
 
-_CASTS = frozenset({"pvary", "pcast", "reduced_vary_cast", "unreduced_vary_cast"})
-_PLAIN = {"psum_invariant": "psum", "all_gather_invariant": "all_gather"}
+_CASTS = frozenset(
+    {"pvary", "pcast", "reduced_vary_cast", "unreduced_vary_cast", "mesh_cast", "preduced"}
+)
 
 
-def _collective(
-    eqn: JaxprEqn, args: Sequence[Any], axes: Mapping[str, int], over: Sequence[Any], name: str
-) -> list[Any]:
-    """A collective over the axes that have more than one device."""
-    kept = tuple([a for a in over if not isinstance(a, str) or axes[a] > 1])
-    params = eqn.params
-    if name == "psum" and not any(isinstance(a, int) for a in over):
-        groups = params.get("axis_index_groups")
-        if not kept:
-            return list(args)
-        return [lax.psum(x, kept, axis_index_groups=groups) for x in args]
-    if name == "all_gather" and kept:
-        return [
-            lax.all_gather(
-                args[0],
-                kept,
-                axis=params["all_gather_dimension"],
-                axis_index_groups=params.get("axis_index_groups"),
-                tiled=params["tiled"],
-            )
-        ]
-    if kept:
-        key = "axes" if "axes" in params else "axis_name"
-        changed = kept if isinstance(params[key], tuple) else kept[0]
-        return bind(eqn, args, {**params, key: changed})
-    return [_ALONE[name](eqn.params, *args)]
+def _collective(eqn: JaxprEqn, args: Sequence[Any], names: Names, over: Sequence[Any]) -> list[Any]:
+    """A collective over the axes of the program around that its own are."""
+    name, params = eqn.primitive.name.removesuffix("_invariant"), eqn.params
+    if name == "ppermute":
+        over = [a for a in names if a in over]  # its numbers follow the mesh's order
+    kept = tuple([sub for a in over for sub in names.get(a, (a,))])
+    if not kept:
+        return _ALONE[name](params, *args) if name in _ON_ALL else [_ALONE[name](params, *args)]
+    if name in _BY_NAME:
+        return _BY_NAME[name](params, kept, args)
+    key = "axes" if "axes" in params else "axis_name"
+    changed = kept if isinstance(params[key], tuple) or len(kept) > 1 else kept[0]
+    return bind(eqn, args, {**params, key: changed})
+
+
+def _summed(params: Any, axes: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+    groups = params.get("axis_index_groups")
+    return [lax.psum(x, tuple(axes), axis_index_groups=groups) for x in args]
+
+
+def _gathered(params: Any, axes: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+    options = {"axis": params["all_gather_dimension"], "tiled": params["tiled"]}
+    groups = params.get("axis_index_groups")
+    return [lax.all_gather(x, tuple(axes), axis_index_groups=groups, **options) for x in args]
+
+
+def _numbered(params: Any, axes: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+    return [lax.axis_index(tuple(axes) if len(axes) > 1 else axes[0])]
+
+
+def _permuted(params: Any, axes: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+    """Its devices are numbered in the order of the mesh's axes, whatever that of the tuple."""
+    sizes = {a: lax.axis_size(a) for a in axes}
+    order = [a for a in axes_in_order() if a in sizes]
+    numbers = np.arange(math.prod(sizes.values())).reshape([sizes[a] for a in order])
+    own = numbers.transpose([order.index(a) for a in axes]).ravel().tolist()
+    perm = [(own[a], own[b]) for a, b in params["perm"]]
+    return [lax.ppermute(x, tuple(order) if len(order) > 1 else order[0], perm) for x in args]
+
+
+_BY_NAME: Mapping[str, Callable[..., list[Any]]] = {
+    "psum": _summed,
+    "all_gather": _gathered,
+    "axis_index": _numbered,
+    "ppermute": _permuted,
+}
+_ON_ALL = frozenset({"psum", "pmax", "pmin"})
 
 
 def _gathered_alone(params: Any, x: Any) -> Any:
@@ -163,9 +195,9 @@ def _exchanged_alone(params: Any, x: Any) -> Any:
 
 # What collectives do where there is one device.
 _ALONE: Mapping[str, Callable[..., Any]] = {
-    "psum": lambda params, x: x,
-    "pmax": lambda params, x: x,
-    "pmin": lambda params, x: x,
+    "psum": lambda params, *xs: list(xs),
+    "pmax": lambda params, *xs: list(xs),
+    "pmin": lambda params, *xs: list(xs),
     "axis_index": lambda params: jax.numpy.zeros((), "int32"),
     "ppermute": lambda params, x: x if params["perm"] else jax.numpy.zeros_like(x),
     "all_gather": _gathered_alone,
@@ -174,14 +206,14 @@ _ALONE: Mapping[str, Callable[..., Any]] = {
 }
 
 
-def _scan(eqn: JaxprEqn, args: Sequence[Any], axes: Mapping[str, int]) -> list[Any]:
+def _scan(eqn: JaxprEqn, args: Sequence[Any], names: Names) -> list[Any]:
     params = eqn.params
     first, carried = scan_counts(eqn)
     body = params["jaxpr"]
     consts, carry, rows = args[:first], args[first : first + carried], args[first + carried :]
 
     def step(carry: Any, row: Any) -> tuple[list[Any], list[Any]]:
-        outs = _run(body, body.consts, [*consts, *carry, *row], axes)
+        outs = run_local(body, body.consts, [*consts, *carry, *row], names)
         return outs[:carried], outs[carried:]
 
     options = {k: params[k] for k in ("length", "reverse", "unroll")}
@@ -189,29 +221,97 @@ def _scan(eqn: JaxprEqn, args: Sequence[Any], axes: Mapping[str, int]) -> list[A
     return [*last, *stacked]
 
 
-def _while(eqn: JaxprEqn, args: Sequence[Any], axes: Mapping[str, int]) -> list[Any]:
+def _while(eqn: JaxprEqn, args: Sequence[Any], names: Names) -> list[Any]:
     params = eqn.params
     tests, bodies = params["cond_nconsts"], params["body_nconsts"]
     test, body = params["cond_jaxpr"], params["body_jaxpr"]
     test_consts, body_consts = args[:tests], args[tests : tests + bodies]
     return list(
         lax.while_loop(
-            lambda carry: _run(test, test.consts, [*test_consts, *carry], axes)[0],
-            lambda carry: _run(body, body.consts, [*body_consts, *carry], axes),
+            lambda carry: run_local(test, test.consts, [*test_consts, *carry], names)[0],
+            lambda carry: run_local(body, body.consts, [*body_consts, *carry], names),
             list(args[tests + bodies :]),
         )
     )
 
 
-def _cond(eqn: JaxprEqn, args: Sequence[Any], axes: Mapping[str, int]) -> list[Any]:
+def _cond(eqn: JaxprEqn, args: Sequence[Any], names: Names) -> list[Any]:
     branches = [
-        lambda *operands, b=b: _run(b, b.consts, operands, axes) for b in eqn.params["branches"]
+        lambda *operands, b=b: run_local(b, b.consts, operands, names)
+        for b in eqn.params["branches"]
     ]
     return list(lax.switch(args[0], branches, *args[1:]))
 
 
-_LOOPS: Mapping[str, Callable[[JaxprEqn, Sequence[Any], Mapping[str, int]], list[Any]]] = {
+_LOOPS: Mapping[str, Callable[[JaxprEqn, Sequence[Any], Names], list[Any]]] = {
     "scan": _scan,
     "while": _while,
     "cond": _cond,
 }
+
+
+@dataclass(frozen=True)
+class Region:
+    """A `jax.shard_map` equation: its body, and the axes of each dim of operands and results.
+
+    `axes` are the mesh's axes that become manual in it, with their sizes.
+    """
+
+    body: Any
+    axes: tuple[tuple[str, int], ...]
+    operands: tuple[tuple[tuple[str, ...], ...], ...]
+    results: tuple[tuple[tuple[str, ...], ...], ...]
+
+
+def region_of(eqn: JaxprEqn) -> Region:
+    """What a `shard_map` equation says."""
+    params = eqn.params
+    mesh = params["mesh"]
+    axes = [(a, mesh.shape[a]) for a in mesh.axis_names if a in params["newly_manual_axes"]]
+    wide = frozenset(a for a, size in axes if size > 1)
+
+    def dims(specs: Sequence[Any], atoms: Sequence[Any]) -> Any:
+        return tuple([_dims(s, a.aval, wide) for s, a in zip(specs, atoms, strict=True)])
+
+    operands, results = dims(params["in_specs"], eqn.invars), dims(params["out_specs"], eqn.outvars)
+    return Region(params["jaxpr"], tuple(axes), operands, results)
+
+
+def _dims(spec: Any, aval: Any, wide: frozenset[str]) -> tuple[tuple[str, ...], ...]:
+    entries = [*spec, *[None] * (len(aval.shape) - len(spec))]
+    named = [e if isinstance(e, tuple) else (e,) for e in entries]
+    return tuple([tuple([a for a in own if a in wide]) for own in named])
+
+
+def run_region(
+    region: Region, args: Sequence[Any], names: Names, held: frozenset[str] = frozenset()
+) -> list[Any]:
+    """What a region computes, in a program where every axis is manual.
+
+    Operands and results are sharded over the axes `held` and replicated over the region's others:
+    there each device takes its block of an operand, and results are gathered.
+    """
+    blocks = [
+        _own_block(x, dims, names, held) for x, dims in zip(args, region.operands, strict=True)
+    ]
+    consts = getattr(region.body, "consts", ())
+    outs = run_local(region.body, consts, blocks, names)
+    return [_whole(x, dims, names, held) for x, dims in zip(outs, region.results, strict=True)]
+
+
+def _own_block(x: Any, dims: Sequence[Sequence[str]], names: Names, held: frozenset[str]) -> Any:
+    for dim, own in enumerate(dims):
+        axes = [sub for a in own if a not in held for sub in names[a]]
+        if axes:
+            size = x.shape[dim] // math.prod(lax.axis_size(a) for a in axes)
+            start = lax.axis_index(tuple(axes)) * size
+            x = lax.dynamic_slice_in_dim(x, start, size, dim)
+    return x
+
+
+def _whole(x: Any, dims: Sequence[Sequence[str]], names: Names, held: frozenset[str]) -> Any:
+    for dim, own in enumerate(dims):
+        axes = tuple([sub for a in own if a not in held for sub in names[a]])
+        if axes:
+            x = lax.all_gather(x, axes, axis=dim, tiled=True)
+    return x

@@ -34,6 +34,11 @@ def make_jaxpr_over_axes(
         return jax.make_jaxpr(function, axis_env=list(axes))(*args)
 
 
+def axes_in_order() -> tuple[str, ...]:
+    """The named axes that a trace goes on over, in the order of their mesh."""
+    return tuple(_core.get_axis_env().axis_sizes)
+
+
 def is_unspecified(sharding: Any) -> bool:
     """Whether JAX's marker for a sharding that was not given."""
     return sharding is None or isinstance(sharding, UnspecifiedValue)
@@ -58,7 +63,8 @@ def trace_function(
     Returns its jaxpr, the traced values of an enclosing trace that it closes over (the jaxpr's
     first inputs), and the tree of its results. Named axes mean what they mean in a context of an
     Auto mesh: hints inside may be PartitionSpecs, and no operator is refused for an ambiguous
-    sharding. A function that needs the axes of an Explicit mesh in its types is traced with them
+    sharding. A function that names other meshes is traced in the context it is called in. One that
+    needs the axes of an Explicit mesh in its types is traced with them
     instead, and its arguments are of `explicit_types`.
     """
     jitted = jax.jit(function, static_argnums=static_argnums, static_argnames=static_argnames)
@@ -69,7 +75,11 @@ def trace_function(
             return traced.jaxpr, list(traced._consts), jax.tree.structure(traced.out_info)
     except (TypeError, ValueError):
         if not is_explicit(mesh):
-            raise
+            if not jax.sharding.get_abstract_mesh().empty:
+                raise
+            args, kwargs = arguments_of(types)
+            traced = jitted.trace(*args, **kwargs)
+            return traced.jaxpr, list(traced._consts), jax.tree.structure(traced.out_info)
     with jax.sharding.use_abstract_mesh(getattr(mesh, "abstract_mesh", mesh)):
         args, kwargs = arguments_of(explicit_types)
         traced = jitted.trace(*args, **kwargs)
@@ -122,6 +132,11 @@ def context_mesh() -> Any:
         return physical
     abstract = jax.sharding.get_abstract_mesh()
     return None if abstract.empty else abstract
+
+
+def manual_axes() -> tuple[Any, ...]:
+    """The axes of the context's mesh that are manual, as inside `jax.shard_map`."""
+    return tuple(jax.sharding.get_abstract_mesh().manual_axes)
 
 
 def broadcast_prefix(prefix: Any, tree: Any) -> list[Any]:

@@ -22,6 +22,7 @@ from meshwise.api.meshes import (
     with_placements,
 )
 from meshwise.api.options import Choices, Options
+from meshwise.api.other_meshes import OtherMeshes
 from meshwise.api.specs import given_in_specs, given_out_specs
 from meshwise.api.spmd_program import SpmdProgram
 from meshwise.choose.choose import DRIVERS, choose
@@ -176,6 +177,10 @@ def _partition_jaxpr(
 ) -> tuple[PerDeviceProgram, Plan]:
     refined = refine_mesh(mesh.axis_names, mesh.axis_sizes)
     closed = _jax.without_dead(_jax.on_platform(closed, platform_of(mesh)))
+    others = OtherMeshes(mesh, refined)
+    closed = _jax.as_regions(closed, others.axes_of, mesh.size)
+    in_specs = [_jax.spell(s, others.axes_of) for s in in_specs]
+    out_specs = [_jax.spell(s, others.axes_of) for s in out_specs]
 
     def read(enters: Enters) -> Program:
         what = closed, refined, in_specs, out_specs, in_paths, out_paths, name
@@ -186,7 +191,9 @@ def _partition_jaxpr(
     driver = DRIVER_OF[choices.completion]
     hardware = figures_of(choices.hardware, mesh)
     plans = [choose(*each, hardware, driver) for each in completions(read, choices)]
-    plan = coarsen(min(plans, key=lambda plan: plan.seconds), hardware)
+    plan = min(plans, key=lambda plan: plan.seconds)
+    if not others.found:  # which are spelled in sub-axes
+        plan = coarsen(plan, hardware)
     return partition(plan, hardware, choices.hoist_bytes), plan
 
 

@@ -59,6 +59,18 @@ def refuse_no_mesh(name: str) -> NoReturn:
     )
 
 
+def refuse_region(name: str, axes: Sequence[Any]) -> NoReturn:
+    """The error for a function of local arrays, which there is nothing of to partition."""
+    raise MeshError(
+        message(
+            f"{name} was called inside a region of one device",
+            [f"{', '.join(map(str, axes))} are manual axes there"],
+            "Inside jax.shard_map a function is one of local arrays.",
+            "Leave mesh= out, and it is part of the region as under jax.jit.",
+        )
+    )
+
+
 def _placement(leaf: Any) -> Any:
     """The sharding of an argument that was put in its place on purpose, None for others."""
     if isinstance(leaf, _jax.Tracer) or not getattr(leaf, "committed", True):

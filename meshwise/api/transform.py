@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from meshwise import _jax
 from meshwise.api.arguments import Arguments, argument_paths, argument_types
 from meshwise.api.build import in_specs_of, leaked_tracers, partition_jaxpr, trace_call
-from meshwise.api.meshes import fill_placements, find_mesh
+from meshwise.api.meshes import fill_placements, find_mesh, refuse_region
 from meshwise.api.options import Choices, Options
 from meshwise.api.specs import given_out_specs
 from meshwise.run.execute import Executable
@@ -85,6 +85,8 @@ def call_in_trace(
 
     `runners` remembers, for each mesh, what was compiled for earlier calls.
     """
+    if _jax.manual_axes():
+        refuse_region(name, _jax.manual_axes())
     types = argument_types(name, arguments, argument_paths(arguments))
     in_specs = in_specs_of(name, options, arguments)
     leaves = [x.value if isinstance(x, UnevenArray) else x for x in arguments.leaves]

@@ -68,8 +68,9 @@ class Mesh:
         return total
 
     def refine(self, axes: Iterable[str]) -> Axes:
-        """The sub-axes of a sequence of the user's axes."""
-        return tuple(sub for axis in axes for sub in self.sub_axes[axis])
+        """The sub-axes of a sequence of the user's axes, or of sub-axes."""
+        known = self.sub_axes
+        return tuple(sub for axis in axes for sub in known.get(axis, (axis,)))
 
     def restore(self, axes: Axes) -> Axes | None:
         """The user's axes that a sequence of sub-axes is, or None where one is not whole."""

@@ -14,6 +14,7 @@ from meshwise.rules import indexing as indexing
 from meshwise.rules import largest as largest
 from meshwise.rules import like as like
 from meshwise.rules import linalg as linalg
+from meshwise.rules import manual as manual
 from meshwise.rules import marks as marks
 from meshwise.rules import pooling as pooling
 from meshwise.rules import prefix as prefix
@@ -22,6 +23,7 @@ from meshwise.rules import reduction as reduction
 from meshwise.rules import reshaping as reshaping
 from meshwise.rules import rolling as rolling
 from meshwise.rules import shape as shape
+from meshwise.rules import shard_alike as shard_alike
 from meshwise.rules import slicing as slicing
 from meshwise.rules import sorting as sorting
 from meshwise.rules import updating as updating

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 from jax import lax
 
+from meshwise import _jax
 from meshwise._jax import (
     ClosedJaxpr,
     Jaxpr,
@@ -70,7 +71,8 @@ def _independent(eqn: JaxprEqn) -> _Loop | None:
 
 def has_independent_steps(eqn: JaxprEqn) -> bool:
     """Whether an equation is a scan whose steps do not depend on each other, but for sums."""
-    return eqn.primitive.name == "scan" and _independent(eqn) is not None
+    is_loop = eqn.primitive.name == "scan" and not _jax.has_region(eqn.params["jaxpr"])
+    return is_loop and _independent(eqn) is not None
 
 
 def _becomes(body: ClosedJaxpr, operand: int, result: int) -> str | None:

@@ -18,8 +18,8 @@ from meshwise._jax import ShardyRule
 from meshwise.errors import RuleError, message
 from meshwise.flatten import flatten
 from meshwise.ir.collectives import collectives_of
-from meshwise.ir.factors import FactorRule, Strategy, dims_sharding
-from meshwise.ir.mesh import Mesh
+from meshwise.ir.factors import Dims, FactorRule, Strategy, dims_sharding
+from meshwise.ir.mesh import Axes, Mesh
 from meshwise.rules.factoring import Dim, Factoring, Kind, shapes
 from meshwise.rules.given import result_problems, types_text
 from meshwise.rules.own_part import evaluated
@@ -41,11 +41,12 @@ def _custom_partitioning_rule(application: Application) -> OpRule:
 
     @cache
     def agreed(strategy: Strategy, mesh: Mesh) -> Any:
-        """The callback's answer, None where it does not agree."""
-        operands = [dims_sharding(dims, strategy.axes) for dims in factors.operands]
-        results = [dims_sharding(dims, strategy.axes) for dims in factors.results]
-        axes = dict(zip(mesh.names, mesh.sizes, strict=True))
-        answer = _jax.partitioned(eqn, axes, operands, results)
+        """The callback's answer, None where it does not agree, or would be asked for sub-axes."""
+        operands = _user_axes(factors.operands, strategy, mesh)
+        results = _user_axes(factors.results, strategy, mesh)
+        if operands is None or results is None:
+            return None
+        answer = _jax.partitioned(eqn, _axes(mesh), operands, results)
         found = [_jax.axes_of(s, len(d)) for s, d in zip(answer.operands, operands, strict=True)]
         made = [_jax.axes_of(s, len(d)) for s, d in zip(answer.results, results, strict=True)]
         return answer.function if (found, made) == (operands, results) else None
@@ -58,9 +59,8 @@ def _custom_partitioning_rule(application: Application) -> OpRule:
             jax.ShapeDtypeStruct(context.local_shape(i), aval.dtype)
             for i, aval in enumerate(application.operands)
         ]
-        axes = list(zip(mesh.names, mesh.sizes, strict=True))
-        closed = _jax.make_jaxpr_over_axes(agreed(strategy, mesh), axes, types)
-        found = collectives_of(closed, mesh.axis_size)
+        closed = _jax.make_jaxpr_over_axes(agreed(strategy, mesh), list(_axes(mesh).items()), types)
+        found = collectives_of(closed, _axes(mesh))
         return [Exchange(c.kind, c.wire_bytes, c.count) for c in found]
 
     def exchanges(context: LocalContext) -> list[Exchange] | None:
@@ -76,7 +76,9 @@ def _custom_partitioning_rule(application: Application) -> OpRule:
         if exchanges(context) is None:
             raise _refused(context, ["its partition callback wants other shardings"])
         function = agreed(Strategy(context.strategy.axes), context.mesh)
-        results = list(function(*operands))
+        axes = list(_axes(context.mesh).items())
+        closed = _jax.make_jaxpr_over_axes(function, axes, operands)
+        results = _jax.run_local(closed.jaxpr, closed.consts, operands, context.mesh.sub_axes)
         problems = result_problems(context, results)
         if problems:
             raise _refused(context, problems)
@@ -84,6 +86,24 @@ def _custom_partitioning_rule(application: Application) -> OpRule:
 
     flops = sum(rule.flops for rule in describe_all(body.jaxpr.eqns))
     return OpRule(factors, local=local, exchanges=exchanges, masked=(), flops=flops)
+
+
+def _axes(mesh: Mesh) -> dict[str, int]:
+    """The user's axes, which is what a callback knows, with their sizes."""
+    return {name: mesh.size(subs) for name, subs in mesh.user_axes}
+
+
+def _user_axes(
+    tensors: Sequence[Dims], strategy: Strategy, mesh: Mesh
+) -> list[tuple[Axes, ...]] | None:
+    """The user's axes of each dim; None where one of them is taken apart."""
+    found: list[tuple[Axes, ...]] = []
+    for dims in tensors:
+        whole = [mesh.restore(axes) for axes in dims_sharding(dims, strategy.axes)]
+        if None in whole:
+            return None
+        found.append(tuple([axes or () for axes in whole]))
+    return found
 
 
 def _bound(given: ShardyRule, application: Application) -> FactorRule:
