@@ -61,7 +61,7 @@ def refuse_no_mesh(name: str) -> NoReturn:
 
 def refuse_region(name: str, axes: Sequence[Any]) -> NoReturn:
     """The error for a function of local arrays, which there is nothing of to partition."""
-    raise MeshError(
+    raise NoMeshError(
         message(
             f"{name} was called inside a region of one device",
             [f"{', '.join(map(str, axes))} are manual axes there"],

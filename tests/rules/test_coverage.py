@@ -16,7 +16,7 @@ MODULES = """
 jax.extend.core.primitives jax.lax jax.lax.linalg jax._src.ad_util jax._src.ad_checkpoint
 jax._src.callback jax._src.core jax._src.custom_derivatives jax._src.custom_partitioning
 jax._src.debugging jax._src.dispatch jax._src.ffi jax._src.pjit jax._src.shard_map
-jax._src.custom_batching jax._src.checkify
+jax._src.custom_batching jax._src.checkify jax._src.shard_alike
 """.split()
 PACKAGES = ("jax._src.lax", "jax._src.random")
 
@@ -59,6 +59,7 @@ def test_no_primitive_has_both():
 MARKS = "open body end close carry next step stack test branch_index join".split()
 OWN = {  # primitives of this package
     "hint",
+    "manual_region",
     "mw_like",
     "mw_pipeline",
     "roll",
