@@ -42,10 +42,11 @@ class ArgumentError(MeshwiseError, TypeError):
     """An argument of the function cannot be an array, or a call does not fit the program."""
 
 
-class DeletedArrayError(MeshwiseError, RuntimeError):
+class DeletedArrayError(MeshwiseError, jax.errors.JaxRuntimeError, ValueError):
     """An argument's buffers are gone: an earlier call donated them, or this one does twice.
 
-    What is donated to a call (`donate_argnums`, `donate_argnames`) cannot be read afterwards.
+    What is donated to a call (`donate_argnums`, `donate_argnames`) cannot be read afterwards. JAX
+    raises one of three classes, as it finds out early or late.
     """
 
 

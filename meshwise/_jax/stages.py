@@ -50,13 +50,19 @@ class _UnevenCompiled(_stages.Compiled):
         return _stages.Stage.in_avals.fget(self)  # pyright: ignore[reportOptionalCall]
 
 
-class _UnevenLowered(_stages.Lowered):
-    """A lowered program of padded arrays that takes logical ones when compiled."""
+class _Lowered(_stages.Lowered):
+    """A lowered program that says of its results what was said to `jit`, as JAX's does.
 
-    __slots__ = ("_program",)
+    What was completed is known of it already, but only the compiled program tells. One that has a
+    `_program` is compiled for padded arrays, and called with logical ones by that.
+    """
+
+    __slots__ = ("_program", "_said")
 
     def compile(self, *args: Any, **kwargs: Any) -> Any:
         compiled = super().compile(*args, **kwargs)
+        if self._program is None:
+            return compiled
         ours = object.__new__(_UnevenCompiled)
         for name in (*_stages.Compiled.__slots__, "_call"):
             setattr(ours, name, getattr(compiled, name))
@@ -67,14 +73,16 @@ class _UnevenLowered(_stages.Lowered):
     def in_avals(self) -> Any:
         return _stages.Stage.in_avals.fget(self)  # pyright: ignore[reportOptionalCall]
 
+    @property
+    def out_info(self) -> Any:
+        return self._said
+
 
 def with_trees(flat: Any, traced: Any, uneven: Callable[..., Any] | None = None) -> Any:
     """A `Lowered` of leaves as one of the arguments and results of a `Traced`.
 
     `uneven` calls the program where logical arrays are to be padded before, None elsewhere.
     """
-    kind = _stages.Lowered if uneven is None else _UnevenLowered
-    lowered = kind(flat._lowering, traced.args_info, traced.out_tree)
-    if uneven is not None:
-        lowered._program = uneven
+    lowered = _Lowered(flat._lowering, traced.args_info, traced.out_tree)
+    lowered._program, lowered._said = uneven, traced.out_info
     return lowered

@@ -123,13 +123,10 @@ def settings_key() -> Any:
 
 
 def context_mesh() -> Any:
-    """The mesh of `jax.set_mesh` (or the older `with mesh:`), None outside."""
+    """The mesh of `jax.set_mesh`, None outside."""
     mesh = _mesh_lib.get_concrete_mesh()
     if not mesh.empty:
         return mesh
-    physical = _mesh_lib.thread_resources.env.physical_mesh
-    if not physical.empty:
-        return physical
     abstract = jax.sharding.get_abstract_mesh()
     return None if abstract.empty else abstract
 
@@ -137,6 +134,12 @@ def context_mesh() -> Any:
 def manual_axes() -> tuple[Any, ...]:
     """The axes of the context's mesh that are manual, as inside `jax.shard_map`."""
     return tuple(jax.sharding.get_abstract_mesh().manual_axes)
+
+
+def block_mesh() -> Any:
+    """The mesh of the older `with mesh:`, None outside."""
+    mesh = _mesh_lib.thread_resources.env.physical_mesh
+    return None if mesh.empty else mesh
 
 
 def broadcast_prefix(prefix: Any, tree: Any) -> list[Any]:

@@ -75,17 +75,23 @@ class AsJax:
         return self.jitted._cache_miss(*args, **kwargs)
 
     def trace(self, call: Call) -> Any:
-        """JAX's `Traced`; where a sharding does not divide, which JAX refuses, without shardings.
+        """JAX's `Traced`, of the program and of what was said of it."""
+        args, kwargs = call
+        with self._in_mesh():
+            return self.jitted.trace(*args, **kwargs)
+
+    def trace_uneven(self, call: Call) -> Any:
+        """The same; without shardings where one does not divide, which JAX refuses.
 
         Other mistakes in shardings are to be found before.
         """
+        try:
+            return self.trace(call)
+        except ValueError:
+            if not self.options.names_shardings:
+                raise
         args, kwargs = call
         with self._in_mesh():
-            try:
-                return self.jitted.trace(*args, **kwargs)
-            except ValueError:
-                if not self.options.names_shardings:
-                    raise
             return self._without_shardings.trace(*args, **kwargs)
 
     def answer(self, refusal: MeshwiseError, ask: Callable[[], Any], is_first: bool = True) -> Any:

@@ -23,7 +23,7 @@ from meshwise.api.meshes import (
 )
 from meshwise.api.options import Choices, Options
 from meshwise.api.other_meshes import OtherMeshes
-from meshwise.api.specs import given_in_specs, given_out_specs
+from meshwise.api.specs import given_in_specs, given_out_specs, refuse_keywords
 from meshwise.api.spmd_program import SpmdProgram
 from meshwise.choose.choose import DRIVERS, choose
 from meshwise.choose.plan import Plan
@@ -250,6 +250,8 @@ def loops_to_share(completed: Completed) -> set[int]:
 def in_specs_of(name: str, options: Options, arguments: Arguments) -> list[Any]:
     """What in_shardings says of each leaf; None where nothing is said."""
     args, kwargs = jax.tree.unflatten(arguments.tree, range(arguments.tree.num_leaves))
+    if options.mesh is None and not _jax.is_unspecified(options.in_shardings):
+        refuse_keywords(name, kwargs)
     return given_in_specs(name, options.in_shardings, args, kwargs, arguments.positions)
 
 

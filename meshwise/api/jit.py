@@ -25,7 +25,7 @@ from meshwise.api.options import Choices, Options
 from meshwise.api.spmd_program import SpmdProgram
 from meshwise.api.transform import Runner, call_in_trace
 from meshwise.cost.hardware import GENERIC, Hardware
-from meshwise.errors import ArgumentError, MeshwiseError, forgotten, message
+from meshwise.errors import ArgumentError, MeshwiseError, NoMeshError, forgotten, message
 
 _NOTHING: Any = object()
 
@@ -139,6 +139,7 @@ class JitFunction:
 
     def __init__(self, fn: Callable[..., Any], options: Options):
         """Nothing is traced yet."""
+        self.__name__ = self.__qualname__ = name_of(fn)  # of what has no name of its own
         functools.update_wrapper(self, fn, updated=())
         self.fn = fn
         self.options = options
@@ -191,8 +192,11 @@ class JitFunction:
         try:
             resolve(self.name, self.options, arguments, self._as_jax.mesh)
         except MeshwiseError as refusal:
-            return self._as_jax.answer(refusal, lambda: self._as_jax.trace(call))
-        traced = self._as_jax.trace(call)
+            traced = self._as_jax.answer(refusal, lambda: self._as_jax.trace(call), False)
+            if isinstance(refusal, NoMeshError):
+                return traced
+        else:
+            traced = self._as_jax.trace_uneven(call)
         return _jax.traced_with(traced, functools.partial(self._lowered, arguments, traced))
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
@@ -290,7 +294,7 @@ class JitFunction:
             arguments.tree,
             arguments.static,
             arguments.static_named,
-            self.options.mesh or _jax.context_mesh(),
+            self.options.mesh or _jax.context_mesh() or _jax.block_mesh(),
             _jax.settings_key(),
             tuple([leaf_key(leaf) for leaf in arguments.leaves]),
         )

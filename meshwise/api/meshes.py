@@ -35,13 +35,18 @@ def find_mesh(
 
 
 def mesh_said(mesh: Any, in_specs: Sequence[Any], out_shardings: Any, leaves: Sequence[Any]) -> Any:
-    """The same; None where nothing names a mesh."""
+    """The same; None where nothing names a mesh.
+
+    As in `jax.jit`, `with mesh:` (other than `jax.set_mesh`) alone does not: it says what axes mean
+    where some are named.
+    """
     said = [*in_specs, *jax.tree.leaves(out_shardings)]
     placed = [_placement(leaf) for leaf in leaves]
     candidates = [
         mesh,
         *(s.mesh for s in said if isinstance(s, NamedSharding) and isinstance(s.mesh, Mesh)),
         _jax.context_mesh(),
+        _jax.block_mesh() if any(isinstance(s, PartitionSpec) for s in said) else None,
         *(s.mesh for s in (*placed, *said) if isinstance(s, NamedSharding)),
     ]
     return next((m for m in candidates if m is not None and not m.empty), None)

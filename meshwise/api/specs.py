@@ -111,6 +111,20 @@ def given_in_specs(
     )
 
 
+def refuse_keywords(name: str, kwargs: dict[str, Any]) -> None:
+    """An error for arguments by keyword, which `in_shardings` of `jax.jit` do not describe."""
+    if kwargs:
+        raise TreeError(
+            message(
+                f"in_shardings of {name} does not support kwargs, and it was called with",
+                [", ".join(kwargs)],
+                "As under jax.jit, in_shardings are a prefix of the positional arguments.",
+                "Pass it by position; or give mw.jit the mesh=, and what comes by keyword is left "
+                "to completion.",
+            )
+        )
+
+
 def given_out_specs(name: str, out_shardings: Any, out_tree: Any) -> list[Any]:
     """What out_shardings says of each leaf of the result."""
     result = jax.tree.unflatten(out_tree, [0] * out_tree.num_leaves)

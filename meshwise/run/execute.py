@@ -131,6 +131,7 @@ class Executable:
 
     def lower(self) -> Any:
         """JAX's `Lowered` of the program for its shapes (padded where uneven)."""
+        self._check_has_devices()
         traced = self._traced(self._mapped, 0)
         with _jax.without_mesh():
             return traced.lower()
@@ -141,6 +142,8 @@ class Executable:
         def without_held(*args: Any) -> list[Any]:
             return self._mapped(*self._held, *args)
 
+        if platforms is None:
+            self._check_has_devices()
         without_held.__name__ = self.name
         traced = self._traced(without_held if self._held else self._mapped, len(self._held))
         with _jax.without_mesh():
@@ -148,7 +151,6 @@ class Executable:
 
     def _traced(self, function: Callable[..., Any], first: int) -> Any:
         """JAX's `Traced` of a function of the padded arguments from the first one on."""
-        self._check_has_devices()
         structs = [
             jax.ShapeDtypeStruct(padded, t.dtype, weak_type=getattr(t, "weak_type", False))
             for padded, t in zip(self._in_padded, self.program.in_types, strict=True)

@@ -416,9 +416,9 @@ def dispatched(run, calls):
         args = [tree["x"], w]
         outs = run(args)
         out_tree = jax.tree.structure({"a": 0, "b": [0]})
-        return jax.tree.unflatten(out_tree, outs), run.fast_path(args, out_tree, outs)
+        return jax.tree.unflatten(out_tree, outs), run.fast_path(args, out_tree, outs), False
 
-    return _jax.dispatcher("step", miss)
+    return _jax.dispatcher("step", lambda *args, **kwargs: miss(*args, **kwargs)[0], miss)
 
 
 def test_dispatch_without_python(mesh):
@@ -452,10 +452,10 @@ def test_dispatch_of_what_has_to_stay_in_python(mesh):
             calls.append(args)
             outs = run(args)
             out_tree = jax.tree.structure([0] * len(outs))
-            return outs, run.fast_path(args, out_tree, outs)
+            return outs, run.fast_path(args, out_tree, outs), False
 
         calls.clear()
-        step = _jax.dispatcher("step", miss)
+        step = _jax.dispatcher("step", run, miss)
         results = [step(*args) for _ in range(3)]
         function(results[-1])
         return len(calls)
@@ -485,9 +485,9 @@ def test_dispatch_with_an_unused_argument_a_constant_and_keys(mesh):
     def miss(*args):
         calls.append(args)
         outs = run(args)
-        return outs, run.fast_path(args, jax.tree.structure([0, 0]), outs)
+        return outs, run.fast_path(args, jax.tree.structure([0, 0]), outs), False
 
-    step = _jax.dispatcher("step", miss)
+    step = _jax.dispatcher("step", run, miss)
     unused, x = (jax.device_put(np.ones(8, np.float32), s) for s in run.in_shardings[:2])
     for _ in range(4):
         before = x
