@@ -24,7 +24,6 @@ from meshwise._jax.bodies import scan_counts as scan_counts
 from meshwise._jax.bodies import without_hints as without_hints
 from meshwise._jax.bodies import without_hints_in as without_hints_in
 from meshwise._jax.calls import call as call
-from meshwise._jax.calls import spec_of_type as spec_of_type
 from meshwise._jax.calls import witness_of as witness_of
 from meshwise._jax.control import Control as Control
 from meshwise._jax.control import LoopParts as LoopParts
@@ -58,7 +57,13 @@ from meshwise._jax.dispatch import fast_path as fast_path
 from meshwise._jax.dispatch import is_called_by_jit as is_called_by_jit
 from meshwise._jax.dispatch import kept_with_function as kept_with_function
 from meshwise._jax.dispatch import register_array as register_array
+from meshwise._jax.explicit import auto_mesh as auto_mesh
 from meshwise._jax.explicit import is_explicit as is_explicit
+from meshwise._jax.explicit import is_typed as is_typed
+from meshwise._jax.explicit import plain_jaxpr as plain_jaxpr
+from meshwise._jax.explicit import plain_type as plain_type
+from meshwise._jax.explicit import struct_of as struct_of
+from meshwise._jax.explicit import type_mesh as type_mesh
 from meshwise._jax.hints import auto_twin as auto_twin
 from meshwise._jax.hints import hint_p as hint_p
 from meshwise._jax.hints import on_mesh as on_mesh
@@ -116,6 +121,7 @@ from meshwise._jax.tracing import is_unspecified as is_unspecified
 from meshwise._jax.tracing import leak_summary as leak_summary
 from meshwise._jax.tracing import make_jaxpr_over_axes as make_jaxpr_over_axes
 from meshwise._jax.tracing import manual_axes as manual_axes
+from meshwise._jax.tracing import over_typed_axes as over_typed_axes
 from meshwise._jax.tracing import settings_key as settings_key
 from meshwise._jax.tracing import static_arguments as static_arguments
 from meshwise._jax.tracing import threefry_partitionable as threefry_partitionable

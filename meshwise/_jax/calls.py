@@ -3,21 +3,21 @@
 A function under `mw.jit` that is called with traced values becomes one `mw_call` equation, as a
 function under `jax.jit` becomes one `jit` equation. It is differentiated, batched and split into
 known and unknown parts as a whole; each result is an `mw_call` again, so that every program that
-runs was partitioned by meshwise. Its parameters: `jaxpr` (closed, without constants, over Auto
-axes), `in_specs` and `out_specs` (one a leaf, None where completed), `witness`, a jaxpr that names
-the mesh's devices (an enclosing `jax.jit` looks for devices in the jaxprs among an equation's
-parameters), and `runner`, a hashable object with
+runs was partitioned by meshwise. Its parameters: `jaxpr` (closed, without constants), `in_specs`
+and `out_specs` (one a leaf, None where completed), `witness`, a jaxpr that names the mesh's devices
+(an enclosing `jax.jit` looks for devices in the jaxprs among an equation's parameters), and
+`runner`, a hashable object with
 
 - `mesh`: the mesh to run on;
 - `run(jaxpr, in_specs, out_specs, args)`: partition and run on devices;
-- `function(jaxpr, in_specs, out_specs)`: the partitioned program as a traceable function;
-- `result_shardings(jaxpr, in_specs, out_specs)`: where its results lie, as far as types over the
-  mesh can say it.
+- `function(jaxpr, in_specs, out_specs)`: the partitioned program as a traceable function.
 
-Where axes of an Explicit mesh are part of types, results are typed by where they lie.
+A jaxpr over Explicit axes is typed, and so are results: what JAX's transformations make of it is
+what they make of a function under `jax.jit`, in the same context. Others are made over Auto axes.
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import Any
 
@@ -29,7 +29,7 @@ from jax._src.util import weakref_lru_cache as _weakref_lru_cache
 from jax.extend.core import ClosedJaxpr, Primitive
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
-from meshwise._jax.explicit import auto_mesh, explicit_type, is_explicit, plain_type
+from meshwise._jax.explicit import auto_mesh, is_explicit, is_typed, plain_type
 from meshwise._jax.hints import batched_spec
 
 mw_call_p = Primitive("mw_call")
@@ -60,29 +60,17 @@ def call(
 
     `rest` are the parameters that every call made of this one keeps: `runner` and `witness`.
     """
-    runner = rest["runner"]
     jaxpr = without_consts(closed)
     args = [*closed.consts, *args]
     in_specs = (None,) * len(closed.consts) + tuple(in_specs)
-    types = [jax.typeof(a) for a in args]
-    mesh = explicit_mesh_of(types)
-    if mesh is not None:
-        in_specs = tuple([s or spec_of_type(a, mesh) for s, a in zip(in_specs, types, strict=True)])
-        out_types = result_types(runner, jaxpr, in_specs, tuple(out_specs), mesh)
-        out_specs = [s.spec for s in out_types]
     return mw_call_p.bind(*args, jaxpr=jaxpr, in_specs=in_specs, out_specs=tuple(out_specs), **rest)
 
 
-def spec_of_type(aval: Any, mesh: Any) -> PartitionSpec | None:
-    """What a type says over the axes of a mesh; None where it says nothing."""
-    theirs = aval.sharding.mesh if hasattr(aval, "sharding") else mesh
-    if not is_explicit(theirs) or not _same_axes(theirs, mesh):
-        return None
-    return aval.sharding.spec
-
-
-def _same_axes(theirs: Any, ours: Any) -> bool:
-    return (theirs.axis_names, theirs.axis_sizes) == (ours.axis_names, ours.axis_sizes)
+def setting_of(jaxpr: ClosedJaxpr, runner: Any) -> AbstractContextManager[Any]:
+    """What jaxprs are made of one in: its types', or over Auto axes."""
+    if is_typed((*jaxpr.in_avals, *jaxpr.out_avals)):
+        return nullcontext()
+    return jax.sharding.use_abstract_mesh(auto_mesh(runner.mesh))
 
 
 @_weakref_lru_cache
@@ -99,35 +87,8 @@ def _impl(
 
 
 @mw_call_p.def_effectful_abstract_eval
-def _abstract_eval(
-    *avals: Any, jaxpr: ClosedJaxpr, in_specs: Specs, out_specs: Specs, runner: Any, **_: Any
-) -> Any:
-    mesh = explicit_mesh_of(avals)
-    if mesh is None:
-        return [plain_type(a) for a in jaxpr.out_avals], jaxpr.effects
-    shardings = result_types(runner, jaxpr, in_specs, out_specs, mesh)
-    typed = [explicit_type(a, s) for a, s in zip(jaxpr.out_avals, shardings, strict=True)]
-    return typed, jaxpr.effects
-
-
-def explicit_mesh_of(avals: Sequence[Any]) -> Any:
-    """The abstract Explicit mesh of the context, or of some types; None where there is none."""
-    meshes = [jax.sharding.get_abstract_mesh()]
-    meshes += [a.sharding.mesh for a in avals if hasattr(a, "sharding")]
-    return next((m for m in meshes if is_explicit(m)), None)
-
-
-def result_types(
-    runner: Any, jaxpr: ClosedJaxpr, in_specs: Specs, out_specs: Specs, mesh: Any
-) -> list[NamedSharding]:
-    """What the types of a call's results say over an Explicit mesh; of another mesh nothing."""
-    if not _same_axes(runner.mesh, mesh):
-        specs = [PartitionSpec()] * len(jaxpr.out_avals)
-    else:
-        specs = [s.spec for s in runner.result_shardings(jaxpr, in_specs, out_specs)]
-    ranks = [len(a.shape) for a in jaxpr.out_avals]
-    whole = [(*s, *[None] * (rank - len(s))) for s, rank in zip(specs, ranks, strict=True)]
-    return [NamedSharding(mesh, PartitionSpec(*s)) for s in whole]
+def _abstract_eval(*_: Any, jaxpr: ClosedJaxpr, **__: Any) -> Any:
+    return [a if is_typed([a]) else plain_type(a) for a in jaxpr.out_avals], jaxpr.effects
 
 
 def _lowering(
@@ -166,7 +127,7 @@ def _batch(
 ) -> tuple[list[Any], Sequence[Any]]:
     """One call for all: the mapped dim is sharded over `spmd_axis_name`, else completed."""
     axis = axis_data.spmd_name or axis_data.explicit_mesh_axis
-    with jax.sharding.use_abstract_mesh(auto_mesh(runner.mesh)):
+    with setting_of(jaxpr, runner):
         batched, dims_out = _batching.batch_jaxpr2(jaxpr, axis_data, tuple(dims))
     outs = mw_call_p.bind(
         *values,

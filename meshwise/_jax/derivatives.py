@@ -1,11 +1,10 @@
 """How JAX differentiates a call of `mw.jit`, and splits it in a known and an unknown part.
 
-Tangents and cotangents lie as the values they belong to. Derived jaxprs are made over the Auto
-axes that the call's own was traced over, whatever mesh is in context.
+Tangents and cotangents lie as the values they belong to. Derived jaxprs of a typed one are typed;
+others are made over the Auto axes that the call's own was traced over, whatever mesh is in context.
 """
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -16,20 +15,15 @@ from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import partial_eval as _pe
 from jax._src.util import weakref_lru_cache as _weakref_lru_cache
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
-from jax.sharding import PartitionSpec
 
 from meshwise._jax.calls import (
     Specs,
     call,
-    explicit_mesh_of,
     mw_call_p,
+    setting_of,
     without_consts,
 )
-from meshwise._jax.explicit import auto_mesh, is_explicit
-
-
-def _over_auto_axes(rest: dict[str, Any]) -> AbstractContextManager[Any]:
-    return jax.sharding.use_abstract_mesh(auto_mesh(rest["runner"].mesh))
+from meshwise._jax.explicit import is_typed, plain_type, struct_of
 
 
 def _where(values: Sequence[Any], chosen: Sequence[bool]) -> tuple[Any, ...]:
@@ -42,7 +36,7 @@ def _merge(chosen: Sequence[bool], yes: Sequence[Any], no: Sequence[Any]) -> lis
 
 
 def _struct(aval: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+    return struct_of(aval if is_typed([aval]) else plain_type(aval))
 
 
 def _zeros_of(primals: Sequence[Any]) -> list[Any]:
@@ -60,7 +54,7 @@ def _jvp(
 ) -> tuple[Sequence[Any], Sequence[Any]]:
     """Primals and tangents in one call."""
     moving = [type(t) is not _ad_util.Zero for t in tangents]
-    with _over_auto_axes(rest):
+    with setting_of(jaxpr, rest["runner"]):
         jvp, moving_out = _ad.jvp_jaxpr(jaxpr, moving, instantiate=False)
     outs = call(
         jvp,
@@ -89,7 +83,7 @@ def _linearize(
 ) -> Any:
     """A call that also returns residuals, and a linear one that reads them."""
     del is_vjp
-    with _over_auto_axes(rest):
+    with setting_of(jaxpr, rest["runner"]):
         forward, linear, kept, moving_out = _linearized(jaxpr, tuple(moving))
     count = len(out_specs)
     unsaid = (None,) * (len(forward.out_avals) - count)
@@ -188,13 +182,9 @@ def _transpose(
     linear = tuple(_ad.is_undefined_primal(a) for a in args)
     given = tuple(type(ct) is not _ad_util.Zero for ct in cotangents)
     known = [a for a, is_linear in zip(args, linear, strict=True) if not is_linear]
-    with _over_auto_axes(rest):
+    with setting_of(jaxpr, rest["runner"]):
         back = _transposed(jaxpr, linear, given)
-    wanted = [
-        _spec_of_type(a.aval, s, cotangents)
-        for a, s, is_linear in zip(args, in_specs, linear, strict=True)
-        if is_linear
-    ]
+    wanted = _where(in_specs, linear)
     outs = iter(
         call(
             back,
@@ -205,16 +195,6 @@ def _transpose(
         )
     )
     return [next(outs) if is_linear else None for is_linear in linear]
-
-
-def _spec_of_type(aval: Any, spec: Any, others: Sequence[Any]) -> Any:
-    """The hint on a cotangent: over an Explicit mesh it has to lie as the argument's type says."""
-    if spec is not None:
-        return spec
-    if is_explicit(aval.sharding.mesh):
-        return PartitionSpec(*aval.sharding.spec)
-    types = [jax.typeof(x) for x in others if type(x) is not _ad_util.Zero]
-    return None if explicit_mesh_of(types) is None else PartitionSpec()
 
 
 @_weakref_lru_cache
@@ -252,7 +232,7 @@ def _partial_eval(
     """Run what is known now; stage the rest as a call that reads the residuals."""
     unknown_in = [not t.is_known() for t in tracers]
     known_in = [not u for u in unknown_in]
-    with _over_auto_axes(rest):
+    with setting_of(jaxpr, rest["runner"]):
         known, unknown, unknown_out, residual_avals = _pe.partial_eval_jaxpr_nounits(
             jaxpr, unknown_in, instantiate=False
         )

@@ -1,21 +1,24 @@
-"""Types that carry axes of an Explicit mesh, and traces that want none of them.
+"""Types that carry axes of an Explicit mesh, and jaxprs without them.
 
-meshwise traces a function over Auto axes, where no operator is refused for an ambiguous sharding.
-Arrays that the function closes over may lie on an Explicit mesh; while `plain_types` is entered
-their types say nothing of it. A function written in the words of Explicit meshes (`out_sharding=`,
-`jax.sharding.reshard`) can only be traced as JAX means it; `plain_jaxpr` then takes the axes out
-of its types and makes hints of these words.
+Over Explicit axes a function is traced as `jax.jit` traces it: the types of its values say how
+these are sharded, and what JAX refuses there is refused. Such a jaxpr is *typed*. What is
+partitioned is its plain twin (`plain_jaxpr`): the axes are out of its types, and what the user
+said in their words (`out_sharding=`, `jax.sharding.reshard`) are hints.
+
+Over Auto axes a function may close over arrays that lie on an Explicit mesh; while `plain_types`
+is entered their types say nothing of it.
 """
 
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import jax
 from jax._src import core as _core
 from jax._src.interpreters import partial_eval as _pe
+from jax._src.util import weakref_lru_cache as _weakref_lru_cache
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from meshwise._jax.dispatch import ARRAY_CLASSES
@@ -42,9 +45,28 @@ def plain_type(aval: Any) -> Any:
     return aval.update(sharding=None)
 
 
-def explicit_type(aval: Any, sharding: NamedSharding) -> Any:
-    """The type with the axes of a sharding over an abstract mesh."""
-    return aval.update(sharding=sharding)
+def type_mesh(aval: Any) -> AbstractMesh:
+    """The mesh that a type speaks of; an empty one where it speaks of none."""
+    sharding = getattr(aval, "sharding", None)
+    mesh = getattr(sharding, "mesh", None)
+    return NO_MESH if mesh is None else mesh.abstract_mesh
+
+
+NO_MESH = AbstractMesh((), ())
+
+
+def is_typed(avals: Sequence[Any]) -> bool:
+    """Whether some types have axes of an Explicit mesh."""
+    return any(is_explicit(type_mesh(a)) for a in avals)
+
+
+def struct_of(aval: Any, mesh: Any = None) -> jax.ShapeDtypeStruct:
+    """A type as a struct; what it says of other meshes than the one given, if any, is left out."""
+    theirs = type_mesh(aval)
+    says = not theirs.empty and (mesh is None or theirs == mesh)
+    weak = bool(getattr(aval, "weak_type", False))
+    sharding = aval.sharding if says else None
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak, sharding=sharding)
 
 
 @contextmanager
@@ -79,9 +101,25 @@ def _plain_where_wanted(type_of: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return plain_or_not
 
 
+@_weakref_lru_cache
 def plain_jaxpr(closed: ClosedJaxpr) -> ClosedJaxpr:
     """The same jaxpr over Auto axes: what its types said is gone, what the user said are hints."""
-    return _plain(closed)
+    return _plain(closed) if _speaks_of_meshes(opened(closed)) else closed
+
+
+def _speaks_of_meshes(jaxpr: Any) -> bool:
+    """Whether a jaxpr has axes of a mesh in its types, or words of Explicit meshes."""
+    made = [v for eqn in jaxpr.eqns for v in eqn.outvars]
+    if any(not type_mesh(v.aval).empty for v in (*jaxpr.constvars, *jaxpr.invars, *made)):
+        return True
+    if any(eqn.primitive.name in ("reshard", "mesh_cast") for eqn in jaxpr.eqns):
+        return True
+    return any(_speaks_of_meshes(opened(b)) for eqn in jaxpr.eqns for b in _bodies(eqn))
+
+
+def _bodies(eqn: JaxprEqn) -> list[Any]:
+    values = [x for v in eqn.params.values() for x in (v if isinstance(v, tuple | list) else (v,))]
+    return [v for v in values if is_jaxpr(v)]
 
 
 def _plain(jaxpr: Any) -> Any:
@@ -113,16 +151,30 @@ def _plain(jaxpr: Any) -> Any:
 
 def _plain_eqn(eqn: JaxprEqn, operands: list[Any], results: list[Var]) -> list[JaxprEqn]:
     """An equation over Auto axes, and the hint on its result that its parameters are."""
+    rank = _rank(results[0]) if results else 0
     if eqn.primitive.name == "reshard":
-        return [_hint(eqn, eqn.params["dst_sharding"], operands, results)]
+        return [_hint(eqn, _spec_said(eqn.params["dst_sharding"], rank), operands, results)]
+    if eqn.primitive.name == "sharding_constraint" and is_typed([eqn.invars[0].aval]):
+        return [_hint(eqn, _spec_constrained(eqn, rank), operands, results)]
     said = [eqn.params.get(n) for n in ("sharding", "out_sharding")]
     hint = next((s for s in said if isinstance(s, NamedSharding) and any(s.spec)), None)
     params = {k: _plain_param(k, v) for k, v in eqn.params.items()}
     if eqn.primitive is hint_p or eqn.primitive.name in ("sharding_constraint", "shard_map"):
         hint, params = None, eqn.params
-    made = results if hint is None else [Var(results[0].aval)]
-    plain = eqn.replace(invars=operands, outvars=made, params=params, ctx=_auto_context(eqn))
-    return [plain] if hint is None else [plain, _hint(eqn, hint, made, results)]
+    if hint is None:
+        return [
+            eqn.replace(invars=operands, outvars=results, params=params, ctx=_auto_context(eqn))
+        ]
+    # Of several results the last is what is said to lie somewhere: bits, after the next state.
+    *others, last = results
+    made = Var(last.aval)
+    outvars = [*others, made]
+    plain = eqn.replace(invars=operands, outvars=outvars, params=params, ctx=_auto_context(eqn))
+    return [plain, _hint(eqn, _spec_said(hint, _rank(last)), [made], [last])]
+
+
+def _rank(var: Var) -> int:
+    return len(getattr(var.aval, "shape", ()))
 
 
 def _plain_param(name: str, value: Any) -> Any:
@@ -135,19 +187,44 @@ def _plain_param(name: str, value: Any) -> Any:
     return _plain(value) if is_jaxpr(value) else value
 
 
-def _hint(
-    eqn: JaxprEqn, sharding: NamedSharding, operands: list[Any], results: list[Var]
-) -> JaxprEqn:
-    # What JAX reshards to no axis is where its own rules ask for it; that is no hint.
-    spec = sharding.spec if any(sharding.spec) else _open(len(sharding.spec))
+def _hint(eqn: JaxprEqn, spec: PartitionSpec, operands: list[Any], results: list[Var]) -> JaxprEqn:
     params = {"sharding": spec, "reshards": True}
     return _core.new_jaxpr_eqn(
         operands, results, hint_p, params, _core.no_effects, eqn.source_info, _auto_context(eqn)
     )
 
 
-def _open(rank: int) -> PartitionSpec:
-    return PartitionSpec(*[PartitionSpec.UNCONSTRAINED] * rank)
+def _spec_said(sharding: NamedSharding, rank: int) -> PartitionSpec:
+    """What a type says that a value is to be: open in dims that it leaves to Auto axes.
+
+    What JAX reshards to no axis is where its own rules ask for it; that is no hint. Nor is a sum
+    that is to stay unreduced: it is left to where it is needed.
+    """
+    spec = sharding.spec
+    if not any(spec) or getattr(spec, "unreduced", None):
+        return PartitionSpec(*[_OPEN] * rank)
+    entries = [*spec, *[None] * (rank - len(spec))]
+    if any(t != AxisType.Explicit for t in sharding.mesh.axis_types):
+        entries = [_OPEN if e is None else e for e in entries]
+    return PartitionSpec(*entries)
+
+
+_OPEN = PartitionSpec.UNCONSTRAINED
+
+
+def _spec_constrained(eqn: JaxprEqn, rank: int) -> PartitionSpec:
+    """A constraint over the Auto axes of a value, minor to the axes that its type names."""
+    aval: Any = eqn.invars[0].aval
+    typed = _entries(aval.sharding.spec, rank)
+    asked = _entries(eqn.params["sharding"].spec, rank)
+    pairs = zip(typed, asked, strict=True)
+    return PartitionSpec(*[(a if not t else t) if a is _OPEN else (*t, *a) for t, a in pairs])
+
+
+def _entries(spec: PartitionSpec, rank: int) -> list[Any]:
+    """For each dim the axes that it is sharded over, or UNCONSTRAINED."""
+    entries = [*spec, *[None] * (rank - len(spec))]
+    return [e if e is _OPEN or isinstance(e, tuple) else (e,) if e else () for e in entries]
 
 
 def _auto_context(eqn: JaxprEqn) -> Any:

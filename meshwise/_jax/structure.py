@@ -10,6 +10,7 @@ import numpy as np
 from jax._src.util import weakref_lru_cache as _weakref_lru_cache
 
 from meshwise._jax.bodies import call_body
+from meshwise._jax.explicit import is_typed
 from meshwise._jax.jaxprs import ClosedJaxpr, JaxprEqn, Literal, is_jaxpr, opened
 
 
@@ -73,7 +74,8 @@ def _jaxpr_parts(jaxpr: Any, kept: list[Any]) -> Any:
 def _type_parts(aval: Any) -> Any:
     if not hasattr(aval, "dtype"):
         return aval
-    return aval.shape, aval.dtype, getattr(aval, "weak_type", False)
+    typed = aval.sharding if is_typed([aval]) else None
+    return aval.shape, aval.dtype, getattr(aval, "weak_type", False), typed
 
 
 def _eqn_parts(eqn: JaxprEqn, kept: list[Any]) -> Any:

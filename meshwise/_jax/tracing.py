@@ -3,7 +3,7 @@
 import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import jax
@@ -14,7 +14,7 @@ from jax._src import mesh as _mesh_lib
 from jax._src import tree_util as _tree_util
 from jax._src.named_sharding import UnspecifiedValue
 
-from meshwise._jax.explicit import auto_mesh, is_explicit, plain_jaxpr, plain_types
+from meshwise._jax.explicit import auto_mesh, plain_types
 from meshwise._jax.jaxprs import ClosedJaxpr, JaxprEqn, opened, rewritten, with_bodies
 
 # Where JAX keeps the mesh in context: since 0.11 beside the meshes, before in its configuration.
@@ -53,38 +53,49 @@ def trace_function(
     function: Callable[..., Any],
     arguments_of: Callable[[Sequence[Any]], tuple[list[Any], dict[str, Any]]],
     types: Sequence[Any],
-    explicit_types: Sequence[Any],
     static_argnums: Sequence[int],
     static_argnames: Sequence[str],
-    mesh: Any,
+    auto_mesh_of: Any = None,
 ) -> tuple[ClosedJaxpr, list[Any], Any]:
     """Trace a function of abstract arguments, which `arguments_of` makes of their leaves' types.
 
     Returns its jaxpr, the traced values of an enclosing trace that it closes over (the jaxpr's
-    first inputs), and the tree of its results. Named axes mean what they mean in a context of an
-    Auto mesh: hints inside may be PartitionSpecs, and no operator is refused for an ambiguous
-    sharding. A function that names other meshes is traced in the context it is called in. One that
-    needs the axes of an Explicit mesh in its types is traced with them
-    instead, and its arguments are of `explicit_types`.
+    first inputs), and the tree of its results. It is traced in the context that it is called in;
+    where a mesh is given, over its axes as Auto ones, unless the function itself names others.
     """
     jitted = jax.jit(function, static_argnums=static_argnums, static_argnames=static_argnames)
-    try:
-        with plain_types(), jax.sharding.use_abstract_mesh(auto_mesh(mesh)):
-            args, kwargs = arguments_of(types)
-            traced = jitted.trace(*args, **kwargs)
-            return traced.jaxpr, list(traced._consts), jax.tree.structure(traced.out_info)
-    except (TypeError, ValueError):
-        if not is_explicit(mesh):
+    args, kwargs = arguments_of(types)
+    if auto_mesh_of is not None:
+        try:
+            with over_auto_axes(auto_mesh_of):
+                return _results(jitted.trace(*args, **kwargs))
+        except (TypeError, ValueError):
             if not jax.sharding.get_abstract_mesh().empty:
                 raise
-            args, kwargs = arguments_of(types)
-            traced = jitted.trace(*args, **kwargs)
-            return traced.jaxpr, list(traced._consts), jax.tree.structure(traced.out_info)
-    with jax.sharding.use_abstract_mesh(getattr(mesh, "abstract_mesh", mesh)):
-        args, kwargs = arguments_of(explicit_types)
-        traced = jitted.trace(*args, **kwargs)
-        closed = plain_jaxpr(traced.jaxpr)
-        return closed, list(traced._consts), jax.tree.structure(traced.out_info)
+    return _results(jitted.trace(*args, **kwargs))
+
+
+def _results(traced: Any) -> tuple[ClosedJaxpr, list[Any], Any]:
+    return traced.jaxpr, list(traced._consts), jax.tree.structure(traced.out_info)
+
+
+@contextmanager
+def over_auto_axes(mesh: Any) -> Iterator[None]:
+    """Named axes mean what they mean in a context of an Auto mesh.
+
+    Hints inside may be PartitionSpecs, and no operator is refused for an ambiguous sharding.
+    """
+    with plain_types(), jax.sharding.use_abstract_mesh(auto_mesh(mesh)):
+        yield
+
+
+@contextmanager
+def over_typed_axes(mesh: Any = None) -> Iterator[None]:
+    """As `jax.jit` traces: in the mesh in context, or in that of a program that names its own."""
+    context = jax.sharding.get_abstract_mesh()
+    own = context if mesh is None else getattr(mesh, "abstract_mesh", mesh)
+    with nullcontext() if own == context else jax.sharding.use_abstract_mesh(own):
+        yield
 
 
 def leak_summary(leak: Any) -> str:

@@ -48,7 +48,8 @@ class Arguments:
 def _abstract(leaf: Any) -> Any:
     if not isinstance(leaf, jax.Array | UnevenArray) or isinstance(leaf, _jax.Tracer):
         return leaf
-    sharding = leaf.sharding if leaf.committed else None
+    is_placed = leaf.committed or _jax.is_typed([_jax.array_type(leaf)])
+    sharding = leaf.sharding if is_placed else None
     weak = bool(getattr(leaf, "weak_type", False))
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding, weak_type=weak)
 
@@ -136,7 +137,10 @@ def describe(leaf: Any) -> str:
 def argument_types(
     name: str, arguments: Arguments, paths: Sequence[str]
 ) -> list[jax.ShapeDtypeStruct]:
-    """The types of the leaves, without any placement; an error for what is no array."""
+    """The types of the leaves; an error for what is no array.
+
+    Of where a leaf lies they say what axes of an Explicit mesh say in its type.
+    """
     types = []
     offenders = []
     for leaf, path in zip(arguments.leaves, paths, strict=True):
@@ -144,8 +148,7 @@ def argument_types(
         if aval is None:
             offenders.append(f"{path} is {describe(leaf)}")
             continue
-        weak = getattr(aval, "weak_type", False)
-        types.append(jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak))
+        types.append(_jax.struct_of(aval if _jax.is_typed([aval]) else _jax.plain_type(aval)))
     if offenders:
         raise ArgumentError(
             message(

@@ -1,12 +1,12 @@
 """From a function and one call's arguments to its SPMD program, step by step."""
 
 from collections.abc import Callable, Sequence, Set
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding, PartitionSpec
 
 from meshwise import _jax
 from meshwise.api.arguments import Arguments, argument_paths, argument_types, result_paths
@@ -25,6 +25,15 @@ from meshwise.api.options import Choices, Options
 from meshwise.api.other_meshes import OtherMeshes
 from meshwise.api.specs import given_in_specs, given_out_specs, refuse_keywords
 from meshwise.api.spmd_program import SpmdProgram
+from meshwise.api.typed import (
+    Placements,
+    is_typed_call,
+    pinned,
+    placements,
+    plain_structs,
+    specs_of_types,
+    typed_structs,
+)
 from meshwise.choose.choose import DRIVERS, choose
 from meshwise.choose.plan import Plan
 from meshwise.errors import (
@@ -38,7 +47,6 @@ from meshwise.flatten import Enters, flatten
 from meshwise.ir.mesh import refine_mesh
 from meshwise.ir.per_device import PerDeviceProgram
 from meshwise.ir.program import Hint, Program
-from meshwise.ir.sharding import Sharding
 from meshwise.partition.coarsen import coarsen
 from meshwise.partition.partition import partition
 from meshwise.propagate.completion import Completion
@@ -48,7 +56,7 @@ from meshwise.propagate.transforms import split_transforms
 from meshwise.rules import describe_all
 from meshwise.rules.control_flow import has_independent_steps
 from meshwise.rules.registry import OpRule
-from meshwise.run.placement import named_sharding, value_off_mesh
+from meshwise.run.placement import value_off_mesh
 from meshwise.trace import make_program
 
 DRIVER_OF = {"improved": DRIVERS[0], "gspmd": DRIVERS[1]}
@@ -66,7 +74,7 @@ class Resolved:
     @property
     def key(self) -> Any:
         """Equal for calls that one program serves, wherever their arguments come from."""
-        types = tuple([(t.shape, t.dtype, t.weak_type) for t in self.types])
+        types = tuple([(t.shape, t.dtype, t.weak_type, t.sharding) for t in self.types])
         return self.mesh, types, tuple([spec_key(s) for s in self.in_specs])
 
 
@@ -94,24 +102,31 @@ def build(
     resolved: Resolved,
 ) -> SpmdProgram:
     """Trace, complete, choose, partition: the program of a function for some arguments."""
-    paths, types, mesh = resolved.paths, resolved.types, resolved.mesh
-    in_specs = resolved.in_specs
-    closed, captured, out_tree = trace_call(name, fn, options, arguments, types, in_specs, mesh)
+    paths, mesh, in_specs = resolved.paths, resolved.mesh, resolved.in_specs
+    typed, captured, out_tree = trace_call(name, fn, options, arguments, in_specs, mesh)
     if captured:
         raise leaked_tracers(name, captured)
-    closed, held = _hold_arrays(closed, mesh)
+    closed, held = _hold_arrays(_jax.plain_jaxpr(typed), mesh)
     in_specs = [*fill_placements([None] * len(held), held, mesh), *in_specs]
     paths = [*(f"closed-over array {i}" for i in range(len(held))), *paths]
     out_specs = given_out_specs(name, options.out_shardings, out_tree)
-    per_device, plan = partition_jaxpr(
-        closed, mesh, in_specs, out_specs, options.choices, name, paths, result_paths(out_tree)
+    per_device, plan, places = partition_typed(
+        closed,
+        typed.out_avals,
+        mesh,
+        in_specs,
+        out_specs,
+        options.choices,
+        name,
+        paths,
+        result_paths(out_tree),
     )
     return SpmdProgram(
         per_device=per_device,
         user_mesh=mesh,
         in_tree=arguments.tree,
         out_tree=out_tree,
-        placements=_placements(plan, mesh, in_specs, out_specs),
+        placements=places,
         in_paths=plan.program.in_paths,
         out_paths=plan.program.out_paths,
         plan=plan,
@@ -133,6 +148,23 @@ def _hold_arrays(closed: Any, mesh: Any) -> tuple[Any, list[Any]]:
         closed = flatten(closed)
     closed, held = _jax.hoisted(closed, [lies_on(c, mesh) for c in closed.consts])
     return _jax.ClosedJaxpr(closed.jaxpr, [value_off_mesh(c) for c in closed.consts]), held
+
+
+def partition_typed(
+    closed: Any,
+    out_avals: Sequence[Any],
+    mesh: Any,
+    in_specs: Sequence[Any],
+    out_specs: Sequence[Any],
+    *rest: Any,
+) -> tuple[PerDeviceProgram, Plan, Placements]:
+    """Partition a plain jaxpr so that its results lie as their types say, and where all lie."""
+    wanted = specs_of_types(out_avals, out_specs)
+    per_device, plan = partition_jaxpr(closed, mesh, in_specs, wanted, *rest)
+    if (pins := pinned(plan, out_avals, wanted)) is not None:
+        wanted = pins
+        per_device, plan = partition_jaxpr(closed, mesh, in_specs, wanted, *rest)
+    return per_device, plan, placements(plan, mesh, in_specs, wanted, out_avals)
 
 
 def partition_jaxpr(
@@ -255,36 +287,28 @@ def in_specs_of(name: str, options: Options, arguments: Arguments) -> list[Any]:
     return given_in_specs(name, options.in_shardings, args, kwargs, arguments.positions)
 
 
-def _placements(
-    plan: Plan, mesh: Any, in_specs: Sequence[Any], out_specs: Sequence[Any]
-) -> tuple[tuple[NamedSharding, ...], tuple[NamedSharding, ...]]:
-    """Where arguments and results lie, in the words of the user's hint wherever one says it."""
-
-    def placement(found: Sharding, hint: Hint | None, spec: Any) -> NamedSharding:
-        if hint is None or hint.closed != found.dims:
-            return named_sharding(found, plan.program.mesh, mesh)
-        return NamedSharding(mesh, spec.spec if isinstance(spec, NamedSharding) else spec)
-
-    program = plan.program
-    ins = zip(plan.in_shardings, program.in_hints, in_specs, strict=True)
-    outs = zip(plan.out_shardings, program.out_hints, out_specs, strict=True)
-    return tuple(placement(*each) for each in ins), tuple(placement(*each) for each in outs)
-
-
 def trace_call(
     name: str,
     fn: Callable[..., Any],
     options: Options,
     arguments: Arguments,
-    types: Sequence[Any],
     in_specs: Sequence[Any],
     mesh: Any,
 ) -> tuple[Any, list[Any], Any]:
-    """The function's jaxpr, the traced values it closes over, and the tree of its results."""
-    explicit = [_explicit_type(t, s, mesh) for t, s in zip(types, in_specs, strict=True)]
-    static = options.static_argnums, options.static_argnames
+    """The function's jaxpr, the traced values it closes over, and the tree of its results.
+
+    Over Explicit axes its types are those that `jax.jit` has.
+    """
+    if is_typed_call(mesh, options.mesh, arguments):
+        types = typed_structs(arguments, in_specs, options.mesh)
+        setting, auto = _jax.over_typed_axes(options.mesh), None
+    else:
+        types = plain_structs(arguments, mesh)
+        setting, auto = nullcontext(), mesh
+    statics = options.static_argnums, options.static_argnames
     try:
-        return _jax.trace_function(fn, arguments.call, types, explicit, *static, mesh)
+        with setting:
+            return _jax.trace_function(fn, arguments.call, types, *statics, auto)
     except jax.errors.UnexpectedTracerError as leak:
         raise leaked_tracers(name, [leak]) from None
 
@@ -300,21 +324,6 @@ def leaked_tracers(name: str, leaks: Sequence[Any]) -> TracerLeakError:
             "jax.checking_leaks() shows where it was stored.",
         )
     )
-
-
-def _explicit_type(struct: jax.ShapeDtypeStruct, spec: Any, mesh: Any) -> jax.ShapeDtypeStruct:
-    """The type as the axes of an Explicit mesh are part of it, as far as a type can say a spec."""
-    if spec is None or not _jax.is_explicit(mesh):
-        return struct
-    abstract = getattr(mesh, "abstract_mesh", mesh)
-    entries = spec.spec if isinstance(spec, NamedSharding) else spec
-    known = [None if e is PartitionSpec.UNCONSTRAINED else e for e in entries]
-    sharding = _jax.on_mesh(PartitionSpec(*known), abstract)
-    try:
-        sharding.shard_shape(struct.shape)
-    except (AttributeError, ValueError):  # not for this value, found out later, or uneven
-        return struct
-    return struct.update(sharding=NamedSharding(abstract, sharding.spec))
 
 
 def _refuse_opaque(name: str, program: Program, rules: Sequence[OpRule]) -> None:

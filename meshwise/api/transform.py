@@ -11,14 +11,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from meshwise import _jax
 from meshwise.api.arguments import Arguments, argument_paths, argument_types
-from meshwise.api.build import in_specs_of, leaked_tracers, partition_jaxpr, trace_call
+from meshwise.api.build import in_specs_of, leaked_tracers, partition_typed, trace_call
 from meshwise.api.meshes import fill_placements, find_mesh, refuse_region
 from meshwise.api.options import Choices, Options
 from meshwise.api.specs import given_out_specs
+from meshwise.api.typed import specs_of_types
 from meshwise.run.execute import Executable
 from meshwise.run.uneven import UnevenArray
 
@@ -49,12 +50,6 @@ class Runner:
         """The partitioned program as a function that may be traced."""
         return self._executable(jaxpr, in_specs, out_specs).as_function()
 
-    def result_shardings(
-        self, jaxpr: Any, in_specs: tuple[Any, ...], out_specs: tuple[Any, ...]
-    ) -> list[NamedSharding]:
-        """Where the results lie, as far as types over the mesh can say it."""
-        return self._executable(jaxpr, in_specs, out_specs).result_types
-
     def _executable(
         self, jaxpr: Any, in_specs: tuple[Any, ...], out_specs: tuple[Any, ...]
     ) -> Executable:
@@ -62,10 +57,20 @@ class Runner:
         found = self.executables.get(key)
         if found is None:
             names, results = _names("argument", in_specs), _names("result", out_specs)
-            per_device, _ = partition_jaxpr(
-                jaxpr, self.mesh, in_specs, out_specs, self.choices, self.name, names, results
+            per_device, _, places = partition_typed(
+                _jax.plain_jaxpr(jaxpr),
+                jaxpr.out_avals,
+                self.mesh,
+                specs_of_types(jaxpr.in_avals, in_specs),
+                out_specs,
+                self.choices,
+                self.name,
+                names,
+                results,
             )
-            found = Executable(per_device, self.mesh, name=self.name, arg_names=names)
+            found = Executable(
+                per_device, self.mesh, name=self.name, arg_names=names, placements=places
+            )
             self.executables[key] = found
         return found
 
@@ -87,14 +92,11 @@ def call_in_trace(
     """
     if _jax.manual_axes():
         refuse_region(name, _jax.manual_axes())
-    types = argument_types(name, arguments, argument_paths(arguments))
+    argument_types(name, arguments, argument_paths(arguments))  # an error for what is no array
     in_specs = in_specs_of(name, options, arguments)
     leaves = [x.value if isinstance(x, UnevenArray) else x for x in arguments.leaves]
     mesh = find_mesh(name, options.mesh, in_specs, options.out_shardings, leaves)
-    known = [
-        s or _jax.spec_of_type(jax.typeof(x), mesh) for s, x in zip(in_specs, leaves, strict=True)
-    ]
-    closed, captured, out_tree = trace_call(name, fn, options, arguments, types, known, mesh)
+    closed, captured, out_tree = trace_call(name, fn, options, arguments, in_specs, mesh)
     out_specs = given_out_specs(name, options.out_shardings, out_tree)
     runner = runners.setdefault(mesh, Runner(options.choices, mesh, name))
     try:

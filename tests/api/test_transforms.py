@@ -203,13 +203,13 @@ CALLS = {
 @pytest.mark.parametrize("name", CALLS)
 def test_nothing_is_partitioned_again_when_a_call_is_repeated(mesh2x4, monkeypatch, name):
     made = []
-    original = transform.partition_jaxpr
+    original = transform.partition_typed
 
     def counting(*args):
         made.append(args)
         return original(*args)
 
-    monkeypatch.setattr(transform, "partition_jaxpr", counting)
+    monkeypatch.setattr(transform, "partition_typed", counting)
     step = mw.jit(layer, mesh=mesh2x4, in_shardings=(P("x"), P(None, "y")))
     first = CALLS[name](step)
     count = len(made)

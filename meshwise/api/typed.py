@@ -1,0 +1,168 @@
+"""Programs over Explicit axes: types say where arguments and results lie.
+
+Where all axes of a mesh are Explicit, the type of a result is a hint that holds to the letter. Over
+mixed axes a type says which Explicit axes each dim is sharded over, major to all others, and leaves
+the Auto axes to completion: a result is completed first, and pinned where it came out otherwise.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+
+from meshwise import _jax
+from meshwise.api.arguments import Arguments
+from meshwise.choose.plan import Plan
+from meshwise.ir.mesh import Axes
+from meshwise.ir.mesh import Mesh as RefinedMesh
+from meshwise.ir.program import Hint
+from meshwise.ir.sharding import Sharding
+from meshwise.run.placement import named_sharding
+
+Placements = tuple[tuple[NamedSharding, ...], tuple[NamedSharding, ...]]
+
+
+def is_typed_call(mesh: Any, given_mesh: Any, arguments: Arguments) -> bool:
+    """Whether a call is traced over Explicit axes: those of its mesh, or of its arguments."""
+    if _jax.is_explicit(mesh):
+        return True
+    return given_mesh is None and _jax.is_typed([_jax.array_type(x) for x in arguments.leaves])
+
+
+def typed_structs(
+    arguments: Arguments, in_specs: Sequence[Any], given_mesh: Any
+) -> list[jax.ShapeDtypeStruct]:
+    """The arguments' types as `jax.jit` has them.
+
+    Of a program that names its own mesh, what comes from the host is of the type that in_shardings
+    says.
+    """
+    structs = [_jax.struct_of(_jax.array_type(x)) for x in arguments.leaves]
+    if given_mesh is None:
+        return structs
+    return [
+        s if spec is None or not _jax.type_mesh(s).empty else _typed_by(s, spec, given_mesh)
+        for s, spec in zip(structs, in_specs, strict=True)
+    ]
+
+
+def plain_structs(arguments: Arguments, mesh: Any) -> list[jax.ShapeDtypeStruct]:
+    """The arguments' types over Auto axes; of other meshes they say nothing."""
+    auto = _jax.auto_mesh(mesh)
+    return [_jax.struct_of(_jax.array_type(x), auto) for x in arguments.leaves]
+
+
+def _typed_by(struct: jax.ShapeDtypeStruct, spec: Any, mesh: Any) -> jax.ShapeDtypeStruct:
+    """The type as the axes of an Explicit mesh are part of it, as far as a type can say a spec."""
+    abstract = getattr(mesh, "abstract_mesh", mesh)
+    entries = spec.spec if isinstance(spec, NamedSharding) else spec
+    known = [None if e is PartitionSpec.UNCONSTRAINED else e for e in entries]
+    sharding = _jax.on_mesh(PartitionSpec(*known), abstract)
+    try:
+        sharding.shard_shape(struct.shape)
+    except (AttributeError, ValueError):  # not for this value, found out later, or uneven
+        return struct
+    return struct.update(sharding=NamedSharding(abstract, sharding.spec))
+
+
+def specs_of_types(avals: Sequence[Any], given: Sequence[Any]) -> list[Any]:
+    """What is given of some values; else, what their types say of a wholly Explicit mesh."""
+    return [_spec_of_type(a) if s is None else s for s, a in zip(given, avals, strict=True)]
+
+
+def _spec_of_type(aval: Any) -> Any:
+    mesh = _jax.type_mesh(aval)
+    if mesh.empty or any(t != AxisType.Explicit for t in mesh.axis_types):
+        return None
+    return NamedSharding(mesh, aval.sharding.spec)
+
+
+def pinned(plan: Plan, avals: Sequence[Any], specs: Sequence[Any]) -> list[Any] | None:
+    """Hints for the results over mixed axes that did not come out as their types say.
+
+    None where all did.
+    """
+    found = [
+        _pin(plan.program.mesh, lies, aval) if spec is None and _is_mixed(aval) else None
+        for lies, aval, spec in zip(plan.out_shardings, avals, specs, strict=True)
+    ]
+    if not any(found):
+        return None
+    return [p or s for p, s in zip(found, specs, strict=True)]
+
+
+def _is_mixed(aval: Any) -> bool:
+    kinds = set(_jax.type_mesh(aval).axis_types)
+    return AxisType.Explicit in kinds and kinds != {AxisType.Explicit}
+
+
+def _pin(mesh: RefinedMesh, lies: Sharding, aval: Any) -> PartitionSpec | None:
+    """The type's axes and, minor to them, the Auto axes that completion found; None if they are."""
+    theirs = _jax.type_mesh(aval)
+    kinds = dict(zip(theirs.axis_names, theirs.axis_types, strict=True))
+    entries: list[tuple[str, ...]] = []
+    for axes, entry, size in zip(lies.dims, aval.sharding.spec, aval.shape, strict=True):
+        typed = tuple(entry) if isinstance(entry, tuple) else (entry,) if entry else ()
+        auto = tuple([a for a in _whole_axes(mesh, axes) if kinds.get(a) != AxisType.Explicit])
+        wanted = mesh.refine((*typed, *auto))
+        entries.append((*typed, *auto) if size % mesh.size(wanted) == 0 else typed)
+    same = all(mesh.refine(e) == axes for e, axes in zip(entries, lies.dims, strict=True))
+    return None if same else PartitionSpec(*entries)
+
+
+def _whole_axes(mesh: RefinedMesh, axes: Axes) -> list[str]:
+    """The user's axes that lie whole among some sub-axes, in the order of these."""
+    names = dict.fromkeys(mesh.user_axis_of[a] for a in axes)
+    return [n for n in names if set(mesh.sub_axes[n]) <= set(axes)]
+
+
+def placements(
+    plan: Plan, mesh: Any, in_specs: Sequence[Any], out_specs: Sequence[Any], avals: Sequence[Any]
+) -> Placements:
+    """Where arguments and results lie, in the words of the user's hint wherever one says it.
+
+    A result lies on the mesh of its type: the program's, under its own names and kinds of axes.
+    """
+
+    def placement(found: Sharding, hint: Hint | None, spec: Any, own: Any) -> NamedSharding:
+        if hint is None or hint.closed != found.dims:
+            return named_sharding(found, plan.program.mesh, own)
+        return NamedSharding(own, spec.spec if isinstance(spec, NamedSharding) else spec)
+
+    program = plan.program
+    each_in = zip(plan.in_shardings, program.in_hints, in_specs, strict=True)
+    each_out = zip(plan.out_shardings, program.out_hints, out_specs, avals, strict=True)
+    ins = tuple([placement(*each, mesh) for each in each_in])
+    spelling = next((s for s, h in zip(ins, program.in_hints, strict=True) if h), None)
+    outs = [
+        _worded(placement(found, hint, spec, mesh_of_type(a, mesh)), a, hint, spelling)
+        for found, hint, spec, a in each_out
+    ]
+    return ins, tuple(outs)
+
+
+def _worded(
+    found: NamedSharding, aval: Any, hint: Hint | None, spelling: NamedSharding | None
+) -> NamedSharding:
+    """A completed placement in the words of its type, or of the first argument's, as JAX does."""
+    rank = len(aval.shape)
+    if _is_mixed(aval):
+        typed = NamedSharding(found.mesh, aval.sharding.spec)
+        return typed if typed.is_equivalent_to(found, rank) else found
+    if hint is not None or spelling is None or spelling.mesh != found.mesh:
+        return found
+    fits = len(spelling.spec) <= rank and spelling.is_equivalent_to(found, rank)
+    return spelling if fits else found
+
+
+def mesh_of_type(aval: Any, mesh: Any) -> Any:
+    """The mesh of a type over the devices of a program's mesh."""
+    theirs = _jax.type_mesh(aval)
+    if theirs.empty or theirs.size != mesh.size or isinstance(mesh, AbstractMesh):
+        return mesh
+    if (theirs.axis_sizes, theirs.axis_names) != (mesh.axis_sizes, mesh.axis_names):
+        return mesh
+    if theirs.axis_types == mesh.axis_types:
+        return mesh
+    return Mesh(mesh.devices, theirs.axis_names, axis_types=theirs.axis_types)
