@@ -51,6 +51,7 @@ from meshwise._jax.custom_partitioning import sharding_rule_of as sharding_rule_
 from meshwise._jax.custom_partitioning import spec_of as spec_of
 from meshwise._jax.dispatch import ARRAY_CLASSES as ARRAY_CLASSES
 from meshwise._jax.dispatch import SURVIVES_DONATED_ARGUMENTS as SURVIVES_DONATED_ARGUMENTS
+from meshwise._jax.dispatch import InternalNanError as InternalNanError
 from meshwise._jax.dispatch import aval_of_shape as aval_of_shape
 from meshwise._jax.dispatch import dispatcher as dispatcher
 from meshwise._jax.dispatch import fast_path as fast_path
@@ -73,6 +74,7 @@ from meshwise._jax.jaxprs import Jaxpr as Jaxpr
 from meshwise._jax.jaxprs import JaxprEqn as JaxprEqn
 from meshwise._jax.jaxprs import Literal as Literal
 from meshwise._jax.jaxprs import Primitive as Primitive
+from meshwise._jax.jaxprs import ShapedArray as ShapedArray
 from meshwise._jax.jaxprs import Tracer as Tracer
 from meshwise._jax.jaxprs import Var as Var
 from meshwise._jax.jaxprs import array_type as array_type
@@ -127,6 +129,7 @@ from meshwise._jax.tracing import static_arguments as static_arguments
 from meshwise._jax.tracing import threefry_partitionable as threefry_partitionable
 from meshwise._jax.tracing import trace_function as trace_function
 from meshwise._jax.tracing import without_context_mesh as without_context_mesh
+from meshwise._jax.tracing import without_leak_checks as without_leak_checks
 from meshwise._jax.tracing import without_mesh as without_mesh
 from meshwise._jax.twins import Twin as Twin
 from meshwise._jax.twins import call_twin as call_twin

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax._src import api_util as _api_util
 from jax._src import core as _core
 from jax._src import dtypes as _dtypes
 from jax._src import sharding_impls as _sharding_impls
@@ -18,6 +19,9 @@ from meshwise._jax.jaxprs import extended
 
 # The classes of `jax.Array`s that are no tracers.
 ARRAY_CLASSES = (_xla.ArrayImpl, _prng.PRNGKeyArray)
+
+# A result is not a number, under `jax.debug_nans` or `jax.debug_infs`.
+InternalNanError = _api_util.InternalFloatingPointError
 
 # Before 0.11.1 a donated argument that is used again ends the process where there are several
 # devices; since then it is an error.

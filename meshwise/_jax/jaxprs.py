@@ -23,6 +23,7 @@ from jax.extend.core import primitives as _xprimitives
 _OWN_FILES = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 DropVar = _core.DropVar
+ShapedArray = _core.ShapedArray
 
 
 Tracer = jax.core.Tracer

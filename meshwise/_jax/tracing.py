@@ -128,6 +128,11 @@ def static_arguments(
     return _api_util.infer_argnums_and_argnames(signature, argnums, argnames)
 
 
+def without_leak_checks() -> Any:
+    """A context in which `jax.checking_leaks` checks nothing."""
+    return _config.check_tracer_leaks(False)
+
+
 def settings_key() -> Any:
     """Everything in JAX's configuration that a traced program depends on."""
     return _config.trace_context()

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from meshwise import _jax
-from meshwise.errors import ArgumentError, message
+from meshwise.errors import ArgumentError, UnplannedError, message
 from meshwise.run.uneven import UnevenArray
 
 
@@ -139,16 +139,19 @@ def argument_types(
 ) -> list[jax.ShapeDtypeStruct]:
     """The types of the leaves; an error for what is no array.
 
-    Of where a leaf lies they say what axes of an Explicit mesh say in its type.
+    Of where a leaf lies they say what axes of an Explicit mesh say in its type. None stands for
+    what JAX takes beside arrays, as tokens and references are.
     """
-    types = []
+    types: list[Any] = []
     offenders = []
     for leaf, path in zip(arguments.leaves, paths, strict=True):
         aval = _jax.array_type(leaf)
         if aval is None:
             offenders.append(f"{path} is {describe(leaf)}")
-            continue
-        types.append(_jax.struct_of(aval if _jax.is_typed([aval]) else _jax.plain_type(aval)))
+        elif not isinstance(aval, _jax.ShapedArray):
+            types.append(None)
+        else:
+            types.append(_jax.struct_of(aval if _jax.is_typed([aval]) else _jax.plain_type(aval)))
     if offenders:
         raise ArgumentError(
             message(
@@ -159,3 +162,18 @@ def argument_types(
             )
         )
     return types
+
+
+def refuse_others(name: str, arguments: Arguments, paths: Sequence[str], types: Any) -> None:
+    """An error for what JAX takes beside arrays."""
+    found = zip(arguments.leaves, paths, types, strict=True)
+    offenders = [f"{path} is {describe(leaf)}" for leaf, path, kind in found if kind is None]
+    if offenders:
+        raise UnplannedError(
+            message(
+                f"{name} was called with what is no array",
+                offenders,
+                "Programs of meshwise take arrays.",
+                "Leave the mesh= to the shardings, and jax.jit takes them.",
+            )
+        )

@@ -1,7 +1,7 @@
 """From a function and one call's arguments to its SPMD program, step by step."""
 
-from collections.abc import Callable, Sequence, Set
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -9,7 +9,13 @@ from typing import Any
 import jax
 
 from meshwise import _jax
-from meshwise.api.arguments import Arguments, argument_paths, argument_types, result_paths
+from meshwise.api.arguments import (
+    Arguments,
+    argument_paths,
+    argument_types,
+    refuse_others,
+    result_paths,
+)
 from meshwise.api.calibrate import figures_of
 from meshwise.api.meshes import (
     check_hint_devices,
@@ -61,6 +67,12 @@ from meshwise.trace import make_program
 
 DRIVER_OF = {"improved": DRIVERS[0], "gspmd": DRIVERS[1]}
 
+_FORESEEN = (
+    jax.errors.JAXTypeError,
+    jax.errors.JaxRuntimeError,
+    jax.errors.UnexpectedTracerError,
+)
+
 
 @dataclass(frozen=True)
 class Resolved:
@@ -90,6 +102,7 @@ def resolve(
     in_specs = in_specs_of(name, options, arguments)
     said = options.mesh, in_specs, options.out_shardings, arguments.leaves
     mesh = mesh_said(*said) or own_mesh(arguments) or refuse_no_mesh(name)
+    refuse_others(name, arguments, paths, types)
     in_specs = with_placements(name, in_specs, arguments.leaves, paths, mesh)
     return Resolved(paths, types, in_specs, mesh)
 
@@ -181,10 +194,19 @@ def partition_jaxpr(
 
     Raises UnplannedError for what nobody foresaw.
     """
-    what = closed, mesh, in_specs, out_specs, choices, name, in_paths, out_paths
+    with planning(name):
+        return _partition_jaxpr(
+            closed, mesh, in_specs, out_specs, choices, name, in_paths, out_paths
+        )
+
+
+@contextmanager
+def planning(name: str) -> Iterator[None]:
+    """What nobody foresaw is an UnplannedError; tracers of our own traces are no leaks."""
     try:
-        return _partition_jaxpr(*what)
-    except (MeshwiseError, jax.errors.JAXTypeError, jax.errors.UnexpectedTracerError):
+        with _jax.without_leak_checks():
+            yield
+    except (MeshwiseError, *_FORESEEN):
         raise
     except Exception as unforeseen:
         raise UnplannedError(
@@ -348,6 +370,8 @@ def donated_leaves(options: Options, arguments: Arguments) -> tuple[int, ...]:
     """Indices of the leaves that the user donates."""
     if not options.donate_argnums and not options.donate_argnames:
         return ()
+    if jax.config.jax_debug_nans:  # pyright: ignore[reportAttributeAccessIssue]
+        return ()  # as in JAX, which may have to call the function again
     args, kwargs = jax.tree.unflatten(arguments.tree, range(arguments.tree.num_leaves))
     count = len(args) + len(arguments.static)
     nums = {n % count for n in options.donate_argnums if -count <= n < count}

@@ -17,7 +17,7 @@ from meshwise import _jax
 from meshwise.api.arguments import Arguments, argument_paths, leaf_key, name_of, take_apart
 from meshwise.api.as_jax import AsJax
 from meshwise.api.autotune import scheduled
-from meshwise.api.build import DRIVER_OF, Resolved, build, donated_leaves, resolve
+from meshwise.api.build import DRIVER_OF, Resolved, build, donated_leaves, planning, resolve
 from meshwise.api.calibrate import figures_of
 from meshwise.api.deleted import any_gone, refuse_gone, refuse_shared
 from meshwise.api.meshes import check_is_mesh, lies_as
@@ -251,7 +251,7 @@ class JitFunction:
                 return self._as_jax.answer(refusal, as_jax)
             return outs, None, False
         key, programs = self._key(arguments), self._kept.programs
-        found = programs.get(key) or self._found(arguments)
+        found = programs.get(key) or self._found(arguments, is_compiled=True)
         if isinstance(found, MeshwiseError):
             answer = self._as_jax.answer(found, as_jax, is_first=key not in programs)
             programs[key] = forgotten(found)
@@ -259,7 +259,10 @@ class JitFunction:
         programs[key] = found
         if self._as_jax.may_run and found.user_mesh.size == 1:
             return as_jax()
-        outs = found.executable(arguments.leaves)
+        try:
+            outs = found.executable(arguments.leaves)
+        except _jax.InternalNanError:  # JAX finds the operator that made it
+            return as_jax()
         fast = found.executable.fast_path(arguments.leaves, found.out_tree, outs)
         return jax.tree.unflatten(found.out_tree, outs), fast, False
 
@@ -269,7 +272,7 @@ class JitFunction:
         def as_jax() -> Any:
             return _jax.lower_flat(traced, platforms, parameters)
 
-        found = self._found(arguments)
+        found = self._found(arguments, is_compiled=False)
         if isinstance(found, MeshwiseError):
             return self._as_jax.answer(found, as_jax)
         if self._as_jax.may_run and found.user_mesh.size == 1:
@@ -299,10 +302,14 @@ class JitFunction:
             tuple([leaf_key(leaf) for leaf in arguments.leaves]),
         )
 
-    def _found(self, arguments: Arguments) -> SpmdProgram | MeshwiseError:
+    def _found(self, arguments: Arguments, is_compiled: bool) -> SpmdProgram | MeshwiseError:
         """The program for some arguments, or why there is none."""
         try:
-            return self._program_of_hints(arguments)
+            program = self._program_of_hints(arguments)
+            if is_compiled:
+                with planning(self.name):
+                    program.executable.compile()
+            return program
         except MeshwiseError as refusal:
             return refusal
 
