@@ -68,6 +68,7 @@ from meshwise._jax.explicit import type_mesh as type_mesh
 from meshwise._jax.hints import auto_twin as auto_twin
 from meshwise._jax.hints import hint_p as hint_p
 from meshwise._jax.hints import on_mesh as on_mesh
+from meshwise._jax.inspection import inspected as inspected
 from meshwise._jax.jaxprs import ClosedJaxpr as ClosedJaxpr
 from meshwise._jax.jaxprs import DropVar as DropVar
 from meshwise._jax.jaxprs import Jaxpr as Jaxpr

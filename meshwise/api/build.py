@@ -232,7 +232,7 @@ def _partition_jaxpr(
     refined = refine_mesh(mesh.axis_names, mesh.axis_sizes)
     closed = _jax.without_dead(_jax.on_platform(closed, platform_of(mesh)))
     others = OtherMeshes(mesh, refined)
-    closed = _jax.as_regions(closed, others.axes_of, mesh.size)
+    closed = _jax.inspected(_jax.as_regions(closed, others.axes_of, mesh.size), mesh)
     in_specs = [_jax.spell(s, others.axes_of) for s in in_specs]
     out_specs = [_jax.spell(s, others.axes_of) for s in out_specs]
 
