@@ -55,21 +55,48 @@ def _slice(x: jax.Array, step: Step, plan: ReshardPlan, mesh: Mesh) -> jax.Array
 
 def _all_gather(x: jax.Array, step: Step, plan: ReshardPlan, mesh: Mesh) -> jax.Array:
     if len(step.parts) == 1:
-        x = lax.all_gather(x, step.axes, axis=_losing(step.parts[0]), tiled=True)
+        x = _gather(x, step.axes, _losing(step.parts[0]))
     else:
         x = _merge_front(lax.all_gather(x, step.axes, axis=0, tiled=False), step, mesh)
     return _cut(x, step)
 
 
+def _gather(x: jax.Array, axes: Axes, dim: int) -> jax.Array:
+    """An all_gather of one dim; as of the leading one, which needs no copy after it, if it is."""
+    before = x.shape[:dim]
+    if not dim or math.prod(before) != 1:
+        return lax.all_gather(x, axes, axis=dim, tiled=True)
+    x = lax.all_gather(x.reshape(x.shape[dim:]), axes, axis=0, tiled=True)
+    return x.reshape((*before, *x.shape))
+
+
 def _all_to_all(x: jax.Array, step: Step, plan: ReshardPlan, mesh: Mesh) -> jax.Array:
     x = _pad_gaining(x, step, mesh)
     if len(step.parts) == 1:
-        part = step.parts[0]
-        x = lax.all_to_all(x, part.axes, _gaining(part), _losing(part), tiled=True)
+        x = _exchange(x, step.parts[0], mesh)
     else:
         x = lax.all_to_all(_split_front(x, step, mesh), step.axes, 0, 0, tiled=True)
         x = _merge_front(x, step, mesh)
     return _cut(x, step)
+
+
+def _exchange(x: jax.Array, part: Part, mesh: Mesh) -> jax.Array:
+    """An all_to_all between two dims.
+
+    Pieces of a later dim are put where they belong after it: then the compiler neither cuts
+    columns out before it nor joins what came before the last turn.
+    """
+    gaining, losing = _gaining(part), _losing(part)
+    if gaining < losing:
+        return lax.all_to_all(x, part.axes, gaining, losing, tiled=True)
+    group = mesh.size(part.axes)
+    shape = (*x.shape[:gaining], group, x.shape[gaining] // group, *x.shape[gaining + 1 :])
+    x = lax.all_to_all(x.reshape(shape), part.axes, gaining, gaining, tiled=True)
+    order = [d for d in range(x.ndim) if d != gaining]
+    order.insert(losing, gaining)
+    merged = [n for d, n in enumerate(shape) if d != gaining]
+    merged[losing] *= group
+    return x.transpose(order).reshape(merged)
 
 
 def _permute(x: jax.Array, step: Step, plan: ReshardPlan, mesh: Mesh) -> jax.Array:
