@@ -96,28 +96,19 @@ def all_gathered(tree: Any) -> Any:
     return jax.tree.map(lambda x: x + 1, tree)
 
 
-# Why ours is behind, where it is.
-JOINED = "what an all_to_all brings is joined, then transposed, in two buffers on XLA:CPU"
-BEFORE = "the addition comes before the exchange, and its result needs a buffer"
-
 TABLE = [
-    moved("rows to columns", X, SECOND,
-        reason=JOINED),
+    moved("rows to columns", X, SECOND),
     moved("rows to everywhere", X, NONE),
     moved("everywhere to rows", NONE, X),
-    moved("rows to columns, uneven", X, SECOND, shape=(509, 253),
-        reason=JOINED),
+    moved("rows to columns, uneven", X, SECOND, shape=(509, 253)),
     moved("rows to everywhere, uneven", X, NONE, shape=(509, 253)),
     moved("blocks to turned blocks, 2x4", GRID, P("y", "x"), (2, 4)),
     moved("rows over x to columns over y, 2x4", X, P(None, "y"), (2, 4)),
     moved("rows over x to rows over y, 2x4", X, Y, (2, 4)),
-    moved("rows over both to blocks, 2x4", XY, GRID, (2, 4),
-        reason=JOINED),
+    moved("rows over both to blocks, 2x4", XY, GRID, (2, 4)),
     moved("blocks to rows over both, 2x4", GRID, XY, (2, 4)),
-    moved("rows over both to the other order, 2x4", XY, YX, (2, 4),
-        reason=BEFORE),
-    moved("rows over both to columns over both, 2x4", XY, P(None, ("x", "y")), (2, 4),
-        reason=JOINED),
+    moved("rows over both to the other order, 2x4", XY, YX, (2, 4)),
+    moved("rows over both to columns over both, 2x4", XY, P(None, ("x", "y")), (2, 4)),
     moved("rows over both to columns over x, 2x4", XY, SECOND, (2, 4)),
     moved("blocks to columns over both, 2x4", GRID, P(None, ("x", "y")), (2, 4)),
     moved("blocks to everywhere, 2x4", GRID, NONE, (2, 4),
@@ -127,8 +118,7 @@ TABLE = [
     moved("first and last dim to the middle, 2x4", P("y", None, "x"), P(None, ("x", "y")), (2, 4),
           CUBE),
     moved("three dims, each axis one on, 2x2x2", P("x", "y", "z"), P("z", "x", "y"), (2, 2, 2),
-          CUBE,
-        reason=BEFORE),
+          CUBE),
     moved("rows over x and y to columns over y and z, 2x2x2", XY, P(None, ("y", "z")), (2, 2, 2),
         reason="GSPMD adds on a finer sharding on its way, and sends 2.3 times as much"),
     moved("three axes on rows to one on each dim, 2x2x2", P(("x", "y", "z")), P("x", "y", "z"),
