@@ -117,9 +117,9 @@ def _arg_local(context: LocalContext, operand: Any) -> list[Any]:
     reduction = Reduction.MAX if largest else Reduction.MIN
     worst = reduction_identity(reduction, operand.dtype)
     operand = mask_padding(context, operand, axis, factor, worst)
-    (index,) = context.bind(operand)
-    index = lax.add(index, lax.convert_element_type(context.offset(factor), index.dtype))
-    value = (lax.reduce_max if largest else lax.reduce_min)(operand, (axis,))
+    (place,) = context.bind(operand)
+    value = _elements_at(operand, place, axis)
+    index = lax.add(place, lax.convert_element_type(context.offset(factor), place.dtype))
 
     def combine(values: Any, indices: Any) -> list[Any]:
         # Candidates come in the order of the shards, so the first of equals wins, and a NaN wins
@@ -130,3 +130,17 @@ def _arg_local(context: LocalContext, operand: Any) -> list[Any]:
     candidates = [lax.reshape(x, (1, x.size)) for x in (value, index)]
     (found,) = _arg_meeting(context, factor).hold(candidates, context.axes(factor), combine)
     return [lax.reshape(found, index.shape)]
+
+
+def _elements_at(x: Any, places: Any, axis: int) -> Any:
+    """Of each row along a dim the element at a place."""
+    others = tuple(d for d in range(x.ndim) if d != axis)
+    numbers = lax.GatherDimensionNumbers(
+        offset_dims=(),
+        collapsed_slice_dims=(axis,),
+        start_index_map=(axis,),
+        operand_batching_dims=others,
+        start_indices_batching_dims=tuple(range(places.ndim)),
+    )
+    index = lax.expand_dims(places, (places.ndim,))
+    return lax.gather(x, index, numbers, (1,) * x.ndim, mode=lax.GatherScatterMode.CLIP)
