@@ -74,6 +74,8 @@ class Groups:
         self.part_parent = list(range(len(parts)))
         # Not what sums as well: another term of an addition after it is no sum over that factor.
         self.only_carries = [bool(carried[p.equation]) and not p.reduces for p in parts]
+        self.parts = parts
+        self.has_pairs = [self.is_of_pairs(p.equation) for p in parts]
         self.factor_parent: dict[Factor, Factor] = {}
         self.beside: dict[Factor, set[Factor]] = {}
         for equation in dict.fromkeys(p.equation for p in parts):
@@ -109,8 +111,32 @@ class Groups:
         low, high = sorted((self.find(a), self.find(b)))
         self.part_parent[high] = low
         self.only_carries[low] = self.only_carries[low] and self.only_carries[high]
+        self.has_pairs[low] = self.has_pairs[low] or self.has_pairs[high]
         for pair in pairs:
             x, y = sorted(self.factor(f) for f in pair)
             if x != y:
                 self.factor_parent[y] = x
                 self.beside[x] |= self.beside[y]
+
+    def is_of_pairs(self, equation: int) -> bool:
+        """Whether several operands of an equation have dims each that another one has not."""
+        rule = self.rules[equation].factors
+        sets = [frozenset(f for dim in dims for f in dim) for dims in rule.operands]
+        whole = frozenset().union(*sets)
+        return sum(bool(s) and s != whole for s in sets) > 1
+
+    def reads_otherwise(
+        self, part: int, operand: int, readers: Sequence[tuple[int, int]]
+    ) -> bool:  # fmt: skip
+        """Whether a group of pairs reads a part's operand by other dims, as one of `readers`."""
+        root = self.find(part)
+        if not self.has_pairs[root]:
+            return False
+        own = self._dims(part, operand)
+        return any(self.find(k) == root and self._dims(k, o) != own for k, o in readers)
+
+    def _dims(self, part: int, operand: int) -> list[list[Factor]]:
+        """The factors that stand for those of an operand's dims."""
+        equation = self.parts[part].equation
+        dims = self.rules[equation].factors.operands[operand]
+        return [[self.factor((equation, f)) for f in dim] for dim in dims]

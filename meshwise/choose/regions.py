@@ -14,7 +14,7 @@ What a loop carries along is one value before, in and after the loop: its marks 
 """
 
 from collections import defaultdict
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -77,11 +77,15 @@ def build_nodes(program: Program, rules: Sequence[OpRule], carried: Carries) -> 
         groups.join(first[end], first[begin], _same_factors(rules[end], end, begin))
     apart = {begin for begin in program.carried.values() if carried[begin]}
     apart.update(i for i, eqn in enumerate(program.equations) if eqn.primitive is stack_p)
-    for k, part in enumerate(parts):
-        if part.equation in apart:  # what a sum starts from, and a stack, need not follow it
-            continue
-        if part.joins or (carried[part.equation] and not part.factors):
-            _join_producers(program, k, part, parts, groups, producer, carried)
+    readers = _readers(program, parts)
+    for pairs in (True, False):
+        for k, part in enumerate(parts):
+            if part.equation in apart:  # what a sum starts from, and a stack, need not follow it
+                continue
+            if groups.is_of_pairs(part.equation) is not pairs:
+                continue
+            if part.joins or (carried[part.equation] and not part.factors):
+                _join_producers(program, k, part, parts, groups, producer, carried, readers)
     members: dict[int, list[int]] = defaultdict(list)
     for k in range(len(parts)):
         members[groups.find(k)].append(k)
@@ -105,8 +109,13 @@ def _join_producers(
     groups: Groups,
     producer: dict[Var, tuple[int, int]],
     carried: Carries,
+    readers: Mapping[Var, Sequence[tuple[int, int]]],
 ) -> None:
-    """Join a part with those that produce its operands, where one sharding serves both."""
+    """Join a part with those that produce its operands, where one sharding serves both.
+
+    Not with what makes a value that is read in the part's group by other dims too, as one of which
+    all pairs of elements are taken is: no sharding of it serves both.
+    """
     eqn = program.equations[part.equation]
     for operand in part.operands:
         atom = eqn.invars[operand]
@@ -128,8 +137,19 @@ def _join_producers(
         alike = all(len(d) == len(s) <= 1 for d, s in zip(dims, source_dims, strict=True))
         if carried[part.equation] and not alike:
             continue
-        if groups.may_be_one(pairs):
+        if groups.may_be_one(pairs) and not groups.reads_otherwise(k, operand, readers[atom]):
             groups.join(k, other, pairs)
+
+
+def _readers(program: Program, parts: Sequence[Part]) -> dict[Var, list[tuple[int, int]]]:
+    """For each value the parts that read it, and as which operand."""
+    found: dict[Var, list[tuple[int, int]]] = defaultdict(list)
+    for k, part in enumerate(parts):
+        for operand in part.operands:
+            atom = program.equations[part.equation].invars[operand]
+            if not isinstance(atom, Literal):
+                found[atom].append((k, operand))
+    return found
 
 
 def _serves_both(

@@ -82,15 +82,17 @@ def _work_limits(graph: Graph) -> list[float]:
 
     It is the least that the shardings of its own values suggest: a product of two matrices that
     are both sharded over the contracted dim is never computed whole on every device to save an
-    all_reduce. What a local rule cannot follow suggests nothing. Regions are element-wise work,
-    and free; so is other work that takes no longer than reading its operands, where every device
-    has them: a permutation of random numbers is sorted on each, and nothing is sent.
+    all_reduce. What a local rule cannot follow suggests nothing. Element-wise work is free, if it
+    is not on all pairs of elements; so is other work that takes no longer than reading its
+    operands, where every device has them: a permutation of random numbers is sorted on each, and
+    nothing is sent.
     """
     everywhere = _held_everywhere(graph)
     limits = []
     for node in graph.nodes:
         held = everywhere.issuperset(node.operands)
-        free = node.is_region or (held and _is_light(graph, node))
+        element_wise = node.is_region and not _is_of_pairs(graph, node)
+        free = element_wise or (held and _is_light(graph, node))
         natural = () if free else natural_candidates(node, graph.mesh, nominal(graph, node))
         followed = [a for a in natural if node_seconds(graph, node, a) < IMPOSSIBLE]
         work = (work_seconds(graph, node, axes, padded=False) for axes in followed)
@@ -109,10 +111,25 @@ def _held_everywhere(graph: Graph) -> set[Var]:
     return held
 
 
+def _is_of_pairs(graph: Graph, node: Node) -> bool:
+    """Whether a region computes with more elements than there are in what enters or leaves it.
+
+    Then it is work like a product's: forces between all particles, distances from all centres.
+    """
+    outside = [v for v in node.operands if graph.values[v].maker != node.index]
+    for var in node.results:
+        value = graph.values[var]
+        if value.returned or any(user != node.index for user, _ in value.uses):
+            outside.append(var)
+    most = max((math.prod(graph.values[v].shape) for v in outside), default=0)
+    inside = (math.prod(node.rule.sizes[f] for f in {*m.factors} - {-1}) for m in node.members)
+    return max(inside) > most > 0
+
+
 def _is_light(graph: Graph, node: Node) -> bool:
     """Whether a node's flops take no longer than its values take to be read and written."""
     values = [graph.values[v] for v in dict.fromkeys((*node.operands, *node.results))]
-    moved = sum(math.prod(v.shape) * v.itemsize for v in values)
+    moved = sum(math.prod(v.shape) * v.itemsize * v.trips for v in values)
     hardware = graph.hardware
     return node.flops / hardware.flops_per_s <= moved / hardware.memory_bytes_per_s
 
