@@ -11,7 +11,7 @@ Dead equations are dropped.
 
 Loops and conditionals may stay equations of one piece, or be *entered*: their bodies then stand in
 the flat program too, once each, told by marks (`_jax/control.py`). A body reads values around it
-like any equation, and what does not depend on the step is moved out of a loop.
+like any equation, and what is computed of nothing that depends on the step is moved out of a loop.
 """
 
 import math
@@ -27,6 +27,19 @@ from meshwise.borders.merge import merge_moves
 from meshwise.ir.bodies import OUTERMOST, Scope, is_visible, scopes
 from meshwise.ir.program import application_key, itemsize_of, shape_of
 from meshwise.pairing import pair_batches
+
+# Operators that put the elements of an array in another order or shape.
+_RELAYING = frozenset(
+    {
+        lax.transpose_p,
+        lax.reshape_p,
+        lax.squeeze_p,
+        lax.broadcast_in_dim_p,
+        lax.rev_p,
+        lax.bitcast_convert_type_p,
+        lax.copy_p,
+    }
+)
 
 Enters = Callable[[JaxprEqn], bool]
 
@@ -228,9 +241,10 @@ def _share_equal(eqns: list[JaxprEqn], outputs: list[Any]) -> tuple[list[JaxprEq
     """Compute equal things once: equations with the same primitive, parameters and operands.
 
     What is recomputed on purpose stands behind a barrier, so its operands differ. A body shares
-    what is made in it or around it.
+    what is made in it or around it; a loop's not what is only laid otherwise.
     """
     same: dict[Var, Any] = {}
+    repeats = _repeated_bodies(eqns)
     first: dict[Any, list[tuple[Scope, JaxprEqn]]] = {}
     kept = []
 
@@ -241,7 +255,10 @@ def _share_equal(eqns: list[JaxprEqn], outputs: list[Any]) -> tuple[list[JaxprEq
         eqn = original.replace(invars=[read(a) for a in original.invars])
         key = _equation_key(eqn)
         equal = first.setdefault(key, []) if key is not None else []
-        earlier = next((e for made, e in equal if is_visible(made, scope)), None)
+        seen = [(made, e) for made, e in equal if is_visible(made, scope)]
+        if _is_relaid(eqn):
+            seen = [(made, e) for made, e in seen if not repeats.intersection(scope[len(made) :])]
+        earlier = seen[0][1] if seen else None
         if earlier is None:
             kept.append(eqn)
             equal.append((scope, eqn))
@@ -308,19 +325,14 @@ def move_out_of_loops(eqns: Sequence[JaxprEqn]) -> list[JaxprEqn]:
     """Equations of a loop's body that read nothing made in it stand before the loop instead.
 
     Only where that takes no more memory than what they read, and not out of branches, which may
-    never run. What a barrier holds back stays.
+    never run. What a barrier holds back stays, and what is only laid otherwise (a transpose) for
+    equations that stay: held throughout it would save no work worth its memory.
     """
-    made: dict[Var, Scope] = {}
-    bodies = {i for i, e in enumerate(eqns) if e.primitive is _jax.body_p and _is_repeated(e)}
+    around = scopes(eqns)
+    homes = _homes(eqns, around)
     before: dict[int, list[JaxprEqn]] = {}
     kept: list[tuple[int, JaxprEqn]] = []
-    for index, (eqn, scope) in enumerate(zip(eqns, scopes(eqns), strict=True)):
-        home = scope
-        read = [made.get(a, OUTERMOST) for a in eqn.invars if not isinstance(a, Literal)]
-        if _may_move(eqn):
-            while home and home[-1] in bodies and all(is_visible(r, home[:-2]) for r in read):
-                home = home[:-2]
-        made.update(dict.fromkeys(eqn.outvars, home))
+    for index, (eqn, scope, home) in enumerate(zip(eqns, around, homes, strict=True)):
         if home == scope:
             kept.append((index, eqn))
         else:
@@ -328,8 +340,43 @@ def move_out_of_loops(eqns: Sequence[JaxprEqn]) -> list[JaxprEqn]:
     return [e for index, eqn in kept for e in (*before.get(index, ()), eqn)]
 
 
-def _is_repeated(body: JaxprEqn) -> bool:
-    return body.params["control"].name != "cond"
+def _homes(eqns: Sequence[JaxprEqn], around: Sequence[Scope]) -> list[Scope]:
+    """For each equation the scope that it is to stand in."""
+    bodies = _repeated_bodies(eqns)
+    made: dict[Var, Scope] = {}
+    homes = []
+    for eqn, scope in zip(eqns, around, strict=True):
+        read = [made.get(a, OUTERMOST) for a in eqn.invars if not isinstance(a, Literal)]
+        home = scope
+        if _may_move(eqn):
+            while home and home[-1] in bodies and all(is_visible(r, home[:-2]) for r in read):
+                home = home[:-2]
+        made.update(dict.fromkeys(eqn.outvars, home))
+        homes.append(home)
+    moved: set[Var] = set()  # what equations read that stand outside of their loops
+    for index in reversed(range(len(eqns))):
+        eqn = eqns[index]
+        if homes[index] == around[index]:
+            continue
+        if _is_relaid(eqn) and moved.isdisjoint(eqn.outvars):
+            homes[index] = around[index]
+        else:
+            moved.update(a for a in eqn.invars if not isinstance(a, Literal))
+    return homes
+
+
+def _repeated_bodies(eqns: Sequence[JaxprEqn]) -> set[int]:
+    """Where the bodies of loops begin."""
+    return {
+        i
+        for i, e in enumerate(eqns)
+        if e.primitive is _jax.body_p and e.params["control"].name != "cond"
+    }
+
+
+def _is_relaid(eqn: JaxprEqn) -> bool:
+    """Whether an equation only lays an array otherwise, all of it."""
+    return eqn.primitive in _RELAYING and _bytes(eqn.outvars) == _bytes(eqn.invars[:1])
 
 
 def _may_move(eqn: JaxprEqn) -> bool:

@@ -2,7 +2,8 @@
 
 A sum travels through linear equations while each value on the way has one use, and is joined with
 other sums at an addition: then one reduction after it serves them all. A value with several uses
-is where it is reduced, and so is one that the next equation would make larger.
+is where it is reduced, and so is one that the next equation would make larger, or that a loop
+would reduce in every step.
 
 What a loop carries along may be such a sum too, where each step only adds to it: then it is reduced
 once, after the loop. What it starts from then is one device's term, and the others' are zero.
@@ -139,6 +140,7 @@ def _follow(
 ) -> list[Carry]:
     starts = {program.carried[n] for n in sums}
     ends = set(sums)
+    made = {v: n for e, n in zip(program.equations, program.trips, strict=True) for v in e.outvars}
     may_be_unreduced: set[Var] = set()
     carries = []
     for index, (eqn, rule) in enumerate(zip(program.equations, rules, strict=True)):
@@ -151,6 +153,7 @@ def _follow(
                 not isinstance(a, Literal)
                 and (a in may_be_unreduced or (a in zeros and eqn.outvars[0] in gathered))
                 and (a in gathered or len(uses[a]) == atoms.count(a))
+                and (a in zeros or made[a] >= program.trips[index])
                 for a in atoms
             )
             terms = [a for a in atoms if isinstance(a, Literal) or a not in zeros]

@@ -178,6 +178,18 @@ def invariant(w: Any, x: Any, h: Any) -> Any:
     return lax.scan(lambda h, row: (h + row * (w * w).sum(0), None), h, x)[0]
 
 
+def attracted(x: Any, v: Any, m: Any) -> Any:
+    """Forces of all pairs in every step: to compute all of them everywhere would send less."""
+
+    def step(_: Any, state: Any) -> Any:
+        x, v = state
+        d = x[None] - x[:, None]
+        v = v + 0.01 * (m[None, :, None] * d / (1 + (d * d).sum(-1, keepdims=True))).sum(1)
+        return x + 0.01 * v, v
+
+    return lax.fori_loop(0, 5, step, (x, v))
+
+
 def ends(row: Any, rows: Any) -> Any:
     """Of each row its own number of steps; each goes through all rows."""
     return lax.while_loop(
@@ -299,6 +311,8 @@ TABLE = [
     Row("keys carried", noisy, (ROWS,), (8,), (STACK,), P("x"), NOTHING, 1e-5),
     Row("hints inside", hinted, (W, X), (8,), (P(), P(None, "x")), P(None, "x"),
         {"all_to_all": gathered(2 * LAYERS, BATCH * WIDTH // 8)}, 1e-5),
+    Row("forces of all pairs", attracted, (reals(64, 3), reals(64, 3), reals(64)), (8,),
+        (P("x"),) * 3, P("x"), {"all_gather": (6, 7 * 4 * (64 + 5 * 64 * 3) // 8)}, 1e-5),
     Row("a sum of a constant is taken once", invariant, (X, reals(5, BATCH, WIDTH), X), (8,),
         (P("x"), STACK, P("x")), P("x"), reduced(WIDTH), 1e-4),
     Row("a rule for derivatives inside", gradient(partial(layers, step=lambda h, w: clipped(

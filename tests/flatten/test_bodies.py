@@ -128,6 +128,23 @@ def test_what_does_not_depend_on_the_step_stands_before_the_loop():
     assert found[2] == {"scan": [["broadcast_in_dim", "dot_general", "tanh", "add"]]}
 
 
+def test_what_is_only_laid_otherwise_stays_in_the_loop_unless_it_is_computed_with_before():
+    """Held before the loop, a transpose would take memory for as long as the loop runs."""
+
+    def function(x, w):
+        def step(h, w):
+            turned = x.T.reshape(2, -1)  # both stay, and are not shared with the one outside
+            moved = jnp.sin(x[:, None]).sum(0)  # moved out, with what it is made of
+            return jnp.tanh(h @ w) + turned.reshape(x.shape) + moved, None
+
+        return lax.scan(step, x, w)[0] + x.T.sum()
+
+    found = tree(function, X, W)
+    assert found[:3] == ["broadcast_in_dim", "sin", "reduce_sum"]
+    body = ["transpose", "reshape", "dot_general", "tanh", "reshape", "add", "add"]
+    assert {"scan": [body]} in found and found.count("transpose") == 1
+
+
 def test_what_stands_in_a_branch_stays_there():
     def function(x, w):
         def step(h, w):
