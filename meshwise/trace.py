@@ -73,15 +73,16 @@ def read_hint(
     if isinstance(spec, NamedSharding):
         theirs = dict(zip(spec.mesh.axis_names, spec.mesh.axis_sizes, strict=True))
         ours = {name: mesh.size(subs) for name, subs in mesh.user_axes}
-        if theirs != ours:
+        named = mesh.under(spec.mesh.axis_names, spec.mesh.axis_sizes)
+        if named is None:
             return None, [f"{path}: {spec.spec} is for a mesh {theirs}, the program's is {ours}"]
-        spec = spec.spec
+        mesh, spec = named, spec.spec
     if not isinstance(spec, PartitionSpec):
         return None, [f"{path}: {spec!r} is neither a PartitionSpec nor a NamedSharding"]
     problems = _spec_problems(spec, shape, mesh, path)
     if problems:
         return None, problems
-    dims: list[Axes | None] = [_entry_axes(e, mesh) for e in spec]
+    dims: list[Axes | None] = [_entry_axes(e, mesh) for e in spec.partitions]
     dims += [()] * (len(shape) - len(dims))
     return Hint(_check_open(tuple(dims)), str(spec), source), []
 
@@ -111,7 +112,7 @@ def _spec_problems(spec: PartitionSpec, shape: Sequence[int], mesh: Mesh, path: 
             f"{path}: {spec} has {len(spec)} entries, the shape {tuple(shape)} has "
             f"{len(shape)} dims"
         )
-    names = [n for entry in spec for n in _entry_names(entry)]
+    names = [n for entry in spec.partitions for n in _entry_names(entry)]
     for name in dict.fromkeys(names):
         if name not in mesh.sub_axes and name not in mesh.names:
             problems.append(

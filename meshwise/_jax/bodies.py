@@ -115,7 +115,7 @@ def constraint_of(eqn: JaxprEqn) -> Any:
     name = eqn.primitive.name
     if name == "sharding_constraint":
         return eqn.params["sharding"]
-    if name == "reshard" and any(eqn.params["dst_sharding"].spec):
+    if name == "reshard" and any(eqn.params["dst_sharding"].spec.partitions):
         return eqn.params["dst_sharding"]
     return None
 

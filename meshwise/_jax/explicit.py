@@ -23,7 +23,16 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from meshwise._jax.dispatch import ARRAY_CLASSES
 from meshwise._jax.hints import auto_twin, hint_p
-from meshwise._jax.jaxprs import ClosedJaxpr, JaxprEqn, Literal, Var, is_jaxpr, opened, rewritten
+from meshwise._jax.jaxprs import (
+    ClosedJaxpr,
+    JaxprEqn,
+    Literal,
+    Var,
+    is_jaxpr,
+    opened,
+    rewritten,
+    with_bodies,
+)
 
 _TRACE = threading.local()
 
@@ -153,24 +162,23 @@ def _plain_eqn(eqn: JaxprEqn, operands: list[Any], results: list[Var]) -> list[J
     """An equation over Auto axes, and the hint on its result that its parameters are."""
     rank = _rank(results[0]) if results else 0
     if eqn.primitive.name == "reshard":
-        return [_hint(eqn, _spec_said(eqn.params["dst_sharding"], rank), operands, results)]
+        return [_hint(eqn, _said(eqn.params["dst_sharding"], rank), operands, results)]
     if eqn.primitive.name == "sharding_constraint" and is_typed([eqn.invars[0].aval]):
-        return [_hint(eqn, _spec_constrained(eqn, rank), operands, results)]
-    said = [eqn.params.get(n) for n in ("sharding", "out_sharding")]
-    hint = next((s for s in said if isinstance(s, NamedSharding) and any(s.spec)), None)
-    params = {k: _plain_param(k, v) for k, v in eqn.params.items()}
+        return [_hint(eqn, _constrained(eqn, rank), operands, results)]
+    ctx = _auto_context(eqn)
     if eqn.primitive is hint_p or eqn.primitive.name in ("sharding_constraint", "shard_map"):
-        hint, params = None, eqn.params
+        return [eqn.replace(invars=operands, outvars=results, ctx=ctx)]
+    said = [eqn.params.get(n) for n in ("sharding", "out_sharding")]
+    hint = next((s for s in said if isinstance(s, NamedSharding) and any(s.spec.partitions)), None)
+    params = {k: _plain_param(k, v) for k, v in eqn.params.items()}
+    eqn = with_bodies(eqn.replace(params=params), _plain)
     if hint is None:
-        return [
-            eqn.replace(invars=operands, outvars=results, params=params, ctx=_auto_context(eqn))
-        ]
+        return [eqn.replace(invars=operands, outvars=results, ctx=ctx)]
     # Of several results the last is what is said to lie somewhere: bits, after the next state.
     *others, last = results
     made = Var(last.aval)
-    outvars = [*others, made]
-    plain = eqn.replace(invars=operands, outvars=outvars, params=params, ctx=_auto_context(eqn))
-    return [plain, _hint(eqn, _spec_said(hint, _rank(last)), [made], [last])]
+    plain = eqn.replace(invars=operands, outvars=[*others, made], ctx=ctx)
+    return [plain, _hint(eqn, _said(hint, _rank(last)), [made], [last])]
 
 
 def _rank(var: Var) -> int:
@@ -180,50 +188,47 @@ def _rank(var: Var) -> int:
 def _plain_param(name: str, value: Any) -> Any:
     if name in ("sharding", "out_sharding"):
         return None
-    if name == "ctx_mesh":
-        return auto_mesh(value)
-    if isinstance(value, tuple | list) and any(map(is_jaxpr, value)):
-        return type(value)(_plain_param("", v) for v in value)
-    return _plain(value) if is_jaxpr(value) else value
+    return auto_mesh(value) if name == "ctx_mesh" else value
 
 
-def _hint(eqn: JaxprEqn, spec: PartitionSpec, operands: list[Any], results: list[Var]) -> JaxprEqn:
-    params = {"sharding": spec, "reshards": True}
+def _hint(
+    eqn: JaxprEqn, sharding: NamedSharding, operands: list[Any], results: list[Var]
+) -> JaxprEqn:
+    params = {"sharding": sharding, "reshards": True}
     return _core.new_jaxpr_eqn(
         operands, results, hint_p, params, _core.no_effects, eqn.source_info, _auto_context(eqn)
     )
 
 
-def _spec_said(sharding: NamedSharding, rank: int) -> PartitionSpec:
+def _said(sharding: NamedSharding, rank: int) -> NamedSharding:
     """What a type says that a value is to be: open in dims that it leaves to Auto axes.
 
     What JAX reshards to no axis is where its own rules ask for it; that is no hint. Nor is a sum
     that is to stay unreduced: it is left to where it is needed.
     """
-    spec = sharding.spec
-    if not any(spec) or getattr(spec, "unreduced", None):
-        return PartitionSpec(*[_OPEN] * rank)
-    entries = [*spec, *[None] * (rank - len(spec))]
-    if any(t != AxisType.Explicit for t in sharding.mesh.axis_types):
-        entries = [_OPEN if e is None else e for e in entries]
-    return PartitionSpec(*entries)
+    entries = _entries(sharding.spec, rank)
+    if not any(entries) or getattr(sharding.spec, "unreduced", None):
+        entries = [_OPEN] * rank
+    elif any(t != AxisType.Explicit for t in sharding.mesh.axis_types):
+        entries = [e or _OPEN for e in entries]
+    return NamedSharding(auto_mesh(sharding.mesh), PartitionSpec(*entries))
 
 
 _OPEN = PartitionSpec.UNCONSTRAINED
 
 
-def _spec_constrained(eqn: JaxprEqn, rank: int) -> PartitionSpec:
+def _constrained(eqn: JaxprEqn, rank: int) -> NamedSharding:
     """A constraint over the Auto axes of a value, minor to the axes that its type names."""
     aval: Any = eqn.invars[0].aval
-    typed = _entries(aval.sharding.spec, rank)
-    asked = _entries(eqn.params["sharding"].spec, rank)
-    pairs = zip(typed, asked, strict=True)
-    return PartitionSpec(*[(a if not t else t) if a is _OPEN else (*t, *a) for t, a in pairs])
+    sharding = eqn.params["sharding"]
+    pairs = zip(_entries(aval.sharding.spec, rank), _entries(sharding.spec, rank), strict=True)
+    entries = [(typed or asked) if asked is _OPEN else (*typed, *asked) for typed, asked in pairs]
+    return NamedSharding(auto_mesh(sharding.mesh), PartitionSpec(*entries))
 
 
 def _entries(spec: PartitionSpec, rank: int) -> list[Any]:
     """For each dim the axes that it is sharded over, or UNCONSTRAINED."""
-    entries = [*spec, *[None] * (rank - len(spec))]
+    entries = [*spec.partitions, *[None] * (rank - len(spec))]
     return [e if e is _OPEN or isinstance(e, tuple) else (e,) if e else () for e in entries]
 
 

@@ -40,7 +40,7 @@ def batched_spec(spec: Any, dim: Any, axis_name: Any) -> Any:
     """A hint on a value that gained a dim: sharded over `axis_name`, open where there is none."""
     if spec is None or not isinstance(dim, int):
         return spec
-    entries = list(spec.spec if isinstance(spec, NamedSharding) else spec)
+    entries = list((spec.spec if isinstance(spec, NamedSharding) else spec).partitions)
     entries += [None] * (dim - len(entries))
     entries.insert(dim, axis_name or PartitionSpec.UNCONSTRAINED)
     batched = PartitionSpec(*entries)

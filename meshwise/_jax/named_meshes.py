@@ -37,6 +37,7 @@ def _in_value(value: Any) -> Iterator[Mesh]:
 def _in_jaxpr(jaxpr: Any) -> Iterator[Mesh]:
     for eqn in opened(jaxpr).eqns:
         for name, value in eqn.params.items():
-            if name != "context_mesh":  # where the equation was traced, which says nothing
+            # Where the equation was traced says nothing, nor do types: JAX wants a mesh in context.
+            if name not in ("context_mesh", "concrete_mesh", "out_sharding"):
                 yield from _in_value(value)
     yield from _in_value(list(getattr(jaxpr, "consts", ())))

@@ -49,7 +49,19 @@ def mesh_said(mesh: Any, in_specs: Sequence[Any], out_shardings: Any, leaves: Se
         _jax.block_mesh() if any(isinstance(s, PartitionSpec) for s in said) else None,
         *(s.mesh for s in (*placed, *said) if isinstance(s, NamedSharding)),
     ]
-    return next((m for m in candidates if m is not None and not m.empty), None)
+    found = next((m for m in candidates if m is not None and not m.empty), None)
+    if isinstance(found, AbstractMesh) and found is not mesh:
+        return _on_devices(found, [m for m in candidates if isinstance(m, Mesh)])
+    return found
+
+
+def _on_devices(abstract: AbstractMesh, others: Sequence[Mesh]) -> Any:
+    """A mesh of the context over the devices that arguments lie on; as it is where none do."""
+    devices = next((m.devices for m in others if m.size == abstract.size), None)
+    if devices is None:
+        return abstract
+    placed = devices.reshape(abstract.axis_sizes)
+    return Mesh(placed, abstract.axis_names, axis_types=abstract.axis_types)
 
 
 def refuse_no_mesh(name: str) -> NoReturn:
@@ -146,7 +158,7 @@ def spec_key(spec: Any) -> Any:
         return spec.mesh, spec_key(spec.spec)
     if not isinstance(spec, PartitionSpec):
         return spec
-    entries = [e[0] if isinstance(e, tuple) and len(e) == 1 else e or None for e in spec]
+    entries = [e[0] if isinstance(e, tuple) and len(e) == 1 else e or None for e in spec.partitions]
     while entries and entries[-1] is None:
         entries.pop()
     return tuple(entries), getattr(spec, "unreduced", None), getattr(spec, "reduced", None)
@@ -183,7 +195,7 @@ def _differs(own: NamedSharding, wanted: Any, rank: int) -> bool:
 def _entries(spec: PartitionSpec, rank: int, sizes: dict[Any, int]) -> list[Any]:
     """For each dim the axes of more than one device, or UNCONSTRAINED."""
     entries: list[Any] = []
-    for entry in (*spec, *[None] * (rank - len(spec))):
+    for entry in (*spec.partitions, *[None] * (rank - len(spec))):
         axes = (entry,) if isinstance(entry, str) else entry or ()
         is_open = entry is PartitionSpec.UNCONSTRAINED
         entries.append(entry if is_open else tuple(a for a in axes if sizes.get(a) != 1))

@@ -102,7 +102,7 @@ def _pin(mesh: RefinedMesh, lies: Sharding, aval: Any) -> PartitionSpec | None:
     theirs = _jax.type_mesh(aval)
     kinds = dict(zip(theirs.axis_names, theirs.axis_types, strict=True))
     entries: list[tuple[str, ...]] = []
-    for axes, entry, size in zip(lies.dims, aval.sharding.spec, aval.shape, strict=True):
+    for axes, entry, size in zip(lies.dims, aval.sharding.spec.partitions, aval.shape, strict=True):
         typed = tuple(entry) if isinstance(entry, tuple) else (entry,) if entry else ()
         auto = tuple([a for a in _whole_axes(mesh, axes) if kinds.get(a) != AxisType.Explicit])
         wanted = mesh.refine((*typed, *auto))
@@ -127,7 +127,8 @@ def placements(
 
     def placement(found: Sharding, hint: Hint | None, spec: Any, own: Any) -> NamedSharding:
         if hint is None or hint.closed != found.dims:
-            return named_sharding(found, plan.program.mesh, own)
+            theirs = plan.program.mesh.under(own.axis_names, own.axis_sizes)
+            return named_sharding(found, theirs or plan.program.mesh, own if theirs else mesh)
         return NamedSharding(own, spec.spec if isinstance(spec, NamedSharding) else spec)
 
     program = plan.program
@@ -161,8 +162,7 @@ def mesh_of_type(aval: Any, mesh: Any) -> Any:
     theirs = _jax.type_mesh(aval)
     if theirs.empty or theirs.size != mesh.size or isinstance(mesh, AbstractMesh):
         return mesh
-    if (theirs.axis_sizes, theirs.axis_names) != (mesh.axis_sizes, mesh.axis_names):
+    if theirs == mesh.abstract_mesh:
         return mesh
-    if theirs.axis_types == mesh.axis_types:
-        return mesh
-    return Mesh(mesh.devices, theirs.axis_names, axis_types=theirs.axis_types)
+    devices = mesh.devices.reshape(theirs.axis_sizes)
+    return Mesh(devices, theirs.axis_names, axis_types=theirs.axis_types)

@@ -85,6 +85,27 @@ class Mesh:
             position += len(subs)
         return tuple(restored)
 
+    def under(self, names: Sequence[str], sizes: Sequence[int]) -> "Mesh | None":
+        """The same sub-axes as those of another mesh over the same devices in the same order.
+
+        None where an axis of that mesh is no run of sub-axes.
+
+        >>> refine_mesh(("x", "y"), (2, 2)).under(("a", "b"), (4, 1)).sub_axes
+        {'a': ('x', 'y'), 'b': ()}
+        """
+        if math.prod(sizes) != self.device_count:
+            return None
+        user_axes, start = [], 0
+        for name, size in zip(names, sizes, strict=True):
+            stop = start
+            while self.size(self.names[start:stop]) < size:
+                stop += 1
+            if self.size(self.names[start:stop]) != size:
+                return None
+            user_axes.append((name, self.names[start:stop]))
+            start = stop
+        return Mesh(self.names, self.sizes, tuple(user_axes))
+
     def permute_order(self, axes: Iterable[str]) -> Axes:
         """The same axes in the mesh's order, the only one in which `lax.ppermute` counts devices.
 
