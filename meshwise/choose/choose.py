@@ -42,7 +42,7 @@ def choose(
     completion_seconds = _total(completed, stopping)
     plans: list[tuple[float, Search, Copies, Lost]] = []
     if driver == "descend":
-        for axes in (start, forward_start(graph, limits)):
+        for axes in dict.fromkeys((tuple(start), tuple(forward_start(graph, limits)))):
             search = Search(graph, axes)
             lost = descend(search, limits)
             copies = _copies(search, stop_at_completion=False)

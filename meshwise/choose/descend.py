@@ -7,7 +7,8 @@ move together to one sharding of it: a gather that three products share is worth
 them can see alone. The sum only falls, so the descent ends, never dearer than where it began.
 """
 
-from collections.abc import Sequence, Set
+from bisect import insort
+from collections.abc import Callable, Sequence, Set
 
 from meshwise.choose.candidates import candidates
 from meshwise.choose.graph import Value
@@ -19,6 +20,10 @@ from meshwise.choose.tree import IMPOSSIBLE
 from meshwise.ir.factors import Strategy
 from meshwise.ir.sharding import DimAxes, Sharding
 
+Choice = tuple[Node, DimAxes]
+Priced = tuple[float, int, DimAxes]  # seconds, a number among the choices, and the choice
+
+SHOWN = 3  # of what lost
 MOST_SWEEPS = 8
 MOST_ROUNDS = 4
 WORTH_IT = 1e-13  # seconds; smaller savings are rounding
@@ -61,20 +66,41 @@ def _best(
     search: Search, node: Node, limits: Limits
 ) -> tuple[DimAxes | None, tuple[Rejected, ...]]:
     """The axes that save most, None where the current ones are best; and the next ones."""
-    priced = []
     current, *others = _choices(search, node, limits)
-    for k, axes in enumerate(others):
-        changes = search.put(node, axes)
-        priced.append((search.delta(changes), k, axes))
-        search.undo(changes)
+    priced = _cheapest_of(search, node, others)
     least = min(priced, default=(0.0, 0, current))
     best = least[2] if least[0] < -WORTH_IT else None
     floor = min(least[0], 0.0)
     ordered = sorted(p for p in [(0.0, -1, current), *priced] if p[2] != (best or current))
     rejected = tuple(
-        Rejected(Strategy(axes), cost - floor) for cost, _, axes in ordered[:3] if cost < IMPOSSIBLE
+        Rejected(Strategy(axes), cost - floor)
+        for cost, _, axes in ordered[:SHOWN]
+        if cost < IMPOSSIBLE
     )
     return best, rejected
+
+
+def _cheapest_of(search: Search, node: Node, others: Sequence[DimAxes]) -> list[Priced]:
+    """What choices cost, the cheapest and the next ones for certain.
+
+    Reshards are looked for only where a choice may still be among them.
+    """
+    bounds: list[Priced] = []
+    few = len(others) <= SHOWN + 1
+    for k, axes in enumerate(others):
+        changes = search.put(node, axes)
+        bounds.append(((search.delta if few else search.least_delta)(changes), k, axes))
+        search.undo(changes)
+    if few:
+        return bounds
+    found: list[Priced] = []
+    for bound, k, axes in sorted(bounds):
+        if len(found) > SHOWN and bound > found[SHOWN][0] + WORTH_IT:
+            break
+        changes = search.put(node, axes)
+        insort(found, (search.delta(changes), k, axes))
+        search.undo(changes)
+    return found
 
 
 def _choices(search: Search, node: Node, limits: Limits) -> list[DimAxes]:
@@ -104,35 +130,66 @@ def _move_shared_values(search: Search, free: Set[int], limits: Limits) -> set[i
 
 def _move_users(search: Search, value: Value, users: Sequence[int], limits: Limits) -> list[Change]:
     """Move the users that can to one sharding of a value, if that pays; what changed."""
-    offers = _offers(search, value, users, limits)
-    best: tuple[float, list[tuple[Node, DimAxes]]] = (-WORTH_IT, [])
-    for offered in offers.values():
-        if len(offered) < 2:
+    best: tuple[float, list[Choice]] = (-WORTH_IT, [])
+    for offers in _offers(search, value, users, limits).values():
+        hoped = [(search.graph.nodes[i], min(found)[2]) for i, found in offers.items()]
+        if len(hoped) < 2 or _together(search, hoped, search.least_delta) > best[0] + WORTH_IT:
             continue
-        moves = [(search.graph.nodes[i], axes) for i, (_, axes) in offered.items()]
-        changes = [c for node, axes in moves for c in search.put(node, axes)]
-        saved = search.delta(changes)
-        search.undo(changes)
-        if saved < best[0]:
+        moves = [
+            (search.graph.nodes[i], axes)
+            for i, found in offers.items()
+            if (axes := _cheapest_offer(search, value, search.graph.nodes[i], found)) is not None
+        ]
+        saved = _together(search, moves, search.delta)
+        if len(moves) > 1 and saved < best[0]:
             best = saved, moves
     return [c for node, axes in best[1] for c in search.put(node, axes)]
 
 
+def _together(
+    search: Search, moves: Sequence[Choice], price: Callable[[Sequence[Change]], float]
+) -> float:
+    """What it costs to place several nodes at once."""
+    changes = [c for node, axes in moves for c in search.put(node, axes)]
+    seconds = price(changes)
+    search.undo(changes)
+    return seconds
+
+
 def _offers(
     search: Search, value: Value, users: Sequence[int], limits: Limits
-) -> dict[Sharding, dict[int, tuple[float, DimAxes]]]:
-    """For each sharding of a value, the users that could read it so, each at its cheapest."""
-    offers: dict[Sharding, dict[int, tuple[float, DimAxes]]] = {}
+) -> dict[Sharding, dict[int, list[Priced]]]:
+    """For each sharding of a value, how each user could read it so, and what that costs at least.
+
+    That is without the reshards of the value itself.
+    """
+    offers: dict[Sharding, dict[int, list[Priced]]] = {}
     for index in users:
         node = search.graph.nodes[index]
         positions = [i for n, i in value.uses if n == index]
-        for axes in _choices(search, node, limits):
+        for k, axes in enumerate(_choices(search, node, limits)):
             changes = search.put(node, axes)
-            price = search.delta(changes, without=value)
             wanted = {search.placed[index].operands[i] for i in positions}
+            if len(wanted) == 1:
+                least = search.least_delta(changes, without=value)
+                if least < IMPOSSIBLE:
+                    offered = offers.setdefault(wanted.pop(), {})
+                    offered.setdefault(index, []).append((least, k, axes))
             search.undo(changes)
-            if len(wanted) == 1 and price < IMPOSSIBLE:
-                offered = offers.setdefault(wanted.pop(), {})
-                if index not in offered or price < offered[index][0]:
-                    offered[index] = price, axes
     return offers
+
+
+def _cheapest_offer(
+    search: Search, value: Value, node: Node, offers: Sequence[Priced]
+) -> DimAxes | None:
+    """The first of a user's cheapest ways to read a value in some sharding; None if impossible."""
+    best: Priced | None = None
+    for bound, k, axes in sorted(offers):
+        if best is not None and bound > best[0] + WORTH_IT:
+            break
+        changes = search.put(node, axes)
+        price = search.delta(changes, without=value)
+        search.undo(changes)
+        if price < IMPOSSIBLE and (best is None or (price, k) < best[:2]):
+            best = price, k, axes
+    return None if best is None else best[2]

@@ -6,13 +6,13 @@ it carry; `Search.put` does both, and tells what it changed.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from meshwise._jax import Var, stack_p
 from meshwise.choose.graph import Graph, Value
 from meshwise.choose.regions import Node
-from meshwise.choose.tree import IMPOSSIBLE, reshard_tree
+from meshwise.choose.tree import IMPOSSIBLE, reshard_tree, tree_bound
 from meshwise.cost.communication import wire_seconds
 from meshwise.ir.factors import Strategy, dims_sharding, operand_sharding
 from meshwise.ir.mesh import Axes
@@ -36,6 +36,7 @@ class Placement:
 COMPUTED_BEFORE = 1e-5
 
 Change = tuple[int, Placement]  # a node, and how it was placed before
+TreeKey = tuple[tuple[int, ...], int, Sharding, frozenset[Sharding]]
 
 
 class Search:
@@ -45,7 +46,7 @@ class Search:
         """Place every node by the axes of its factors; carry sums unless told not to."""
         self.graph = graph
         self._known: dict[tuple[int, DimAxes, Axes], Placement] = {}
-        self._trees: dict[tuple[tuple[int, ...], int, Sharding, frozenset[Sharding]], float] = {}
+        self._trees: dict[TreeKey, float] = {}
         self._same: dict[Sharding, Sharding] = {}
         self._around = [_values_around(graph, node) for node in graph.nodes]
         self._carriers = _carriers(graph)
@@ -96,20 +97,33 @@ class Search:
 
     def value_seconds(self, value: Value) -> float:
         """Cost of a value's reshards: the cheapest tree from what is produced to all wanted."""
-        wanted = self.wanted(value)
-        if value.remade:
+        key = self._reshards(value)
+        if key is None:
             return 0.0
-        produced = self.produced(value)
-        wanted.discard(produced)
-        if not wanted:
-            return 0.0
-        key = value.shape, value.itemsize, produced, frozenset(wanted)
         seconds = self._trees.get(key)
         if seconds is None:
             seconds = reshard_tree(*key[:2], self.graph.mesh, *key[2:], self.graph.hardware)[0]
             self._trees[key] = seconds
         made = 1.0 if value.maker is None else 1 + COMPUTED_BEFORE
         return seconds * made * value.trips
+
+    def _least_seconds(self, value: Value) -> float:
+        """What `value_seconds` is not below, found without looking for reshards."""
+        key = self._reshards(value)
+        if key is None:
+            return 0.0
+        seconds = self._trees.get(key)
+        if seconds is None:
+            seconds = tree_bound(*key[:2], self.graph.mesh, *key[2:], self.graph.hardware)
+        return seconds * value.trips
+
+    def _reshards(self, value: Value) -> TreeKey | None:
+        """From which sharding to which a value is brought; None where that costs nothing."""
+        if value.remade:
+            return None
+        wanted, produced = self.wanted(value), self.produced(value)
+        wanted.discard(produced)
+        return (value.shape, value.itemsize, produced, frozenset(wanted)) if wanted else None
 
     def put(self, node: Node, axes: DimAxes) -> list[Change]:
         """Place a node, and let the nodes after it carry what they now can; what changed."""
@@ -150,6 +164,18 @@ class Search:
 
     def delta(self, changes: Sequence[Change], without: Value | None = None) -> float:
         """Seconds that changes cost (negative: save); reshards of one value may be left out."""
+        return self._delta(self.value_seconds, changes, without)
+
+    def least_delta(self, changes: Sequence[Change], without: Value | None = None) -> float:
+        """What `delta` is not below, but for rounding, found without looking for reshards."""
+        return self._delta(self._least_seconds, changes, without)
+
+    def _delta(
+        self,
+        seconds_of: Callable[[Value], float],
+        changes: Sequence[Change],
+        without: Value | None,
+    ) -> float:
         first: dict[int, Placement] = {}
         for index, before in changes:
             first.setdefault(index, before)
@@ -157,7 +183,7 @@ class Search:
         touched = {v.var: v for i in first for v in self._around[i]}
         for var, value in touched.items():
             if value is not without:
-                total += self.value_seconds(value) - self.value_cost[var]
+                total += seconds_of(value) - self.value_cost[var]
                 if total == IMPOSSIBLE:
                     break
         return total

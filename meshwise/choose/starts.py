@@ -1,7 +1,7 @@
 """Where a descent begins: from completion, and from the program's own order."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from meshwise._jax import Var, stack_p, step_p
@@ -12,7 +12,7 @@ from meshwise.choose.search import node_seconds, work_seconds
 from meshwise.choose.tree import IMPOSSIBLE
 from meshwise.ir.factors import Strategy, dims_sharding, operand_sharding
 from meshwise.ir.sharding import DimAxes, Reduction, Sharding, local_bytes, unreduced
-from meshwise.reshard.search import reshard_cost
+from meshwise.reshard.search import reshard_bound, reshard_cost
 
 _STACKS = (step_p, stack_p)
 
@@ -198,13 +198,41 @@ def _cheapest(
     found = candidates(node, graph.mesh, operands, (), tensors, None)
     found += natural_candidates(node, graph.mesh, nominal(graph, node))
     allowed = [axes for axes in found if limits.allow(graph, node, axes)]
-    return min(allowed, key=lambda axes: _price(graph, node, axes, tensors, keep_results))
+    return _least(
+        allowed,
+        lambda axes: _price(graph, node, axes, tensors, keep_results, reshard_bound),
+        lambda axes: _price(graph, node, axes, tensors, keep_results, reshard_cost),
+    )
+
+
+def _least(
+    options: Sequence[DimAxes],
+    bound: Callable[[DimAxes], float],
+    price: Callable[[DimAxes], float],
+) -> DimAxes:
+    """The first of the cheapest; those whose bound is dearer are not priced."""
+    best, least = len(options), IMPOSSIBLE
+    for least_price, k in sorted((bound(axes), k) for k, axes in enumerate(options)):
+        if best < len(options) and least_price > least * (1 + 1e-9):
+            break
+        found = price(options[k])
+        if (found, k) < (least, best):
+            best, least = k, found
+    return options[best]
 
 
 def _price(
-    graph: Graph, node: Node, axes: DimAxes, tensors: Sequence[DimAxes], keep_results: bool
+    graph: Graph,
+    node: Node,
+    axes: DimAxes,
+    tensors: Sequence[DimAxes],
+    keep_results: bool,
+    cost: Callable[..., float],
 ) -> float:
-    """Work, reshards of operands from the given shardings, and perhaps of results to them."""
+    """Work, reshards of operands from the given shardings, and perhaps of results to them.
+
+    `cost` is that of a reshard, or what it is not below.
+    """
     total = node_seconds(graph, node, axes)
     strategy = Strategy(axes)
     for k, (var, dims) in enumerate(zip((*node.operands, *node.results), tensors, strict=True)):
@@ -218,7 +246,7 @@ def _price(
             operator = node.reduced[result][0][1] if over else Reduction.SUM
             made = dims_sharding(node.rule.results[result], axes)
             source, target = unreduced(made, over, operator), Sharding(dims)
-        total += value.trips * reshard_cost(
+        total += value.trips * cost(
             value.shape, value.itemsize, graph.mesh, source, target, graph.hardware
         )
     return total

@@ -12,7 +12,7 @@ from functools import lru_cache
 from meshwise.cost.hardware import Hardware
 from meshwise.ir.mesh import Mesh
 from meshwise.ir.sharding import Reduction, Sharding
-from meshwise.reshard.search import reshard_cost
+from meshwise.reshard.search import reshard_bound, reshard_cost
 
 Edge = tuple[Sharding, Sharding]
 IMPOSSIBLE = float("inf")
@@ -45,6 +45,25 @@ def reshard_tree(
     cheapest_first = _grow(produced, sorted(targets, key=lambda t: direct[t]), cost)
     dearest_first = _grow(produced, sorted(targets, key=lambda t: -direct[t]), cost)
     return min(cheapest_first, dearest_first, key=lambda tree: tree[0])
+
+
+@lru_cache(maxsize=1 << 18)
+def tree_bound(
+    shape: tuple[int, ...],
+    itemsize: int,
+    mesh: Mesh,
+    produced: Sharding,
+    wanted: frozenset[Sharding],
+    hardware: Hardware,
+) -> float:
+    """Seconds that no tree from what is produced to all that is wanted is below: its longest way.
+
+    Far cheaper to find than the tree. `wanted` without `produced`.
+    """
+    if not all(_reachable(produced, target) for target in wanted):
+        return IMPOSSIBLE
+    what = shape, itemsize, mesh, produced
+    return max([reshard_bound(*what, target, hardware) for target in wanted])
 
 
 def _grow(produced: Sharding, targets: Iterable[Sharding], cost) -> tuple[float, tuple[Edge, ...]]:  # type: ignore[no-untyped-def]

@@ -54,7 +54,7 @@ class Program:
     name: str = "fn"
     notes: tuple[str, ...] = field(default=())
 
-    @property
+    @cached_property
     def equations(self) -> list[JaxprEqn]:
         """The equations in order."""
         return self.jaxpr.jaxpr.eqns

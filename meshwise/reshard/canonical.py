@@ -12,6 +12,7 @@ together, could take the place of a part: 32 of 64 may change places with anothe
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import combinations
 
 from meshwise.cost.hardware import Hardware
@@ -74,6 +75,7 @@ class Naming:
         return None if dim is None else self.dims[dim]
 
 
+@lru_cache(maxsize=1 << 8)
 def prices_of(hardware: Hardware) -> Prices:
     """Prices in bytes of the plain link."""
     launch_s, rate = hardware.launch_s, hardware.link_bytes_per_s

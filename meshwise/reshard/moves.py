@@ -1,38 +1,23 @@
-"""The states of the search and the moves between them, with what each move costs.
+"""The graph that a reshard is a path in: moves between states, with what each costs.
 
-A *state* is `(dims, blocks, terms, chain)`:
-
-- `dims`: for each dim its axes, major to minor, as small integers into `Problem.sizes`;
-- `blocks`: for each dim the local size. Shard `r` of a dim with block `c` holds rows `r * c` to
-  `(r + 1) * c`. In an even dim of size `n` over `k` shards the block is `n / k`. In an uneven dim
-  several blocks are of use: of 17 rows over 2 x 4 shards, gathering the minor 4 gives blocks
-  of 12, while the canonical block of 17 over 2 is 9;
-- `terms`: axes over which the value is still unreduced;
-- `chain`: the kind of the last collective where one more of it joins the same launch.
-
-The moves are those of Rink et al. (arXiv 2112.01075, section 3: allgather, dynslice, alltoall,
-allpermute) on suffixes of any length, an all_to_all between several pairs of dims at once (which
-sends less than one after the other), the two reductions of unreduced values, and the
-realignment of an uneven dim. Costs are in bytes: a launch counts as the bytes that take as long.
+Costs are in bytes: a launch counts as the bytes that take as long. Where all axes together divide
+every dim, the moves from a state are those of the smallest such array, with more bytes. They are
+found once for all shapes and targets (`_smallest`).
 """
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import combinations, product
-from typing import Any
+from functools import cached_property, lru_cache
+from typing import NamedTuple
 
-from meshwise.reshard.places import DimIds, IdPart, Ids, arrangements, exchanges, moved_axes
+from meshwise.reshard.places import DimIds, IdPart, Ids
 from meshwise.reshard.plan import StepKind
-from meshwise.reshard.problem import MAX_FREE_SEARCH, Problem
-from meshwise.rules.halo import realignment
-
-State = tuple[DimIds, Ids, Ids, StepKind | None]
+from meshwise.reshard.problem import Prices, Problem
+from meshwise.reshard.transfers import State, Transfer, Transfers
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
+class Move(NamedTuple):
     """A move to a state, with its cost and the largest local array on the way.
 
     `joins` says that it belongs to the launch of the move before it.
@@ -47,21 +32,8 @@ class Move:
 
 
 @dataclass(frozen=True)
-class Moves:
-    """The graph that a problem is a path in."""
-
-    problem: Problem
-
-    @cached_property
-    def start(self) -> State:
-        """Where the search starts."""
-        p = self.problem
-        return p.source, self._canonical_blocks(p.source), p.terms, None
-
-    @cached_property
-    def target_blocks(self) -> Ids:
-        """Local sizes in the target."""
-        return self._canonical_blocks(self.problem.target)
+class Moves(Transfers):
+    """The graph that a problem is a path in; what is found of it is remembered."""
 
     @cached_property
     def end_bytes(self) -> int:
@@ -79,7 +51,7 @@ class Moves:
             for n, even in zip(p.shape, self.even_dims, strict=True)
         ]
         local = [
-            [-(-n // self._size(axes)) for axes, n in zip(dims, padded, strict=True)]
+            [-(-n // self.size(axes)) for axes, n in zip(dims, padded, strict=True)]
             for dims in (p.source, p.target)
         ]
         return max(map(self.local_bytes, local))
@@ -90,6 +62,13 @@ class Moves:
         return dims == self.problem.target and not terms and blocks == self.target_blocks
 
     def bound(self, state: State) -> float:
+        """A cost that no path from a state to the target is below (remembered)."""
+        found = self._bounds.get(state)
+        if found is None:
+            found = self._bounds[state] = self._bound(state)
+        return found
+
+    def _bound(self, state: State) -> float:
         """A cost that no path from a state to the target is below.
 
         A device must receive whatever of its target shard it does not hold. Where two even dims
@@ -101,7 +80,7 @@ class Moves:
         dims, blocks, terms, chain = state
         missing = self._missing(dims, blocks)
         if terms:
-            group = self._size(terms)
+            group = self.size(terms)
             least = self._total_bytes * group / (math.prod(p.sizes) * p.idle)
             missing = self._wanted_bytes + least * (1 - 2 / group)
         if missing <= 0:
@@ -113,48 +92,78 @@ class Moves:
         launch = 0.0 if chain else min(p.prices.launch, p.prices.round_launch)
         return missing * self._least_price + dearer + launch
 
-    def moves(self, state: State) -> Iterator[Move]:
-        """Every move from a state."""
-        free = self._free(state)
-        yield from self._slices(state, free)
-        yield from self._gathers(state)
-        yield from self._exchanges(state)
-        yield from self._permutes(state, free)
-        if not self._is_even:
-            yield from self._realigns(state)
-        if state[2]:
-            yield from self._reduce_scatters(state)
-            yield from self._all_reduces(state)
+    def moves(self, state: State) -> Sequence[Move]:
+        """Every move from a state (remembered)."""
+        found = self._moves.get(state)
+        if found is None:
+            transfers = self._scaled(state) if self.is_regular else self.transfers(state)
+            found = self._moves[state] = [self._priced(state[1], t) for t in transfers]
+        return found
 
-    def _slices(self, state: State, free: Ids) -> Iterator[Move]:
-        dims, blocks, terms, chain = state
-        kind = StepKind.SLICE
-        local = self.local_bytes(blocks)
-        for axis in free:
-            for dim in self._gaining_dims(dims, axis):
-                for block in self._splits(state, dim, self.problem.sizes[axis]):
-                    new = _append(dims, dim, axis), _put(blocks, dim, block), terms, kind
-                    part = (axis,), None, dim
-                    cost = self.local_bytes(new[1]) * self.problem.prices.slice
-                    yield Move(kind, (part,), new, cost, local, chain is kind)
+    @cached_property
+    def _bounds(self) -> dict[State, float]:
+        return {}
 
-    def _gathers(self, state: State) -> Iterator[Move]:
-        dims, blocks, terms, chain = state
-        kind = StepKind.ALL_GATHER
-        joins = chain is kind
-        launch = 0.0 if joins else self.problem.prices.launch
-        for dim, axes in enumerate(dims):
-            for kept in range(len(axes)):
-                lost = axes[kept:]
-                block = blocks[dim] * self._size(lost)
-                out = self.local_bytes(_put(blocks, dim, block))
-                sent = out - self.local_bytes(blocks)
-                whole = block if kept else self.problem.shape[dim]
-                # After a cut of padding a joined gather would send the padding too.
-                next_chain = kind if whole == block else None
-                new = _put(dims, dim, axes[:kept]), _put(blocks, dim, whole), terms, next_chain
-                cost = launch + sent * self._gather_price(blocks, dim)
-                yield Move(kind, ((lost, dim, None),), new, cost, out, joins)
+    @cached_property
+    def _moves(self) -> dict[State, Sequence[Move]]:
+        return {}
+
+    def _priced(self, blocks: Ids, transfer: Transfer) -> Move:
+        kind, parts, state, launches, sent, peak, joins = transfer
+        if kind is StepKind.ALL_GATHER:
+            dim = parts[0][1]
+            assert dim is not None, "a dim is gathered"
+            price = self._gather_price(blocks, dim)
+        else:
+            price = self._price_of[kind]
+        return Move(kind, parts, state, launches * self._launch + sent * price, peak, joins)
+
+    @cached_property
+    def _launch(self) -> float:
+        return self.problem.prices.launch
+
+    @cached_property
+    def _price_of(self) -> dict[StepKind, float]:
+        prices = self.problem.prices
+        return {
+            StepKind.SLICE: prices.slice,
+            StepKind.ALL_TO_ALL: prices.all_to_all,
+            StepKind.PERMUTE: prices.permute,
+            StepKind.REALIGN: prices.permute,
+            StepKind.REDUCE_SCATTER: prices.reduce_scatter,
+            StepKind.ALL_REDUCE: (
+                prices.all_gather if self.problem.gathers_terms else prices.all_reduce
+            ),
+        }
+
+    @cached_property
+    def is_regular(self) -> bool:
+        """Whether every dim stays even, whichever axes it is sharded over."""
+        most = math.prod(self.problem.sizes)
+        return not self.is_narrow and all(n and n % most == 0 for n in self.problem.shape)
+
+    @cached_property
+    def scale(self) -> int:
+        """Of a regular problem: how many times the bytes of the smallest one like it."""
+        p = self.problem
+        return self._total_bytes // math.prod(p.sizes) ** len(p.shape)
+
+    def _scaled(self, state: State) -> Iterator[Transfer]:
+        """Every move from a state of a regular problem, from those of the smallest one like it."""
+        p = self.problem
+        dims, _, terms, chain = state
+        shared = _smallest(p.sizes, p.gathers_terms, dims, terms, chain, self.free_axes(state))
+        scale = self.scale
+        for kind, parts, (new_dims, _, left, new_chain), launches, sent, peak, joins in shared:
+            blocks = self._blocks_of.get(new_dims)
+            if blocks is None:
+                blocks = self._blocks_of[new_dims] = self.canonical_blocks(new_dims)
+            new = new_dims, blocks, left, new_chain
+            yield Transfer(kind, parts, new, launches, sent * scale, peak * scale, joins)
+
+    @cached_property
+    def _blocks_of(self) -> dict[DimIds, Ids]:
+        return {}
 
     def _gather_price(self, blocks: Ids, dim: int) -> float:
         """Of a byte: more where rows of other dims come between what the devices hold."""
@@ -162,152 +171,10 @@ class Moves:
         is_leading = math.prod(blocks[:dim]) * math.prod(p.before[: dim + 1]) == 1
         return p.prices.all_gather if is_leading else p.prices.minor_all_gather
 
-    def _exchanges(self, state: State) -> Iterator[Move]:
-        dims, blocks, terms, _ = state
-        p = self.problem
-        target = p.target if self._is_narrow else None
-        for new_dims, parts, lost, gained in exchanges(dims, p.sizes, target):
-            options = [self._splits(state, dim, size) for dim, size in gained]
-            for chosen in product(*options):
-                after = list(blocks)
-                padded = list(blocks)
-                group = 1
-                for (dim, size), block in zip(gained, chosen, strict=True):
-                    after[dim], padded[dim] = block, block * size
-                    group *= size
-                for dim, size in lost:
-                    after[dim] *= size
-                    if not new_dims[dim]:
-                        after[dim] = p.shape[dim]
-                operand = self.local_bytes(padded)
-                cost = p.prices.launch + operand * (1 - 1 / group) * p.prices.all_to_all
-                new = new_dims, tuple(after), terms, None
-                yield Move(StepKind.ALL_TO_ALL, parts, new, cost, operand)
-
-    def _permutes(self, state: State, free: Ids) -> Iterator[Move]:
-        dims, blocks, terms, _ = state
-        p = self.problem
-        local = self.local_bytes(blocks)
-        cost = p.prices.launch + local * p.prices.permute
-        options = arrangements(dims, free, p.sizes, p.target if self._is_narrow else None)
-        for new_dims in options:
-            moved = moved_axes(dims, new_dims, p.sizes)
-            new = new_dims, blocks, terms, None
-            yield Move(StepKind.PERMUTE, ((moved, None, None),), new, cost, local)
-
-    def _realigns(self, state: State) -> Iterator[Move]:
-        dims, blocks, terms, _ = state
-        p = self.problem
-        for dim, axes in enumerate(dims):
-            if not axes:
-                continue
-            rest = self.local_bytes(_put(blocks, dim, 1))
-            shards = self._size(axes)
-            for block in () if self.even_dims[dim] else self._blocks(dim, shards):
-                if block == blocks[dim]:
-                    continue
-                sent = realignment(p.shape[dim], shards, blocks[dim], block).exchange(rest)
-                cost = sent.launches * p.prices.launch + sent.wire_bytes * p.prices.permute
-                new = dims, _put(blocks, dim, block), terms, None
-                peak = max(block, blocks[dim]) * rest
-                yield Move(StepKind.REALIGN, ((axes, dim, None),), new, cost, peak)
-
-    def _reduce_scatters(self, state: State) -> Iterator[Move]:
-        dims, blocks, terms, chain = state
-        p = self.problem
-        kind = StepKind.REDUCE_SCATTER
-        for axis in terms:
-            left = tuple(t for t in terms if t != axis)
-            group = p.sizes[axis]
-            for dim in self._gaining_dims(dims, axis):
-                for block in self._splits(state, dim, group):
-                    operand = self.local_bytes(_put(blocks, dim, block * group))
-                    # To pad in a joined one would pad what the first sends.
-                    joins = chain is kind and block * group == blocks[dim]
-                    launch = 0.0 if joins else p.prices.launch
-                    new = _append(dims, dim, axis), _put(blocks, dim, block), left, kind
-                    cost = launch + operand * (1 - 1 / group) * p.prices.reduce_scatter
-                    yield Move(kind, (((axis,), None, dim),), new, cost, operand, joins)
-
-    def _all_reduces(self, state: State) -> Iterator[Move]:
-        dims, blocks, terms, _ = state
-        p = self.problem
-        local = self.local_bytes(blocks)
-        least = max(1, len(terms) - 1) if self._is_narrow else 1
-        for count in range(least, len(terms) + 1):
-            for axes in combinations(terms, count):
-                group = self._size(axes)
-                left = tuple(t for t in terms if t not in axes)
-                sent = 2 * (1 - 1 / group) * local
-                peak, price = local, p.prices.all_reduce
-                if p.gathers_terms:
-                    sent, peak, price = (group - 1) * local, group * local, p.prices.all_gather
-                cost = p.prices.launch + sent * price
-                new = dims, blocks, left, None
-                yield Move(StepKind.ALL_REDUCE, ((axes, None, None),), new, cost, peak)
-
-    def _gaining_dims(self, dims: DimIds, axis: int) -> Iterator[int]:
-        """Dims that an axis may be added to: in a narrow search only where the target has it."""
-        for dim, axes in enumerate(dims):
-            if not self._is_narrow or self.problem.target[dim][: len(axes) + 1] == (*axes, axis):
-                yield dim
-
-    @cached_property
-    def _is_narrow(self) -> bool:
-        return len(self.problem.sizes) > MAX_FREE_SEARCH
-
-    def _splits(self, state: State, dim: int, shards: int) -> Sequence[int]:
-        """Blocks that a dim may have after it is split further; none where rows do not line up."""
-        dims, blocks, _, _ = state
-        if not dims[dim]:
-            return self._blocks(dim, shards)
-        return () if blocks[dim] % shards else (blocks[dim] // shards,)
-
-    def _blocks(self, dim: int, shards: int) -> Sequence[int]:
-        """Blocks of use for a dim over so many shards: one where it is even.
-
-        Those are the canonical one, and those that lead to the canonical one at either end, or
-        over all axes, by splitting alone.
-        """
-        size = self.problem.shape[dim]
-        if self.even_dims[dim]:
-            return () if size % shards else (size // shards,)
-        found = {-(-size // shards)}
-        for whole, block in self._landmarks[dim]:
-            if whole % shards == 0:
-                found.add(block * (whole // shards))
-        return tuple(sorted(found))
-
-    @cached_property
-    def _landmarks(self) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """For each dim the (shards, block) at both ends, and over all axes together."""
-        p = self.problem
-        most = math.prod(p.sizes)
-        ends = ((p.source, self.start[1]), (p.target, self.target_blocks))
-        return tuple(
-            (*((self._size(dims[d]), blocks[d]) for dims, blocks in ends), (most, -(-n // most)))
-            for d, n in enumerate(p.shape)
-        )
-
-    def _free(self, state: State) -> Ids:
-        """Unused axes, one of each set that is alike to the target."""
-        dims, _, terms, _ = state
-        used = {a for axes in dims for a in axes}.union(terms)
-        found, seen = [], set()
-        for axis, size in enumerate(self.problem.sizes):
-            if axis in used:
-                continue
-            if axis not in self._target_axes:
-                if size in seen:
-                    continue
-                seen.add(size)
-            found.append(axis)
-        return tuple(found)
-
     def _missing(self, dims: DimIds, blocks: Ids) -> float:
         """Bytes of its target shard that some device does not hold."""
         held = 1.0
-        if not self._is_even:
+        if not self.is_even:
             for mine, wanted in zip(blocks, self.target_blocks, strict=True):
                 held *= min(mine, wanted) / wanted if wanted else 1.0
             return self._wanted_bytes * (1 - held)
@@ -319,23 +186,8 @@ class Moves:
                 if a != b:
                     return self._wanted_bytes
                 shared += 1
-            held /= self._size(mine[shared:])
+            held /= self.size(mine[shared:])
         return self._wanted_bytes * (1 - held)
-
-    @cached_property
-    def even_dims(self) -> tuple[bool, ...]:
-        """Whether each dim divides evenly at both ends; it is then split evenly in between too."""
-        p = self.problem
-        ends = zip(p.shape, p.source, p.target, strict=True)
-        return tuple(n % self._size(s) == 0 == n % self._size(t) for n, s, t in ends)
-
-    @cached_property
-    def _is_even(self) -> bool:
-        return all(self.even_dims)
-
-    @cached_property
-    def _target_axes(self) -> frozenset[int]:
-        return frozenset(a for axes in self.problem.target for a in axes)
 
     @cached_property
     def _total_bytes(self) -> int:
@@ -351,25 +203,27 @@ class Moves:
     def _least_price(self) -> float:
         return self.problem.prices.least
 
-    def _canonical_blocks(self, dims: DimIds) -> Ids:
-        pairs = zip(self.problem.shape, dims, strict=True)
-        return tuple(-(-n // self._size(axes)) for n, axes in pairs)
 
-    def _size(self, axes: Ids) -> int:
-        sizes = self.problem.sizes
-        total = 1
-        for axis in axes:
-            total *= sizes[axis]
-        return total
-
-    def local_bytes(self, blocks: Sequence[int]) -> int:
-        """Bytes of a local array."""
-        return math.prod(blocks) * self.problem.itemsize
+@lru_cache(maxsize=1 << 8)
+def moves_of(problem: Problem) -> Moves:
+    """The graph of a problem, with what is known of it so far."""
+    return Moves(problem)
 
 
-def _append(dims: DimIds, dim: int, axis: int) -> DimIds:
-    return _put(dims, dim, (*dims[dim], axis))
+_NO_PRICES = Prices(0.0, 0.0)
 
 
-def _put(values: tuple[Any, ...], index: int, value: Any) -> tuple[Any, ...]:
-    return (*values[:index], value, *values[index + 1 :])
+@lru_cache(maxsize=1 << 15)
+def _smallest(
+    sizes: Ids, gathers_terms: bool, dims: DimIds, terms: Ids, chain: StepKind | None, free: Ids
+) -> tuple[Transfer, ...]:
+    """Moves of the smallest array that all axes divide in every dim, of elements of a byte."""
+    rank = len(dims)
+    nowhere = ((),) * rank
+    shape = (math.prod(sizes),) * rank
+    problem = Problem(
+        sizes, shape, 1, nowhere, nowhere, (), gathers_terms, 1, _NO_PRICES, (1,) * rank
+    )
+    moves = Transfers(problem)
+    blocks = moves.canonical_blocks(dims)
+    return tuple(moves.transfers((dims, blocks, terms, chain), free))

@@ -12,14 +12,14 @@ import heapq
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, islice
 
 from meshwise.cost.hardware import Hardware
 from meshwise.errors import MemoryLimitError, message
 from meshwise.ir.mesh import Mesh
 from meshwise.ir.sharding import Reduction, Sharding, local_bytes, local_shape, unreduced
 from meshwise.reshard.canonical import Naming, levels
-from meshwise.reshard.moves import Move, Moves, State
+from meshwise.reshard.moves import Move, Moves, State, moves_of
 from meshwise.reshard.plan import Part, ReshardPlan, Step, StepKind
 from meshwise.reshard.problem import Problem
 from meshwise.reshard.steps import steps_of
@@ -96,6 +96,37 @@ def reshard_cost(
     return path.cost / hardware.link_bytes_per_s
 
 
+@lru_cache(maxsize=1 << 17)
+def reshard_bound(
+    shape: tuple[int, ...],
+    itemsize: int,
+    mesh: Mesh,
+    source: Sharding,
+    target: Sharding,
+    hardware: Hardware,
+) -> float:
+    """Seconds that `reshard_cost` is not below, found without a search."""
+    target = _before_term(source, target)
+    if source == target or 0 in shape:
+        return 0.0
+    _check(shape, source, target)
+    problem, _ = _first_level(shape, itemsize, mesh, source, target, hardware)
+    moves = moves_of(problem)
+    return moves.bound(moves.start) / hardware.link_bytes_per_s
+
+
+@lru_cache(maxsize=1 << 14)
+def _first_level(
+    shape: tuple[int, ...],
+    itemsize: int,
+    mesh: Mesh,
+    source: Sharding,
+    target: Sharding,
+    hardware: Hardware,
+) -> tuple[Problem, Naming]:
+    return next(levels(shape, itemsize, mesh, source, target, hardware))
+
+
 @dataclass(frozen=True)
 class Path:
     """Moves from the source to the target; `cost` in bytes of the plain link."""
@@ -149,20 +180,22 @@ def _best(
     max_bytes: int | None,
 ) -> tuple[Path, Naming]:
     """The best path of all levels; levels after one that meets the bound are not searched."""
-    best: tuple[Path, Naming] | None = None
-    for problem, naming in levels(shape, itemsize, mesh, source, target, hardware):
+    what = shape, itemsize, mesh, source, target, hardware
+    problem, naming = _first_level(*what)
+    path, meets_bound = solve(problem, max_bytes)
+    best = path, naming
+    for problem, naming in () if meets_bound else islice(levels(*what), 1, None):
         path, meets_bound = solve(problem, max_bytes)
-        if best is None or _rank(path, problem, max_bytes) < _rank(best[0], problem, max_bytes):
+        if _rank(path, problem, max_bytes) < _rank(best[0], problem, max_bytes):
             best = path, naming
         if meets_bound:
             break
-    assert best is not None, "every reshard has a level"
     return best
 
 
 def _rank(path: Path, problem: Problem, max_bytes: int | None) -> tuple[float, float, int]:
     """Order of preference: within the memory allowed, then cost, then fewer moves."""
-    excess = max(path.peak_bytes - _allowed(Moves(problem), max_bytes), 0)
+    excess = max(path.peak_bytes - _allowed(moves_of(problem), max_bytes), 0)
     return excess, round(path.cost, 3), len(path.moves)
 
 
@@ -173,7 +206,7 @@ def solve(problem: Problem, max_bytes: int | None = None) -> tuple[Path, bool]:
     Without `max_bytes` the path keeps the memory law, with the padding of a gathered dim; with it,
     it fits in so much. Where there is no such path, it is one of least peak.
     """
-    moves = Moves(problem)
+    moves = moves_of(problem)
     path = _cheapest(moves, math.inf)
     assert path is not None, f"no path: {problem}"
     allowed = _allowed(moves, max_bytes)

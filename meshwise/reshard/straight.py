@@ -6,13 +6,15 @@ one launch, where rounds would take one for each.
 
 import math
 from collections.abc import Iterator
+from functools import lru_cache
 
-from meshwise.reshard.moves import Move, Moves, State
+from meshwise.reshard.moves import Move, Moves, moves_of
 from meshwise.reshard.places import DimIds, Ids
 from meshwise.reshard.plan import StepKind
 from meshwise.reshard.problem import Problem
-from meshwise.reshard.rounds import plan_rounds
+from meshwise.reshard.rounds import Round, plan_rounds
 from meshwise.reshard.tiles import Tiles, received_bytes, tiles_of
+from meshwise.reshard.transfers import State
 
 # Of a group that a reshard is over. Rounds over more take long to find, for each of the thousands
 # of reshards that a plan weighs.
@@ -25,15 +27,13 @@ def straight_moves(moves: Moves, state: State, below: float) -> Iterator[Move]:
     p = moves.problem
     if terms or math.prod(p.sizes) > MOST_DEVICES:
         return
-    source = _tiles(p, dims, blocks)
-    for new_dims, new_blocks in _before_gathers(moves):
-        target = _tiles(p, new_dims, new_blocks)
+    for new_dims, new_blocks in _before_gathers(p):
         new = new_dims, new_blocks, (), None
-        least = received_bytes(source, target, p.itemsize) * p.prices.round
+        least = _received(moves, (dims, blocks), (new_dims, new_blocks)) * p.prices.round
         launch = p.prices.round_launch if least else 0.0
         if least + moves.bound(new) + launch >= below:
             continue
-        rounds = plan_rounds(source, target)
+        rounds = _rounds(p.sizes, p.shape, (dims, blocks), (new_dims, new_blocks))
         if rounds is not None and new_dims != dims:
             sent = [moves.local_bytes(r.shape) for r in rounds if r.is_sent]
             kept = sum(moves.local_bytes(r.shape) for r in rounds) - sum(sent)
@@ -44,9 +44,41 @@ def straight_moves(moves: Moves, state: State, below: float) -> Iterator[Move]:
             yield Move(StepKind.ROUNDS, parts, new, cost, peak)
 
 
-def _before_gathers(moves: Moves) -> list[tuple[DimIds, Ids]]:
-    """The target, and those that become it by one all_gather of axes that it does not use."""
+Lying = tuple[DimIds, Ids]  # the axes of each dim, and its local size
+
+
+def _received(moves: Moves, source: Lying, target: Lying) -> int:
+    """The most bytes that any device receives; of regular problems, from the smallest one."""
     p = moves.problem
+    if not moves.is_regular:
+        return _elements_received(p.sizes, p.shape, source, target) * p.itemsize
+    most = math.prod(p.sizes)
+    ends = (
+        (dims, tuple(most // moves.size(axes) for axes in dims)) for dims in (source[0], target[0])
+    )
+    return _elements_received(p.sizes, (most,) * len(p.shape), *ends) * moves.scale
+
+
+@lru_cache(maxsize=1 << 16)
+def _elements_received(sizes: Ids, shape: Ids, source: Lying, target: Lying) -> int:
+    return received_bytes(_tiles(sizes, shape, source), _tiles(sizes, shape, target), 1)
+
+
+@lru_cache(maxsize=1 << 12)
+def _rounds(sizes: Ids, shape: Ids, source: Lying, target: Lying) -> tuple[Round, ...] | None:
+    return plan_rounds(_tiles(sizes, shape, source), _tiles(sizes, shape, target))
+
+
+@lru_cache(maxsize=1 << 12)
+def _tiles(sizes: Ids, shape: Ids, lying: Lying) -> Tiles:
+    dims, blocks = lying
+    return tiles_of(shape, blocks, dims, dict(enumerate(sizes)))
+
+
+@lru_cache(maxsize=1 << 8)
+def _before_gathers(problem: Problem) -> list[Lying]:
+    """The target, and those that become it by one all_gather of axes that it does not use."""
+    p, moves = problem, moves_of(problem)
     found = [(p.target, moves.target_blocks)]
     used = {axis for axes in p.target for axis in axes}
     extra = [axis for axis in range(len(p.sizes)) if axis not in used]
@@ -63,7 +95,3 @@ def _before_gathers(moves: Moves) -> list[tuple[DimIds, Ids]]:
                 if new not in found:
                     found.append(new)
     return found
-
-
-def _tiles(problem: Problem, dims: DimIds, blocks: Ids) -> Tiles:
-    return tiles_of(problem.shape, blocks, dims, dict(enumerate(problem.sizes)))
