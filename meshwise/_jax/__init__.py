@@ -55,6 +55,7 @@ from meshwise._jax.dispatch import InternalNanError as InternalNanError
 from meshwise._jax.dispatch import aval_of_shape as aval_of_shape
 from meshwise._jax.dispatch import dispatcher as dispatcher
 from meshwise._jax.dispatch import fast_path as fast_path
+from meshwise._jax.dispatch import guarded as guarded
 from meshwise._jax.dispatch import is_called_by_jit as is_called_by_jit
 from meshwise._jax.dispatch import kept_with_function as kept_with_function
 from meshwise._jax.dispatch import register_array as register_array

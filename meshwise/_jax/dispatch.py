@@ -36,6 +36,43 @@ def kept_with_function(make: Callable[..., Any]) -> Any:
     return _util.weakref_lru_cache(make, trace_context_in_key=False)
 
 
+def guarded(
+    dispatch: Callable[..., Any], look: Callable[..., None], looks_first: bool, donates: bool
+) -> Callable[..., Any]:
+    """`dispatch`, and `look(args, kwargs)` where it fails, to say why.
+
+    With `looks_first` it looks before a call too, where an array's buffers are deleted; where the
+    call donates, also where an array comes twice. Everything here is paid for in every call.
+    """
+    flatten, is_deleted = _tree_util.default_registry.flatten, _xla.ArrayImpl.is_deleted
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return dispatch(*args, **kwargs)
+        except (RuntimeError, ValueError):
+            look(args, kwargs)
+            raise
+
+    def looking(*args: Any, **kwargs: Any) -> Any:
+        leaves = flatten((args, kwargs))[0]
+        try:
+            if any(map(is_deleted, leaves)) or (donates and _has_twice(leaves)):
+                look(args, kwargs)
+        except TypeError:  # one of them is no array of JAX's
+            look(args, kwargs)
+        try:
+            return dispatch(*args, **kwargs)
+        except (RuntimeError, ValueError):
+            look(args, kwargs)
+            raise
+
+    return looking if looks_first else call
+
+
+def _has_twice(leaves: Sequence[Any]) -> bool:
+    return len(set(map(id, leaves))) < len(leaves)
+
+
 def register_array(
     kind: type, aval_of: Callable[[Any], Any], value_of: Callable[[Any], Any]
 ) -> None:

@@ -14,12 +14,12 @@ from typing import Any
 import jax
 
 from meshwise import _jax
-from meshwise.api.arguments import Arguments, argument_paths, leaf_key, name_of, take_apart
+from meshwise.api.arguments import Arguments, leaf_key, name_of, take_apart
 from meshwise.api.as_jax import AsJax
 from meshwise.api.autotune import scheduled
 from meshwise.api.build import DRIVER_OF, Resolved, build, donated_leaves, planning, resolve
 from meshwise.api.calibrate import figures_of
-from meshwise.api.deleted import any_gone, refuse_gone, refuse_shared
+from meshwise.api.deleted import refuse_gone
 from meshwise.api.meshes import check_is_mesh, lies_as
 from meshwise.api.options import Choices, Options
 from meshwise.api.spmd_program import SpmdProgram
@@ -134,8 +134,14 @@ def _kept(_: Callable[..., Any], __: Any) -> _Kept:
 class JitFunction:
     """A function under `mw.jit`; call it, or look at what it becomes with `partition`.
 
-    It is a `jax.stages.Wrapped`: `trace`, `lower` and `eval_shape` are as those of `jax.jit`.
+    It is a `jax.stages.Wrapped`: `trace`, `lower` and `eval_shape` are as those of `jax.jit`. Calls
+    with arguments like an earlier call's go through JAX's own dispatch, as `jax.jit`'s do; only
+    others come to Python. That is why `__call__` is kept in a slot: Python finds it there at once.
     """
+
+    __slots__ = ("__call__", "__dict__", "__weakref__")
+
+    __call__: Callable[..., Any]
 
     def __init__(self, fn: Callable[..., Any], options: Options):
         """Nothing is traced yet."""
@@ -148,22 +154,14 @@ class JitFunction:
         self._dispatch = _jax.dispatcher(
             self.name, fn, self._missed, options.static_argnums, options.static_argnames
         )
+        self.__call__ = self._first
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run on the devices of the mesh.
-
-        Calls with arguments like an earlier call's go through JAX's own dispatch, as `jax.jit`'s
-        do; only others come back here.
-        """
-        if self._looks_first:
-            leaves = jax.tree.leaves((args, kwargs))
-            if any_gone(leaves) or (self._donates and len(set(map(id, leaves))) < len(leaves)):
-                self._refuse_gone(args, kwargs)
-        try:
-            return self._dispatch(*args, **kwargs)
-        except (RuntimeError, ValueError):
-            self._refuse_gone(args, kwargs)
-            raise
+    def _first(self, *args: Any, **kwargs: Any) -> Any:
+        """The first call: the devices are known now, and so is how to call from now on."""
+        looks_first = not _jax.SURVIVES_DONATED_ARGUMENTS and jax.device_count() > 1
+        donates = bool(self.options.donate_argnums or self.options.donate_argnames)
+        self.__call__ = _jax.guarded(self._dispatch, self._look, looks_first, donates)
+        return self.__call__(*args, **kwargs)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Bind to an object when the function is a method."""
@@ -217,22 +215,11 @@ class JitFunction:
         """How many kinds of calls JAX's dispatch runs by itself."""
         return self._dispatch._cache_size()
 
-    @functools.cached_property
-    def _looks_first(self) -> bool:
-        """Whether the arguments are looked at before a call, not only when it fails."""
-        return not _jax.SURVIVES_DONATED_ARGUMENTS and jax.device_count() > 1
-
-    @functools.cached_property
-    def _donates(self) -> bool:
-        return bool(self.options.donate_argnums or self.options.donate_argnames)
-
-    def _refuse_gone(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """An error where an argument's buffers are gone, or donated and given twice."""
         arguments = take_apart(self.options, args, kwargs)
-        paths = argument_paths(arguments)
-        refuse_gone(self.name, arguments.leaves, paths)
         donated = donated_leaves(self.options, arguments)
-        refuse_shared(self.name, arguments.leaves, paths, donated)
+        refuse_gone(self.name, arguments, donated)
 
     def _missed(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
         """Results of a call, what JAX's dispatch needs to repeat it, whether to come back."""
