@@ -126,7 +126,13 @@ def _speaks_of_meshes(jaxpr: Any) -> bool:
     return any(_speaks_of_meshes(opened(b)) for eqn in jaxpr.eqns for b in _bodies(eqn))
 
 
+# Types inside are of local arrays, and stay.
+_MANUAL = ("shard_map",)
+
+
 def _bodies(eqn: JaxprEqn) -> list[Any]:
+    if eqn.primitive.name in _MANUAL:
+        return []
     values = [x for v in eqn.params.values() for x in (v if isinstance(v, tuple | list) else (v,))]
     return [v for v in values if is_jaxpr(v)]
 
@@ -166,7 +172,7 @@ def _plain_eqn(eqn: JaxprEqn, operands: list[Any], results: list[Var]) -> list[J
     if eqn.primitive.name == "sharding_constraint" and is_typed([eqn.invars[0].aval]):
         return [_hint(eqn, _constrained(eqn, rank), operands, results)]
     ctx = _auto_context(eqn)
-    if eqn.primitive is hint_p or eqn.primitive.name in ("sharding_constraint", "shard_map"):
+    if eqn.primitive is hint_p or eqn.primitive.name in ("sharding_constraint", *_MANUAL):
         return [eqn.replace(invars=operands, outvars=results, ctx=ctx)]
     said = [eqn.params.get(n) for n in ("sharding", "out_sharding")]
     hint = next((s for s in said if isinstance(s, NamedSharding) and any(s.spec.partitions)), None)

@@ -27,7 +27,7 @@ tan tanh xor zeros_like zeta philox2x32 philox4x32 threefry2x32 threefry4x32
 """.split()
 
 # Identities that stay in the per-device program: `name` marks a value for rematerialisation.
-_KEPT = "copy name stage stop_gradient".split()
+_KEPT = "copy name stage stop_gradient xla_metadata_value".split()
 
 # Identities that say where a value lies, which is decided by now.
 _PLACING = """

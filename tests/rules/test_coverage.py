@@ -16,7 +16,7 @@ MODULES = """
 jax.extend.core.primitives jax.lax jax.lax.linalg jax._src.ad_util jax._src.ad_checkpoint
 jax._src.callback jax._src.core jax._src.custom_derivatives jax._src.custom_partitioning
 jax._src.debugging jax._src.dispatch jax._src.ffi jax._src.pjit jax._src.shard_map
-jax._src.custom_batching jax._src.checkify jax._src.shard_alike
+jax._src.custom_batching jax._src.checkify jax._src.shard_alike jax._src.xla_metadata
 """.split()
 PACKAGES = ("jax._src.lax", "jax._src.random")
 

@@ -1,0 +1,248 @@
+"""Regions written with `jax.shard_map`, other people's partitioning rules, values sharded alike."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.experimental.shard_alike import shard_alike
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import meshwise as mw
+from tests.drop_in.beside_jax import X, check_same, mesh_of, on
+
+MESH = mesh_of(x=4, y=2)
+OTHER = mesh_of(a=2, b=4)
+ROUND = [(i, (i + 1) % 4) for i in range(4)]
+XY = {"in_specs": P("x", "y"), "out_specs": P("x", "y")}
+SUMMED = {"in_specs": P("x", "y"), "out_specs": P(None, "y")}
+
+
+def region(fn, mesh=MESH, **options):
+    return jax.shard_map(fn, mesh=mesh, **{**XY, **options})
+
+
+def summed(x):
+    return lax.psum(x, "x")
+
+
+def ring(x):
+    return lax.scan(lambda c, _: (lax.ppermute(c, "x", ROUND) * 2, c.sum()), x, None, length=4)[0]
+
+
+def drawn(x):
+    key = jax.random.fold_in(jax.random.key(0), lax.axis_index("x"))
+    return x + jax.random.uniform(key, x.shape)
+
+
+def nested(x):
+    inner = {"in_specs": P(None, "y"), "out_specs": P(), "axis_names": {"y"}}
+    return jax.shard_map(lambda z: lax.psum(z, "y"), **inner)(x) * lax.psum(1.0, "x")
+
+
+ONLY_X = {"in_specs": P("x"), "out_specs": P("x"), "axis_names": {"x"}}
+REGIONS = {
+    "psum": region(summed, **SUMMED),
+    "psum, unchecked": region(summed, **SUMMED, check_vma=False),
+    "psum over both": region(lambda x: lax.psum(x, ("x", "y")), out_specs=P()),
+    "pmax": region(lambda x: lax.pmax(x, "y"), out_specs=P("x"), check_vma=False),
+    "all_gather": region(lambda x: lax.all_gather(x, "x", tiled=True), **SUMMED, check_vma=False),
+    "psum_scatter": region(
+        lambda x: lax.psum_scatter(x, "x", tiled=True), in_specs=P(None, "y"), check_vma=False
+    ),
+    "all_to_all": region(
+        lambda x: lax.all_to_all(x, "x", 1, 0, tiled=True), in_specs=P("x"), out_specs=P(None, "x")
+    ),
+    "ppermute": region(lambda x: lax.ppermute(x, "x", ROUND)),
+    "axis_index": region(lambda x: x * lax.axis_index("x") + lax.axis_index(("y", "x"))),
+    "sizes": region(lambda x: x / lax.axis_size("x") + lax.psum(1, "y")),
+    "ring": region(ring),
+    "loop": region(
+        lambda x: lax.fori_loop(0, 3, lambda _, c: lax.psum(c, "y") + c, x), check_vma=False
+    ),
+    "choice": region(lambda x: lax.cond(x.sum() > 1, lambda z: z * 2, lambda z: z, x)),
+    "pcast": region(
+        lambda x: lax.psum(x * lax.pcast(jnp.ones(()), "x", to="varying"), "x"), **SUMMED
+    ),
+    "remat inside": region(jax.checkpoint(lambda x: jnp.sin(lax.psum(jnp.sin(x), "x"))), **SUMMED),
+    "remat around": jax.checkpoint(region(lambda x: jnp.sin(summed(jnp.sin(x))), **SUMMED)),
+    "jit inside": region(jax.jit(summed), **SUMMED),
+    "mw.jit inside": region(mw.jit(lambda x: summed(x) * 2), **SUMMED),
+    "drawn": region(drawn, check_vma=False),
+    "whole operands": region(lambda x: x * 2, in_specs=P(None, "y")),
+    "printed": region(lambda x: (jax.debug.print("at {}", lax.axis_index("x")), x)[1]),
+    "over x": region(
+        lambda x: lax.psum(x @ x.T, "x"), in_specs=P("x"), out_specs=P(), axis_names={"x"}
+    ),
+    "nested": region(nested, **ONLY_X),
+    "another mesh": region(
+        lambda x: lax.psum(x, "a"), OTHER, in_specs=P("a", "b"), out_specs=P(None, "b")
+    ),
+    "in a loop": lambda x: lax.fori_loop(
+        0, 3, lambda _, c: region(lambda z: lax.pmean(z, "x") + z)(c), x
+    ),
+    "mapped": jax.vmap(region(lambda z: summed(z) * z, in_specs=P("x"), out_specs=P("x"))),
+    "mapped over y": jax.vmap(
+        region(lambda z: summed(z) * z, in_specs=P("x"), out_specs=P("x")), spmd_axis_name="y"
+    ),
+}
+# XLA leaves results over a mesh that is not the arguments' to itself.
+FREE = {"another mesh", "nested"}
+
+
+@pytest.mark.parametrize("name", REGIONS)
+def test_regions(name):
+    fn = REGIONS[name]
+    check_same(lambda jit: jit(fn)(X))
+    check_same(lambda jit: jit(fn)(on(MESH, "x", "y")), shardings=name not in FREE)
+
+
+@pytest.mark.parametrize("name", REGIONS)
+def test_gradients_of_regions(name):
+    def loss(x):
+        return (REGIONS[name](x * 2) ** 2).sum()
+
+    check_same(lambda jit: jit(jax.grad(loss))(on(MESH, "x")), shardings=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REGIONS)
+def test_regions_amid_a_program_and_in_a_context(name):
+    fn = REGIONS[name]
+
+    def amid(jit):
+        return jit(lambda x: fn(x * 2) * 3, in_shardings=NamedSharding(MESH, P("y")))(X)
+
+    def in_context(jit):
+        with jax.set_mesh(MESH):
+            return jit(fn)(X)
+
+    check_same(amid, shardings=False)
+    if name != "another mesh":
+        check_same(in_context)
+    check_same(lambda jit: jax.grad(lambda x: (jit(fn)(x) ** 2).sum())(X), shardings=False)
+
+
+def test_a_region_keeps_its_collectives():
+    program = mw.jit(REGIONS["ring"]).partition(X)
+    assert [c.kind.value for c in program.collectives] == ["ppermute"]
+    assert program.in_shardings[0].spec == program.out_shardings.spec == P("x", "y")
+    np.testing.assert_array_equal(program.simulate(X), program(X))
+
+
+REFUSED = {
+    "results that are not replicated": (lambda x: x, {"out_specs": P()}, X),
+    "blocks that do not divide": (lambda x: x, {}, X[:5]),
+    "an axis that is none": (lambda x: lax.psum(x, "z"), {}, X),
+    "no dims for a spec": (lambda x: x.sum(), {}, X),
+    "another tree": (lambda x, y: x, {"in_specs": (P("x"),)}, X),
+    "other devices": (lambda x: x, {"mesh": mesh_of(x=2, y=2)}, on(MESH, "x")),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_regions_that_are_refused(name):
+    fn, options, arg = REFUSED[name]
+    check_same(lambda jit: jit(region(fn, **options))(arg))
+
+
+def test_regions_of_the_context():
+    def mapped(jit):
+        with jax.set_mesh(MESH):
+            fn = jax.smap(summed, in_axes=0, out_axes=None, axis_name="x")
+            return jit(fn)(X), jit(
+                jax.shard_map(lambda x: x * 2, in_specs=P("x"), out_specs=P("x"))
+            )(X)
+
+    def explicit(jit):
+        mesh = jax.make_mesh((4, 2), ("x", "y"), (AxisType.Explicit,) * 2)
+        with jax.set_mesh(mesh):
+            x = jax.device_put(X, P("x", "y"))
+            return jit(jax.shard_map(lambda x: x * 2, out_specs=P("x", "y")))(x)
+
+    check_same(mapped)
+    check_same(explicit)
+    check_same(lambda jit: jit(jax.pmap(lambda z: z * 2))(X))
+
+
+def test_a_program_inside_a_region():
+    def fn(x):
+        return mw.jit(lambda z: jnp.sin(z) @ z.T)(x) + lax.psum(1.0, "x")
+
+    def plain(x):
+        return jnp.sin(x) @ x.T + lax.psum(1.0, "x")
+
+    wanted = jax.jit(region(plain))(X)
+    for jit in (jax.jit, mw.jit):
+        np.testing.assert_allclose(jit(region(fn))(X), wanted, rtol=1e-5, atol=1e-5)
+
+
+def partitioned(fn, rule, local=None):
+    made = custom_partitioning(fn)
+    made.def_partition(
+        infer_sharding_from_operands=None,
+        partition=lambda mesh, args, result: (
+            mesh,
+            local or fn,
+            result.sharding,
+            tuple(a.sharding for a in args),
+        ),
+        sharding_rule=rule,
+    )
+    return made
+
+
+def at_x(spec):
+    """A callback that wants one axis of the user's mesh, by its name."""
+
+    def partition(mesh, args, result):
+        there = NamedSharding(args[0].sharding.mesh, spec)
+        return mesh, jax.jit(lambda y: y * 2), there, (there,)
+
+    made = custom_partitioning(lambda x: x * 2)
+    made.def_partition(
+        infer_sharding_from_operands=None, partition=partition, sharding_rule="i j -> i j"
+    )
+    return made
+
+
+def test_functions_that_partition_themselves():
+    sine = partitioned(jnp.sin, "i j -> i j")
+    total = partitioned(lambda x: x.sum(0), "i j -> j", lambda x: lax.psum(x.sum(0), "x"))
+    check_same(lambda jit: jit(lambda x: sine(x) * 2)(on(MESH, "x", "y")))
+    check_same(lambda jit: jit(at_x(P("x")))(on(MESH, "x")))
+    got = mw.jit(total)(on(MESH, "x"))
+    np.testing.assert_allclose(got, X.sum(0), rtol=1e-5, atol=1e-5)
+
+
+ALIKE = {
+    "a result": (lambda x: shard_alike(x, x * x * 2)[1] * 2, [("x", "y")]),
+    "a constant": (lambda x: shard_alike(x, jnp.arange(64.0).reshape(8, 8))[1], [("x", "y")]),
+    "two arguments": (shard_alike, [("x",), None]),
+    "mapped": (jax.vmap(shard_alike, in_axes=(0, 1)), [("x", "y"), ("y", "x")]),
+    "other shapes": (lambda x: shard_alike(x, x[:4]), [("x",)]),
+    "differentiated": (
+        jax.grad(lambda x: sum(a.sum() for a in shard_alike(x * x, jnp.sin(X)))),
+        [("x",)],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_values_sharded_alike(name):
+    fn, specs = ALIKE[name]
+    args = [X if s is None else on(MESH, *s) for s in specs]
+    check_same(lambda jit: jit(fn)(*args))
+
+
+def test_programs_in_programs():
+    def nest(jit):
+        halves = NamedSharding(MESH, P("x")), NamedSharding(MESH, P("x", "y"))
+        inner = jit(partial(jnp.matmul, X), in_shardings=halves[0], out_shardings=halves[1])
+        return jit(lambda x: jax.jit(lambda y: inner(y) + 1)(x * 2))(on(MESH, "x"))
+
+    check_same(nest)
