@@ -16,7 +16,7 @@ from meshwise.api.arguments import Arguments
 from meshwise.choose.plan import Plan
 from meshwise.ir.mesh import Axes
 from meshwise.ir.mesh import Mesh as RefinedMesh
-from meshwise.ir.program import Hint
+from meshwise.ir.program import Hint, shape_of
 from meshwise.ir.sharding import Sharding
 from meshwise.run.placement import named_sharding
 
@@ -81,15 +81,49 @@ def _spec_of_type(aval: Any) -> Any:
 def pinned(plan: Plan, avals: Sequence[Any], specs: Sequence[Any]) -> list[Any] | None:
     """Hints for the results over mixed axes that did not come out as their types say.
 
-    None where all did.
+    And for those that came out uneven in a program of which nobody said that anything is. None
+    where there are none.
     """
+    mesh, said = plan.program.mesh, plan.program
+    hints = zip((*said.in_hints, *said.out_hints), (*said.inputs, *said.outputs), strict=True)
+    divides = all(_divides(mesh, hint, shape_of(atom)) for hint, atom in hints)
+
+    def pin(lies: Sharding, aval: Any) -> PartitionSpec | None:
+        if _is_mixed(aval):
+            return _pin(mesh, lies, aval)
+        return _even(mesh, lies, aval.shape) if divides else None
+
     found = [
-        _pin(plan.program.mesh, lies, aval) if spec is None and _is_mixed(aval) else None
+        pin(lies, aval) if spec is None else None
         for lies, aval, spec in zip(plan.out_shardings, avals, specs, strict=True)
     ]
-    if not any(found):
+    if all(p is None for p in found):
         return None
-    return [p or s for p, s in zip(found, specs, strict=True)]
+    return [s if p is None else p for p, s in zip(found, specs, strict=True)]
+
+
+def _divides(mesh: RefinedMesh, hint: Hint | None, shape: Sequence[int]) -> bool:
+    """Whether a hint shards no dim that does not divide."""
+    dims = hint.dims if hint is not None else ()
+    return all(n % mesh.size(axes or ()) == 0 for n, axes in zip(shape, dims, strict=False))
+
+
+def _even(mesh: RefinedMesh, lies: Sharding, shape: Sequence[int]) -> PartitionSpec | None:
+    """As much of a sharding as divides, in the user's axes; None where all of it does.
+
+    What nobody asked to be uneven is to come back as an ordinary array.
+    """
+    pairs = list(zip(lies.dims, shape, strict=True))
+    if all(n % mesh.size(axes) == 0 for axes, n in pairs):
+        return None
+    entries: list[Any] = []
+    for axes, size in pairs:
+        prefixes = [axes[:k] for k in range(len(axes), -1, -1) if size % mesh.size(axes[:k]) == 0]
+        whole = next(w for p in prefixes if (w := mesh.restore(p)) is not None)
+        entries.append(whole[0] if len(whole) == 1 else whole or None)
+    while entries and entries[-1] is None:
+        entries.pop()
+    return PartitionSpec(*entries)
 
 
 def _is_mixed(aval: Any) -> bool:
@@ -129,7 +163,7 @@ def placements(
         if hint is None or hint.closed != found.dims:
             theirs = plan.program.mesh.under(own.axis_names, own.axis_sizes)
             return named_sharding(found, theirs or plan.program.mesh, own if theirs else mesh)
-        return NamedSharding(own, spec.spec if isinstance(spec, NamedSharding) else spec)
+        return NamedSharding(own, spec) if isinstance(spec, PartitionSpec) else _as_said(spec, own)
 
     program = plan.program
     each_in = zip(plan.in_shardings, program.in_hints, in_specs, strict=True)
@@ -141,6 +175,14 @@ def placements(
         for found, hint, spec, a in each_out
     ]
     return ins, tuple(outs)
+
+
+def _as_said(said: NamedSharding, own: Any) -> NamedSharding:
+    """A sharding as the user wrote it, if that names devices; else over the mesh of the type."""
+    if isinstance(said.mesh, AbstractMesh) or isinstance(own, AbstractMesh):
+        return NamedSharding(own, said.spec)
+    same = (said.mesh.axis_names, said.mesh.axis_sizes) == (own.axis_names, own.axis_sizes)
+    return NamedSharding(own, said.spec) if same else said
 
 
 def _worded(
