@@ -131,18 +131,21 @@ def _is_mixed(aval: Any) -> bool:
     return AxisType.Explicit in kinds and kinds != {AxisType.Explicit}
 
 
-def _pin(mesh: RefinedMesh, lies: Sharding, aval: Any) -> PartitionSpec | None:
-    """The type's axes and, minor to them, the Auto axes that completion found; None if they are."""
+def _pin(mesh: RefinedMesh, lies: Sharding, aval: Any) -> NamedSharding | None:
+    """The type's axes and what completion put minor to them of Auto axes; None if it is so."""
     theirs = _jax.type_mesh(aval)
     kinds = dict(zip(theirs.axis_names, theirs.axis_types, strict=True))
+    mesh = mesh.under(theirs.axis_names, theirs.axis_sizes) or mesh
     entries: list[tuple[str, ...]] = []
     for axes, entry, size in zip(lies.dims, aval.sharding.spec.partitions, aval.shape, strict=True):
         typed = tuple(entry) if isinstance(entry, tuple) else (entry,) if entry else ()
-        auto = tuple([a for a in _whole_axes(mesh, axes) if kinds.get(a) != AxisType.Explicit])
+        own = mesh.refine(typed)
+        rest = axes[len(own) :] if axes[: len(own)] == own else ()
+        auto = tuple([a for a in _whole_axes(mesh, rest) if kinds.get(a) != AxisType.Explicit])
         wanted = mesh.refine((*typed, *auto))
         entries.append((*typed, *auto) if size % mesh.size(wanted) == 0 else typed)
     same = all(mesh.refine(e) == axes for e, axes in zip(entries, lies.dims, strict=True))
-    return None if same else PartitionSpec(*entries)
+    return None if same else NamedSharding(theirs, PartitionSpec(*entries))
 
 
 def _whole_axes(mesh: RefinedMesh, axes: Axes) -> list[str]:
