@@ -121,6 +121,7 @@ from meshwise._jax.tracing import block_mesh as block_mesh
 from meshwise._jax.tracing import broadcast_prefix as broadcast_prefix
 from meshwise._jax.tracing import context_mesh as context_mesh
 from meshwise._jax.tracing import is_tracing as is_tracing
+from meshwise._jax.tracing import is_tracing_forbidden as is_tracing_forbidden
 from meshwise._jax.tracing import is_unspecified as is_unspecified
 from meshwise._jax.tracing import leak_summary as leak_summary
 from meshwise._jax.tracing import make_jaxpr_over_axes as make_jaxpr_over_axes

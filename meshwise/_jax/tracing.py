@@ -133,6 +133,11 @@ def without_leak_checks() -> Any:
     return _config.check_tracer_leaks(False)
 
 
+def is_tracing_forbidden() -> bool:
+    """Whether inside `jax.no_tracing`, where a function that is traced anew is an error."""
+    return bool(_config.no_tracing.value)
+
+
 def settings_key() -> Any:
     """Everything in JAX's configuration that a traced program depends on."""
     return _config.trace_context()

@@ -228,7 +228,7 @@ class JitFunction:
         def as_jax() -> tuple[Any, Any, bool]:
             return self._as_jax.run((args, kwargs))
 
-        if self.options.is_for_one_device:
+        if self.options.is_for_one_device or _jax.is_tracing_forbidden():
             return as_jax()
         if self._is_traced(arguments):
             runners = self._kept.runners
