@@ -106,11 +106,19 @@ def _cheapest_of(search: Search, node: Node, others: Sequence[DimAxes]) -> list[
 def _choices(search: Search, node: Node, limits: Limits) -> list[DimAxes]:
     """The axes worth pricing for a node as its neighbours are now; the current ones first."""
     graph = search.graph
-    operands = [search.produced(graph.values[v]) for v in node.operands]
-    results = [sorted(search.wanted(graph.values[v]), key=str) for v in node.results]
+    operands = tuple([search.produced(graph.values[v]) for v in node.operands])
+    results = tuple([frozenset(search.wanted(graph.values[v])) for v in node.results])
     current = search.placed[node.index].strategy.axes
-    found = candidates(node, graph.mesh, operands, results, nominal(graph, node), current)
-    return [a for a in found if a is current or limits.allow(graph, node, a)]
+    natural = tuple(nominal(graph, node))
+    within = limits.work[node.index], limits.held.get(node.index)
+    key = "choices", graph.alike[node.index], operands, results, natural, current, within
+
+    def find() -> list[DimAxes]:
+        wanted = [sorted(wishes, key=str) for wishes in results]
+        found = candidates(node, graph.mesh, operands, wanted, natural, current)
+        return [a for a in found if a is current or limits.allow(graph, node, a)]
+
+    return graph.once(key, find)
 
 
 def _move_shared_values(search: Search, free: Set[int], limits: Limits) -> set[int]:

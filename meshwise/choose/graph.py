@@ -1,8 +1,9 @@
 """The cost graph as data: nodes, the values between them, and what is fixed at the boundary."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from meshwise._jax import Literal, Var
 from meshwise.choose.carries import Carries, find_carries
@@ -13,6 +14,8 @@ from meshwise.ir.program import Hint, Program, itemsize_of, shape_of
 from meshwise.ir.sharding import DimAxes, Reduction, Sharding, replicated, unreduced
 from meshwise.propagate.completion import Completion
 from meshwise.rules.registry import OpRule
+
+T = TypeVar("T")
 
 
 @dataclass(eq=False, slots=True)
@@ -42,7 +45,9 @@ class Value:
 class Graph:
     """What is to be decided, and the figures to decide it by.
 
-    `nodes_of` gives for each equation the nodes it is in, and its part there.
+    `nodes_of` gives for each equation the nodes it is in, and its part there. `alike` numbers the
+    nodes so that those of repeated layers have the same number: the same strategies of them cost
+    the same where their values lie alike. `known` is what was worked out for one of them.
     """
 
     program: Program
@@ -56,6 +61,15 @@ class Graph:
     completion: Completion
     hardware: Hardware
     nodes_of: dict[int, tuple[tuple[int, Member], ...]]
+    alike: Sequence[int]
+    known: dict[Any, Any] = field(default_factory=dict)
+
+    def once(self, key: Any, make: Callable[[], T]) -> T:
+        """What `make` gives for a key, made once; a key begins with the name of what it is."""
+        found = self.known.get(key)
+        if found is None:
+            found = self.known[key] = make()
+        return found
 
     def nominal(self, var: Var) -> DimAxes:
         """The dims' axes that completion gave a value."""
@@ -93,7 +107,31 @@ def build_graph(
         completion,
         hardware,
         nodes_of,
+        _alike(program, rules, nodes, values),
     )
+
+
+def _alike(
+    program: Program,
+    rules: Sequence[OpRule],
+    nodes: Sequence[Node],
+    values: Mapping[Var, Value],
+) -> list[int]:
+    """Numbers of nodes by what their costs depend on; equations of one signature share a rule."""
+    numbers: dict[Any, int] = {}
+    found = []
+    for node in nodes:
+        around = [values[v] for v in (*node.operands, *node.results)]
+        members = [
+            (id(rules[m.equation]), m.factors, program.trips[m.equation]) for m in node.members
+        ]
+        key = (
+            (node.rule, node.reduced, node.carries, node.adopts, node.together, node.is_region),
+            tuple(members),
+            tuple([(v.shape, v.itemsize, v.trips, v.remade) for v in around]),
+        )
+        found.append(numbers.setdefault(key, len(numbers)))
+    return found
 
 
 def _filled(hint: Hint | None, completed: DimAxes) -> DimAxes:

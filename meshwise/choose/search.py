@@ -60,7 +60,7 @@ class Search:
 
     def placement(self, node: Node, axes: DimAxes, carried: Axes = ()) -> Placement:
         """What a strategy wants and produces (remembered)."""
-        key = node.index, axes, carried
+        key = self.graph.alike[node.index], axes, carried
         if key not in self._known:
             rule, strategy = node.rule, Strategy(axes, carried)
             wanted = [

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from meshwise._jax import Var, stack_p, step_p
 from meshwise.choose.candidates import candidates, natural_candidates
@@ -93,12 +94,19 @@ def _work_limits(graph: Graph) -> list[float]:
         held = everywhere.issuperset(node.operands)
         element_wise = node.is_region and not _is_of_pairs(graph, node)
         free = element_wise or (held and _is_light(graph, node))
-        natural = () if free else natural_candidates(node, graph.mesh, nominal(graph, node))
-        followed = [a for a in natural if node_seconds(graph, node, a) < IMPOSSIBLE]
-        work = (work_seconds(graph, node, axes, padded=False) for axes in followed)
-        least = min(work, default=float("inf"))
+        key = "work", graph.alike[node.index], tuple(nominal(graph, node))
+        least = IMPOSSIBLE if free else graph.once(key, partial(_least_work, graph, node))
         limits.append(least * (1 + 1e-9))
     return limits
+
+
+def _least_work(graph: Graph, node: Node) -> float:
+    """Of the strategies that the shardings of a node's own values suggest, in seconds."""
+    natural = natural_candidates(node, graph.mesh, nominal(graph, node))
+    followed = [a for a in natural if node_seconds(graph, node, a) < IMPOSSIBLE]
+    return min(
+        (work_seconds(graph, node, axes, padded=False) for axes in followed), default=IMPOSSIBLE
+    )
 
 
 def _held_everywhere(graph: Graph) -> set[Var]:
@@ -194,6 +202,15 @@ def _cheapest(
     graph: Graph, node: Node, tensors: Sequence[DimAxes], limits: Limits, keep_results: bool
 ) -> DimAxes:
     """The candidate that is cheapest with operands (and results) lying as given."""
+    held = limits.held.get(node.index)
+    lying = tuple(tensors), tuple(nominal(graph, node)), keep_results
+    key = "cheapest", graph.alike[node.index], lying, limits.work[node.index], held
+    return graph.once(key, lambda: _find_cheapest(graph, node, tensors, limits, keep_results))
+
+
+def _find_cheapest(
+    graph: Graph, node: Node, tensors: Sequence[DimAxes], limits: Limits, keep_results: bool
+) -> DimAxes:
     operands = [Sharding(dims) for dims in tensors[: len(node.operands)]]
     found = candidates(node, graph.mesh, operands, (), tensors, None)
     found += natural_candidates(node, graph.mesh, nominal(graph, node))

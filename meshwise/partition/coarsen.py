@@ -7,7 +7,7 @@ axes, and its size does not depend on how many prime factors their sizes have.
 """
 
 from collections.abc import Iterable, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from meshwise.choose.plan import EquationPlan, Plan, Rejected
@@ -103,6 +103,7 @@ class _Renaming:
     """Axes by their new names: a run is known by its first sub-axis."""
 
     name_of: dict[str, str]
+    known: dict[Sharding, Sharding] = field(default_factory=dict)
 
     def axes(self, old: Axes) -> Axes:
         return tuple(self.name_of[a] for a in old if a in self.name_of)
@@ -111,7 +112,11 @@ class _Renaming:
         return tuple(self.axes(own) for own in old)
 
     def sharding(self, old: Sharding) -> Sharding:
-        return unreduced(self.dims(old.dims), self.axes(old.unreduced), old.reduction)
+        new = self.known.get(old)
+        if new is None:
+            new = unreduced(self.dims(old.dims), self.axes(old.unreduced), old.reduction)
+            self.known[old] = new
+        return new
 
     def strategy(self, old: Strategy) -> Strategy:
         return Strategy(self.dims(old.axes), self.axes(old.carried))

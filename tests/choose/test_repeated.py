@@ -1,0 +1,105 @@
+"""Work that repeated layers, and more devices, do not add: counted, not timed."""
+
+import functools
+import importlib
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import PartitionSpec as P
+
+import meshwise as mw
+
+# `meshwise.reshard` is a function of the public interface, too.
+SEARCH = importlib.import_module("meshwise.reshard.search")
+STARTS = importlib.import_module("meshwise.choose.starts")
+REGISTRY = importlib.import_module("meshwise.rules.registry")
+DESCENT = importlib.import_module("meshwise.choose.search")
+
+
+def mesh(x, y):
+    return AbstractMesh((x, y), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+
+
+def f32(*shape):
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def forget():
+    """Drop what is remembered from call to call."""
+    for name, module in list(sys.modules.items()):
+        if name.split(".")[0] == "meshwise":
+            for function in vars(module).values():
+                if isinstance(function, functools._lru_cache_wrapper):
+                    function.cache_clear()
+
+
+def norm(x):
+    centred = x - x.mean(-1, keepdims=True)
+    return centred * jax.lax.rsqrt((centred**2).mean(-1, keepdims=True) + 1e-5)
+
+
+def loss(x, weights):
+    for first, second in weights:
+        hidden = mw.shard(jax.nn.gelu(norm(x) @ first), P("x", "y"))
+        x = x + hidden @ second
+    return (x**2).sum()
+
+
+def step(x, weights):
+    return jax.tree.map(lambda w, g: w - 0.1 * g, weights, jax.grad(loss, 1)(x, weights))
+
+
+def partitioned(layers, on, rows=1 << 16, width=512):
+    types = f32(rows, width), [(f32(width, 4 * width), f32(4 * width, width))] * layers
+    shardings = (P("x"), [(P(None, "y"), P("y"))] * layers)
+    how = {"mesh": on, "in_shardings": shardings, "out_shardings": shardings[1]}
+    return mw.jit(lambda x, weights: step(x, weights), **how).partition(*types)
+
+
+def work(monkeypatch, layers):
+    """What a plan of so many layers takes: searches, rules read, nodes priced; changes priced."""
+    forget()
+    counts = dict.fromkeys(("paths", "rules", "nodes", "changes"), 0)
+
+    def counted(name, function):
+        def call(*args, **options):
+            counts[name] += 1
+            return function(*args, **options)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        for name, owner, attribute in (
+            ("paths", SEARCH, "shortest_path"),
+            ("nodes", STARTS, "_find_cheapest"),
+            ("rules", REGISTRY.REGISTRY, "describe"),
+            ("changes", DESCENT.Search, "_delta"),
+        ):
+            patch.setattr(owner, attribute, counted(name, getattr(owner, attribute)))
+        program = partitioned(layers, mesh(2, 4))
+    return {**counts, "equations": len(program.plan.program.equations)}
+
+
+def test_layers_that_are_alike_are_planned_once(monkeypatch):
+    few, many = (work(monkeypatch, layers) for layers in (4, 16))
+    assert few["paths"] > 0 and few["rules"] > 20 and few["nodes"] > 10
+    assert many["equations"] > 3.5 * few["equations"]
+    assert [many[k] for k in ("paths", "rules", "nodes")] == [
+        few[k] for k in ("paths", "rules", "nodes")
+    ]
+
+
+def test_each_further_layer_takes_the_same_work(monkeypatch):
+    small, middle, large = (work(monkeypatch, layers) for layers in (4, 8, 16))
+    assert middle["changes"] > small["changes"]
+    assert large["changes"] - middle["changes"] == 2 * (middle["changes"] - small["changes"])
+
+
+@pytest.mark.parametrize("x", [8, 128])
+def test_more_devices_make_no_larger_program(x):
+    few, many = partitioned(2, mesh(2, 4)), partitioned(2, mesh(x, 4))
+    assert len(many.jaxpr.eqns) == len(few.jaxpr.eqns)
+    assert [c.kind for c in many.collectives] == [c.kind for c in few.collectives]
