@@ -58,7 +58,7 @@ def _first_calls(context: LocalContext, *operands: Any) -> Sequence[Any]:
     names = context.mesh.names
     if not names:
         return context.bind(*operands)
-    types = [v.aval for v in context.eqn.outvars]
+    types: list[Any] = [v.aval for v in context.eqn.outvars]
 
     def call() -> list[Any]:
         return context.bind(*operands)
