@@ -5,21 +5,25 @@ devices does not survive that, so there the arguments are looked at before each 
 versions the call is tried first, and looked at when it fails.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 
 from meshwise import _jax
-from meshwise.api.arguments import Arguments, argument_paths
 from meshwise.errors import DeletedArrayError, message
 from meshwise.run.uneven import UnevenArray
 
 _KINDS = (*_jax.ARRAY_CLASSES, UnevenArray)
 
 
-def refuse_gone(name: str, arguments: Arguments, donated: Sequence[int]) -> None:
+def refuse_gone(
+    name: str,
+    leaves: Sequence[Any],
+    paths_of: Callable[[], Sequence[str]],
+    donated: Sequence[int] = (),
+) -> None:
     """An error that names every argument whose buffers are deleted, or donated and given twice."""
-    leaves = arguments.leaves
     arrays = [(i, leaf) for i, leaf in enumerate(leaves) if type(leaf) in _KINDS]
     gone = [i for i, leaf in arrays if leaf.is_deleted()]
     places: dict[int, list[int]] = {}
@@ -28,7 +32,7 @@ def refuse_gone(name: str, arguments: Arguments, donated: Sequence[int]) -> None
     shared = [at for at in places.values() if len(at) > 1 and not set(at).isdisjoint(donated)]
     if not gone and not shared:
         return
-    paths = argument_paths(arguments)
+    paths = paths_of()
     if gone:
         raise DeletedArrayError(
             message(

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from meshwise import _jax
-from meshwise.api.arguments import Arguments, leaf_key, name_of, take_apart
+from meshwise.api.arguments import Arguments, argument_paths, leaf_key, name_of, take_apart
 from meshwise.api.as_jax import AsJax
 from meshwise.api.autotune import scheduled
 from meshwise.api.build import DRIVER_OF, Resolved, build, donated_leaves, planning, resolve
@@ -219,7 +219,8 @@ class JitFunction:
         """An error where an argument's buffers are gone, or donated and given twice."""
         arguments = take_apart(self.options, args, kwargs)
         donated = donated_leaves(self.options, arguments)
-        refuse_gone(self.name, arguments, donated)
+        paths = functools.partial(argument_paths, arguments)
+        refuse_gone(self.name, arguments.leaves, paths, donated)
 
     def _missed(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
         """Results of a call, what JAX's dispatch needs to repeat it, whether to come back."""

@@ -75,7 +75,7 @@ def reshard(
     paths = ["x" + jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_flatten_with_path(x)[0]]
     leaves, tree = jax.tree.flatten(x)
     _check_arrays(leaves, paths)
-    refuse_gone("mw.reshard", leaves, paths)
+    refuse_gone("mw.reshard", leaves, lambda: paths)
     is_traced |= any(isinstance(leaf, _jax.Tracer) for leaf in leaves)
     targets = _targets(leaves, specs, paths, is_traced)
     if is_traced:
