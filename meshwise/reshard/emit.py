@@ -229,7 +229,11 @@ def _pad_gaining(x: jax.Array, step: Step, mesh: Mesh) -> jax.Array:
     missing = [(0, wanted[dim] - size, 0) for dim, size in enumerate(x.shape)]
     if not any(high for _, high, _ in missing):
         return x
-    return lax.pad(x, jnp.zeros((), x.dtype), missing)
+    padded = lax.pad(x, jnp.zeros((), x.dtype), missing)
+    # XLA on CPU gives a piece that is nothing but padding another layout than the others have,
+    # and then refuses its own all_to_all.
+    hollow = any(missing[dim][1] >= step.target_shape[dim] for dim in gaining)
+    return lax.optimization_barrier(padded) if hollow else padded
 
 
 def _cut(x: jax.Array, step: Step) -> jax.Array:

@@ -88,6 +88,11 @@ class Executable:
             for t, s in zip(program.out_types, program.out_shardings, strict=True)
         ]
         self._uneven_out = _positions_of_uneven(program.out_types, out_padded)
+        self._empty_out = [
+            i
+            for i, (t, s) in enumerate(zip(program.out_types, self.out_shardings, strict=True))
+            if 0 in t.shape and not s.is_fully_replicated
+        ]
         self._call: Callable[..., list[Any]] | None = None
         self._held = [
             x if x.sharding.is_equivalent_to(s, x.ndim) else jax.device_put(x, s)
@@ -112,6 +117,8 @@ class Executable:
             if all(new is old for new, old in zip(placed, args, strict=True)):
                 raise
             outs = call(*(self._padded(placed) if self._uneven_in else placed))
+        for i in self._empty_out:
+            outs[i] = _cut_empty(outs[i], self.out_shardings[i])
         for i in self._uneven_out:
             outs[i] = UnevenArray(outs[i], self.program.out_types[i].shape)
         return outs
@@ -174,10 +181,10 @@ class Executable:
         """What `_jax.dispatcher` needs to make the same call from C++, None if it cannot.
 
         `outs` are the results of a call with `args`, the leaves of `out_tree`. It cannot where a
-        dim is uneven, where the program calls back to the host, or where an argument had to be
-        moved: C++ would not move it, nor look.
+        dim is uneven or a result without elements is sharded, where the program calls back to the
+        host, or where an argument had to be moved: C++ would not move it, nor look.
         """
-        if self._uneven_in or self._uneven_out:
+        if self._uneven_in or self._uneven_out or self._empty_out:
             return None
         args = [*self._held, *args]
         if any(new is not old for new, old in zip(self._placed(args), args, strict=True)):
@@ -325,6 +332,13 @@ def _positions_of_uneven(types: Sequence[Any], padded: Sequence[tuple[int, ...]]
     return [
         i for i, (t, p) in enumerate(zip(types, padded, strict=True)) if tuple(t.shape) != tuple(p)
     ]
+
+
+def _cut_empty(array: Any, sharding: NamedSharding) -> Any:
+    """A result without elements in shards of the right shape: XLA may give each device all of it."""
+    first = array.addressable_shards[0].data
+    is_cut = first.shape == sharding.shard_shape(array.shape)
+    return array if is_cut else jax.device_put(first, sharding)
 
 
 def _is_committed(arg: Any) -> bool:

@@ -1,0 +1,18 @@
+"""Every public function of the array API with random arguments, by name."""
+
+from tests.drop_in.tables.indexing import INDEXING
+from tests.drop_in.tables.lax import LAX
+from tests.drop_in.tables.matrices import MATRICES
+from tests.drop_in.tables.models import MODELS
+from tests.drop_in.tables.numbers import NUMBERS
+from tests.drop_in.tables.random import RANDOM
+from tests.drop_in.tables.reductions import REDUCTIONS
+from tests.drop_in.tables.shapes import SHAPES
+from tests.drop_in.tables.special import SPECIAL
+
+TABLES = (NUMBERS, REDUCTIONS, SHAPES, INDEXING, MATRICES, LAX, MODELS, SPECIAL, RANDOM)
+ROWS = {name: row for table in TABLES for name, row in table.items()}
+
+# How many times the usual rounding a function may differ by: sums of many terms that cancel, and
+# solvers, whose steps round on.
+TOLERANCE = {}
