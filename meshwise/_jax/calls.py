@@ -26,9 +26,10 @@ from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import mlir as _mlir
 from jax._src.interpreters import partial_eval as _pe
 from jax._src.util import weakref_lru_cache as _weakref_lru_cache
-from jax.extend.core import ClosedJaxpr, Primitive
+from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
+from meshwise._jax.dispatch import InternalNanError, raise_where_found
 from meshwise._jax.explicit import auto_mesh, is_explicit, is_typed, plain_type
 from meshwise._jax.hints import batched_spec
 
@@ -83,7 +84,10 @@ def without_consts(closed: ClosedJaxpr) -> ClosedJaxpr:
 def _impl(
     *args: Any, jaxpr: ClosedJaxpr, in_specs: Specs, out_specs: Specs, runner: Any, **_: Any
 ) -> Any:
-    return runner.run(jaxpr, in_specs, out_specs, args)
+    try:
+        return runner.run(jaxpr, in_specs, out_specs, args)
+    except InternalNanError as found:
+        raise_where_found(found, jaxpr_as_fun(jaxpr), args, {})
 
 
 @mw_call_p.def_effectful_abstract_eval

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 from jax._src import api_util as _api_util
@@ -26,6 +26,35 @@ InternalNanError = _api_util.InternalFloatingPointError
 # Before 0.11.1 a donated argument that is used again ends the process where there are several
 # devices; since then it is an error.
 SURVIVES_DONATED_ARGUMENTS = jax.__version_info__ >= (0, 11, 1)
+
+
+def raise_where_found(
+    found: Exception, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+) -> NoReturn:
+    """Call a function step by step, for the FloatingPointError of the line that is to blame.
+
+    Where the function by itself makes no NaN or infinity, a FloatingPointError says so.
+    """
+    _api_util.maybe_recursive_nan_check(found, function, args, kwargs)
+
+
+def caller(compiled: Any) -> Callable[..., Any]:
+    """A `Compiled` as a function of its arguments.
+
+    JAX reports arrays of types of fewer than eight bits in another layout than compiled programs
+    want, and would refuse them; such a program is called without that comparison.
+    """
+    executable = compiled._executable
+    if not any(_bits(a.dtype) < 8 for a in executable.in_avals):
+        return compiled
+    consts = compiled._params.const_args
+    return lambda *args: jax.tree.unflatten(
+        compiled.out_tree, executable.unsafe_call(*consts, *jax.tree.leaves(args))
+    )
+
+
+def _bits(dtype: Any) -> int:
+    return 8 if jax.numpy.issubdtype(dtype, extended) else _dtypes.itemsize_bits(dtype)
 
 
 def kept_with_function(make: Callable[..., Any]) -> Any:

@@ -120,7 +120,10 @@ class Executable:
         for i in self._empty_out:
             outs[i] = _cut_empty(outs[i], self.out_shardings[i])
         for i in self._uneven_out:
-            outs[i] = UnevenArray(outs[i], self.program.out_types[i].shape)
+            uneven = UnevenArray(outs[i], self.program.out_types[i].shape)
+            is_keys = jnp.issubdtype(outs[i].dtype, _jax.extended)
+            # jax.random takes no objects but JAX's own for keys.
+            outs[i] = uneven.value if is_keys else uneven
         return outs
 
     def placed(self, args: Sequence[Any]) -> list[Any]:
@@ -220,7 +223,7 @@ class Executable:
         return function
 
     def _prepare(self) -> Callable[..., list[Any]]:
-        call = self._call = self._compiled
+        call = self._call = _jax.caller(self._compiled)
         return call
 
     def _padded(self, args: Sequence[Any]) -> list[Any]:
@@ -335,7 +338,7 @@ def _positions_of_uneven(types: Sequence[Any], padded: Sequence[tuple[int, ...]]
 
 
 def _cut_empty(array: Any, sharding: NamedSharding) -> Any:
-    """A result without elements in shards of the right shape: XLA may give each device all of it."""
+    """A result without elements in shards of its shape: XLA may give each device all of it."""
     first = array.addressable_shards[0].data
     is_cut = first.shape == sharding.shard_shape(array.shape)
     return array if is_cut else jax.device_put(first, sharding)

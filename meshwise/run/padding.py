@@ -74,7 +74,7 @@ def _pad_program(
 ) -> Any:
     jitted = jax.jit(lambda x: pad_end(x, padded), in_shardings=source, out_shardings=target)
     with _jax.without_mesh():
-        return jitted.lower(jax.ShapeDtypeStruct(shape, dtype)).compile()
+        return _jax.caller(jitted.lower(jax.ShapeDtypeStruct(shape, dtype)).compile())
 
 
 @functools.lru_cache(_KEPT_PROGRAMS)
@@ -87,4 +87,4 @@ def _cut_program(
 ) -> Any:
     jitted = jax.jit(lambda x: cut_end(x, shape), in_shardings=source, out_shardings=target)
     with _jax.without_mesh():
-        return jitted.lower(jax.ShapeDtypeStruct(padded, dtype)).compile()
+        return _jax.caller(jitted.lower(jax.ShapeDtypeStruct(padded, dtype)).compile())
