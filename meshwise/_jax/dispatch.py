@@ -66,9 +66,13 @@ def kept_with_function(make: Callable[..., Any]) -> Any:
 
 
 def guarded(
-    dispatch: Callable[..., Any], look: Callable[..., None], looks_first: bool, donates: bool
+    dispatch: Callable[..., Any],
+    function: Callable[..., Any],
+    look: Callable[..., None],
+    looks_first: bool,
+    donates: bool,
 ) -> Callable[..., Any]:
-    """`dispatch`, and `look(args, kwargs)` where it fails, to say why.
+    """`dispatch` of a function, and `look(args, kwargs)` where it fails, to say why.
 
     With `looks_first` it looks before a call too, where an array's buffers are deleted; where the
     call donates, also where an array comes twice. Everything here is paid for in every call.
@@ -78,6 +82,8 @@ def guarded(
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
             return dispatch(*args, **kwargs)
+        except InternalNanError as found:  # in a call from C++, or of a call inside
+            raise_where_found(found, function, args, kwargs)
         except (RuntimeError, ValueError):
             look(args, kwargs)
             raise
@@ -91,6 +97,8 @@ def guarded(
             look(args, kwargs)
         try:
             return dispatch(*args, **kwargs)
+        except InternalNanError as found:  # in a call from C++, or of a call inside
+            raise_where_found(found, function, args, kwargs)
         except (RuntimeError, ValueError):
             look(args, kwargs)
             raise

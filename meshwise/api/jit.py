@@ -160,7 +160,7 @@ class JitFunction:
         """The first call: the devices are known now, and so is how to call from now on."""
         looks_first = not _jax.SURVIVES_DONATED_ARGUMENTS and jax.device_count() > 1
         donates = bool(self.options.donate_argnums or self.options.donate_argnames)
-        self.__call__ = _jax.guarded(self._dispatch, self._look, looks_first, donates)
+        self.__call__ = _jax.guarded(self._dispatch, self.fn, self._look, looks_first, donates)
         return self.__call__(*args, **kwargs)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:

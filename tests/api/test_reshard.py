@@ -143,8 +143,7 @@ def test_uneven_arrays_of_every_type_can_be_read(dtype):
 @pytest.mark.parametrize(
     "dtype",
     [
-        *["bool", "bfloat16", "key"],
-        pytest.param("int4", marks=pytest.mark.xfail(strict=True, raises=ValueError, reason=INT4)),
+        *["bool", "bfloat16", "key", "int4"],
     ],
 )
 def test_uneven_arrays_have_a_value_of_every_type(dtype):

@@ -92,9 +92,7 @@ def run(call: Call, placed: Placed) -> Any:
         jax.device_put(a, NamedSharding(placed.mesh, s)) if c else _plain(a)
         for a, s, c in zip(call.arrays, placed.specs, placed.committed, strict=True)
     ]
-    specs = tuple(
-        None if c else s for s, c in zip(placed.specs, placed.committed, strict=True)
-    )
+    specs = tuple(None if c else s for s, c in zip(placed.specs, placed.committed, strict=True))
     outs = None
     if placed.out_spec is not None:
         shapes = jax.eval_shape(call.function, *args)

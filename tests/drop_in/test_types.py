@@ -122,6 +122,7 @@ def test_keys(impl, how):
 
 def test_keys_of_a_default_implementation():
     with jax.default_prng_impl("rbg"):
+
         def fn(seed):
             return jax.random.key(seed), jax.random.normal(jax.random.key(seed), (4, 4))
 

@@ -21,8 +21,11 @@ def _matmul(function: Any) -> Row:
         x = d.ordinary((*batch[0], *d.pick((n, k), (n, k), ())[:2]) or (k,), "ffic")
         x = x if x.shape[-1:] == (k,) and x.ndim > 1 else d.ordinary((k,), "fi")
         y = d.ordinary((*batch[1], k, m) if d.flag(0.8) else (k,), "ffic")
-        given = {"preferred_element_type": jnp.float32} if (
-            d.flag(0.2) and x.dtype.kind != "c" and y.dtype.kind != "c") else {}
+        given = (
+            {"preferred_element_type": jnp.float32}
+            if (d.flag(0.2) and x.dtype.kind != "c" and y.dtype.kind != "c")
+            else {}
+        )
         return d.call(function, x, y, **given)
 
     return row
