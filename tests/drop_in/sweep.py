@@ -42,7 +42,8 @@ class Placed:
     out_spec: Any
 
     def __str__(self) -> str:
-        how = [f"{s}{' placed' if c else ''}" for s, c in zip(self.specs, self.committed)]
+        pairs = zip(self.specs, self.committed, strict=True)
+        how = [f"{s}{' placed' if c else ''}" for s, c in pairs]
         return f"mesh {dict(self.mesh.shape)}, in {how}, out {self.out_spec}"
 
 
@@ -82,7 +83,8 @@ def drawn_placement(dice: Dice, arrays: list[Any]) -> Placed:
         for a, shape, spec in zip(arrays, shapes, specs, strict=True)
     ]
     out = "x" if dice.flag(0.25) else None
-    given = [None if not c and dice.flag(0.15) else s for s, c in zip(specs, committed)]
+    pairs = zip(specs, committed, strict=True)
+    given = [None if not c and dice.flag(0.15) else s for s, c in pairs]
     return Placed(mesh, tuple(given), tuple(committed), out)
 
 
@@ -174,7 +176,8 @@ def leaf_difference(want: Any, got: Any, loose: float) -> str | None:
         return None
     places = np.argwhere(wrong)
     at = tuple(places[0])
-    return f"{len(places)} of {want.size} wrong {want.dtype}{want.shape}, first at {at}: {got[at]}, not {want[at]}"
+    which = f"{len(places)} of {want.size} wrong in {want.dtype}{want.shape}"
+    return f"{which}, first at {at}: {got[at]}, not {want[at]}"
 
 
 def sweep(names: list[str], seeds: range) -> Iterator[str]:

@@ -141,7 +141,7 @@ def _linear_solve(d: Dice) -> Call:
 LAX: dict[str, Row] = {
     "lax.conv_general_dilated": _conv,
     "lax.conv_general_dilated gradient": lambda d: (lambda c: d.call(
-        lambda x, k: jax.grad(lambda x, k: (jnp.abs(c.function(x, k)) ** 2).sum(), (0, 1))(x, k),
+        jax.grad(lambda x, k: (jnp.abs(c.function(x, k)) ** 2).sum(), (0, 1)),
         *[a.astype(np.float32) for a in map(np.real, c.arrays)]))(_conv(d)),
     "lax.conv": lambda d: d.call(
         lax.conv, d.ordinary((2, 3, 8, 7), dtype="float32"), d.ordinary(

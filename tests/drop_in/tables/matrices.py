@@ -162,7 +162,7 @@ def _window(d: Dice) -> Call:
 
 
 MATRICES: dict[str, Row] = {
-    **rows("jnp", jnp, "matmul dot", lambda f: _matmul(f)),
+    **rows("jnp", jnp, "matmul dot", _matmul),
     "jnp.einsum": _einsum,
     "jnp.tensordot": _tensordot(jnp.tensordot),
     "linalg.tensordot": _tensordot(la.tensordot),
@@ -204,7 +204,7 @@ MATRICES: dict[str, Row] = {
     "lax.ragged_dot": lambda d: d.call(
         lax.ragged_dot, d.ordinary((9, 4), dtype="float32"), d.ordinary((3, 4, 5), dtype="float32"),
         d.pick(np.int32([2, 4, 3]), np.int32([0, 9, 0]), np.int32([1, 2, 3]))),
-    **rows("linalg", la, "det inv slogdet", lambda f: _solver(f)),
+    **rows("linalg", la, "det inv slogdet", _solver),
     **rows("linalg", la, "cholesky", lambda f: _solver(f, definite=True)),
     **rows("linalg", la, "cond matrix_rank pinv", lambda f: _solver(f, "f")),
     "linalg.cholesky upper": _solver(lambda x: la.cholesky(x, upper=True), definite=True),
@@ -239,6 +239,18 @@ MATRICES: dict[str, Row] = {
     "linalg.tensorinv": lambda d: d.call(la.tensorinv, d.matrix((), 6).reshape(6, 2, 3), ind=1),
     "linalg.tensorsolve": lambda d: (lambda a: d.call(
         la.tensorsolve, a.reshape(2, 3, 6), d.ordinary((2, 3), dtype=a.dtype)))(d.matrix((), 6)),
+    "lax.ragged_dot_general": lambda d: d.call(
+        lambda x, y, n: lax.ragged_dot_general(x, y, n, lax.RaggedDotDimensionNumbers(
+            (((1,), (1,)), ((), ())), [0], [0])),
+        d.ordinary((9, 4), dtype="float32"), d.ordinary((3, 4, 5), dtype="float32"),
+        np.int32([2, 4, 3])),
+    "lax.fft": lambda d: d.call(
+        lax.fft, d.ordinary((4, 6), dtype="complex64"), d.pick("fft", "ifft"), d.pick(
+            (6,), (4, 6))),
+    "lax.linalg.eig": _solver(lambda x: jnp.sort(jnp.abs(lax.linalg.eig(x)[0]), -1)),
+    "lax.linalg.ormqr": lambda d: d.call(
+        lambda a, c: lax.linalg.ormqr(*lax.linalg.geqrf(a), c) if hasattr(lax.linalg, "geqrf")
+        else c, d.ordinary((5, 3), dtype="float32"), d.ordinary((5, 2), dtype="float32")),
     "lax.linalg.lu": _solver(lax.linalg.lu),
     "lax.linalg.qr": _rectangle(_absolute(lax.linalg.qr, full_matrices=False)),
     "lax.linalg.cholesky": _solver(lax.linalg.cholesky, definite=True),
@@ -271,6 +283,12 @@ MATRICES: dict[str, Row] = {
         lambda x: f(x / 8 if f is sl.expm else x))),
     **rows("scipy.linalg", sl, "sqrtm funm_none polar", lambda f: lambda d: d.call(
         f, d.definite((), None))),
+    "scipy.linalg.funm": lambda d: d.call(
+        lambda x: sl.funm(x, jnp.exp, disp=False)[0], d.definite((), 3, "f") / 9),
+    "scipy.linalg.qr_multiply": lambda d: d.call(
+        lambda a, c: jnp.abs(sl.qr_multiply(a, c)[0]), d.matrix((), 4, "f"), d.matrix((), 4, "f")),
+    "scipy.linalg.rsf2csf": lambda d: d.call(
+        _absolute(lambda a: sl.rsf2csf(*sl.schur(a))), d.matrix((), 3, "f")),
     "scipy.linalg.lu": _solver(sl.lu, "f"),
     "scipy.linalg.lu_factor": _solver(sl.lu_factor),
     "scipy.linalg.lu_solve": _solve(lambda a, b: sl.lu_solve(sl.lu_factor(a), b)),

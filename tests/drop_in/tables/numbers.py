@@ -101,8 +101,8 @@ NUMBERS: dict[str, Row] = {
         equal_nan=d.flag()))(d.together(2)),
     **rows("jnp", jnp, "allclose", lambda f: lambda d: (lambda s: d.call(
         f, d.array(s[0]), d.array(s[1]), equal_nan=d.flag()))(d.together(2))),
-    **rows("jnp", jnp, "array_equal array_equiv", lambda f: lambda d: (lambda x, s: d.call(
-        f, x, d.pick(x, x.copy(), d.array(s[1])))) (*(lambda s: (d.array(s[0]), s))(d.together(2)))),
+    **rows("jnp", jnp, "array_equal array_equiv", lambda f: lambda d: (lambda x: d.call(
+        f, x, d.pick(x, x.copy(), d.array(x.shape))))(d.array(kinds="fi"))),
     "jnp.where": lambda d: (lambda s: d.call(
         jnp.where, d.array(s[0], "bbf"), d.array(s[1], "fibc"),
         d.pick(d.array(s[2], "fib"), Scalar(0.5), 2)))(d.together(3)),

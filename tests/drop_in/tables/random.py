@@ -55,7 +55,7 @@ RANDOM: dict[str, Row] = {
         jax.vmap(lambda k: r.bits(k, (3,))), key(d, (d.integer(1, 9),))),
     **rows("random", r, (
         "cauchy exponential gumbel laplace logistic rademacher maxwell"
-    ), lambda f: _drawn(f)),
+    ), _drawn),
     "random.double_sided_maxwell": _drawn(lambda k, shape: r.double_sided_maxwell(
         k, 0.5, 2.0, shape)),
     "random.generalized_normal": _drawn(lambda k, shape: r.generalized_normal(k, 1.5, shape)),
@@ -69,10 +69,10 @@ RANDOM: dict[str, Row] = {
         lambda k, a, b: r.randint(k, np.broadcast_shapes(*s), a, b), key(d),
         d.array(s[0], dtype="int32"), d.array(s[1], dtype="int32", low=10, high=90)))(
             d.together(2)),
-    "random.bernoulli": _of_parameters(lambda k, p, shape: r.bernoulli(k, p, shape), 1, 0.1, 0.9),
-    "random.beta": _of_parameters(lambda k, a, b, shape: r.beta(k, a, b, shape), 2, 0.5, 3),
-    "random.gamma": _of_parameters(lambda k, a, shape: r.gamma(k, a, shape), 1, 0.5, 4),
-    "random.loggamma": _of_parameters(lambda k, a, shape: r.loggamma(k, a, shape), 1, 0.5, 4),
+    "random.bernoulli": _of_parameters(r.bernoulli, 1, 0.1, 0.9),
+    "random.beta": _of_parameters(r.beta, 2, 0.5, 3),
+    "random.gamma": _of_parameters(r.gamma, 1, 0.5, 4),
+    "random.loggamma": _of_parameters(r.loggamma, 1, 0.5, 4),
     "random.poisson": lambda d: (lambda s: d.call(
         lambda k, lam: r.poisson(k, lam, np.broadcast_shapes(*s)),
         r.key(d.integer(0, 99)), d.array(s[0], dtype="float32", low=0.5, high=14)))(
@@ -81,20 +81,20 @@ RANDOM: dict[str, Row] = {
         lambda k, n, p: r.binomial(k, n, p, np.broadcast_shapes(*s)), key(d),
         d.array(s[0], dtype="float32", low=1, high=20),
         d.array(s[1], dtype="float32", low=0.1, high=0.9)))(d.together(2, d.shape(0, 2))),
-    "random.chisquare": _of_parameters(lambda k, a, shape: r.chisquare(k, a, shape), 1, 0.5, 4),
-    "random.t": _of_parameters(lambda k, a, shape: r.t(k, a, shape), 1, 0.5, 4),
-    "random.f": _of_parameters(lambda k, a, b, shape: r.f(k, a, b, shape), 2, 0.5, 4),
-    "random.geometric": _of_parameters(lambda k, p, shape: r.geometric(k, p, shape), 1, 0.1, 0.9),
-    "random.lognormal": _of_parameters(lambda k, s, shape: r.lognormal(k, s, shape), 1, 0.1, 0.9),
-    "random.pareto": _of_parameters(lambda k, b, shape: r.pareto(k, b, shape), 1, 0.5, 3),
-    "random.rayleigh": _of_parameters(lambda k, s, shape: r.rayleigh(k, s, shape), 1, 0.5, 3),
-    "random.wald": _of_parameters(lambda k, m, shape: r.wald(k, m, shape), 1, 0.5, 3),
+    "random.chisquare": _of_parameters(r.chisquare, 1, 0.5, 4),
+    "random.t": _of_parameters(r.t, 1, 0.5, 4),
+    "random.f": _of_parameters(r.f, 2, 0.5, 4),
+    "random.geometric": _of_parameters(r.geometric, 1, 0.1, 0.9),
+    "random.lognormal": _of_parameters(r.lognormal, 1, 0.1, 0.9),
+    "random.pareto": _of_parameters(r.pareto, 1, 0.5, 3),
+    "random.rayleigh": _of_parameters(r.rayleigh, 1, 0.5, 3),
+    "random.wald": _of_parameters(r.wald, 1, 0.5, 3),
     "random.triangular": _of_parameters(
         lambda k, m, shape: r.triangular(k, 0.0, m, 2.0, shape), 1, 0.2, 1.8),
     "random.weibull_min": _of_parameters(
         lambda k, c, shape: r.weibull_min(k, 1.5, c, shape), 1, 0.5, 3),
     "random.dirichlet": lambda d: d.call(
-        lambda k, a: r.dirichlet(k, a), key(d), d.array(
+        r.dirichlet, key(d), d.array(
             (*d.shape(0, 2, 1), 4), dtype="float32", low=0.5, high=3)),
     "random.multinomial": lambda d: d.call(
         lambda k, p: r.multinomial(k, jnp.float32(9), p / p.sum(-1, keepdims=True)), key(d),

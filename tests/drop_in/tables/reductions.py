@@ -190,7 +190,7 @@ REDUCTIONS: dict[str, Row] = {
         jnp.bincount, d.array((n,), "i", low=0, high=9),
         weights=d.pick(None, d.ordinary((n,), dtype="float32")), length=d.integer(1, 12)))(
             d.size()),
-    **rows("jnp", jnp, "histogram histogram_bin_edges", lambda f: _bins(f)),
+    **rows("jnp", jnp, "histogram histogram_bin_edges", _bins),
     "jnp.histogram2d": lambda d: (lambda n: d.call(
         jnp.histogram2d, d.ordinary((n,), dtype="float32"), d.ordinary((n,), dtype="float32"),
         bins=d.integer(2, 4), range=((-2.0, 2.0), (-3.0, 3.0))))(d.integer(1, 12)),
@@ -204,7 +204,7 @@ REDUCTIONS: dict[str, Row] = {
         size=d.integer(1, 6), return_counts=True, return_index=True),
     **rows("jnp", jnp, "unique_all unique_counts unique_inverse unique_values", lambda f: (
         lambda d: d.call(f, d.array(d.shape(1, 2), "i"), size=d.integer(1, 9)))),
-    **rows("jnp", jnp, "intersect1d setdiff1d setxor1d union1d", lambda f: _set(f)),
+    **rows("jnp", jnp, "intersect1d setdiff1d setxor1d union1d", _set),
     "jnp.isin": lambda d: d.call(
         jnp.isin, d.array(kinds="if"), d.array(d.shape(0, 2), "i"), invert=d.flag()),
     **rows("jnp", jnp, "corrcoef cov", lambda f: lambda d: d.call(

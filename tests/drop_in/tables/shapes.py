@@ -141,7 +141,7 @@ SHAPES: dict[str, Row] = {
         jnp.roll, d.array(d.shape(2), ALL), (d.integer(-4, 4), d.integer(-4, 4)), (0, 1)),
     "jnp.roll by data": lambda d: (lambda s: d.call(
         jnp.roll, d.array(s, ALL), d.array((), "i"), d.axis(s)))(d.shape(1)),
-    **rows("jnp", jnp, "concatenate concat", lambda f: _joined(f)),
+    **rows("jnp", jnp, "concatenate concat", _joined),
     "jnp.stack": _joined(jnp.stack, equal=True),
     **rows("jnp", jnp, "hstack vstack dstack column_stack", lambda f: lambda d: (
         lambda s: d.call(f, [d.array(s, ALL) for _ in range(d.integer(1, 3))]))(d.shape(0, 3))),
@@ -261,7 +261,7 @@ SHAPES: dict[str, Row] = {
         lambda x: x.view(jnp.uint16), d.array((3, 4), dtype=d.pick("float32", "float16", "int8"))),
     "jnp.array of a list": lambda d: d.call(
         lambda x, y: jnp.array([x, y, 3]), d.array((), "f"), d.array((), "i")),
-    "jnp.iterate": lambda d: d.call(lambda x: list(x), d.array(d.shape(1, 2, 1), ALL)),
+    "jnp.iterate": lambda d: d.call(list, d.array(d.shape(1, 2, 1), ALL)),
     "jnp.methods": lambda d: d.call(lambda x: (
         x.sum(), x.real, x.astype(jnp.float32), x.size, x.clip(0), x.mean(0), x.argmax(0),
         x.sort(0), x.cumsum(0), x.repeat(2), x.ptp() if hasattr(x, "ptp") else 0,

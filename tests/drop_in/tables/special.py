@@ -20,8 +20,8 @@ def _several(function: Any, count: int, low: float = 0.2, high: float = 3.0) -> 
 
     def row(d: Dice) -> Call:
         shapes = d.together(count, d.shape(0, 2))
-        return d.call(
-            function, *[d.array(s, dtype="float32", low=low, high=high) for s in shapes])  # fmt: skip
+        arrays = [d.array(s, dtype="float32", low=low, high=high) for s in shapes]
+        return d.call(function, *arrays)
 
     return row
 
