@@ -143,7 +143,7 @@ def _walk(scope: Scope, count: int, unknown: list[str]) -> Iterator[Collective]:
         if opcode.endswith(("-done", "-update")):
             continue  # the start was counted
         base = opcode.removesuffix("-start")
-        if base in KINDS:
+        if base in KINDS and not _goes_on(scope, instruction):
             yield _collective(scope, instruction, base, count)
         elif opcode == "while":
             trips = trip_count(scope, instruction)
@@ -164,6 +164,16 @@ def _walk(scope: Scope, count: int, unknown: list[str]) -> Iterator[Collective]:
             yield from max(branches, key=lambda found: sum(c.wire_bytes for c in found))
         elif instruction.called and opcode in ("fusion", "call", "async-start"):
             yield from _walk(scope.called(instruction), count, unknown)
+
+
+def _goes_on(scope: Scope, instruction: Instruction) -> bool:
+    """Whether it is a later part of a collective that TPUs run in the background of fusions.
+
+    Such a one is written in each fusion it runs beside; the first is called its start.
+    """
+    if "chain_id=" not in instruction.attributes or scope.caller is None:
+        return False
+    return not scope.caller[1].name.startswith("async-collective-start")
 
 
 def _collective(scope: Scope, instruction: Instruction, base: str, count: int) -> Collective:
@@ -243,9 +253,7 @@ def _constant_at(computation: Computation, name: str, place: int) -> int | None:
     made = computation.instructions[name]
     if made.opcode != "tuple":
         return None
-    value = computation.instructions[made.operands[place]]
-    while value.opcode in ("copy", "bitcast", "reshape"):
-        value = computation.instructions[value.operands[0]]
+    value = _copied(computation, made.operands[place])
     return int(value.arguments) if value.opcode == "constant" else None
 
 
@@ -253,10 +261,18 @@ def _step(body: Computation, place: int) -> int | None:
     """What a loop's body adds to the counter at a place of its carry."""
     if body.root.opcode != "tuple":
         return None
-    value = body.instructions[body.root.operands[place]]
+    value = _copied(body, body.root.operands[place])
     if value.opcode != "add":
         return None
-    terms = [body.instructions[name] for name in value.operands]
+    terms = [_copied(body, name) for name in value.operands]
     steps = [int(term.arguments) for term in terms if term.opcode == "constant"]
     reads = [term.attribute("index") for term in terms if term.opcode == "get-tuple-element"]
     return steps[0] if len(steps) == 1 and reads == [str(place)] else None
+
+
+def _copied(computation: Computation, name: str) -> Instruction:
+    """The instruction of a name, or of what that is a copy."""
+    value = computation.instructions[name]
+    while value.opcode in ("copy", "bitcast", "reshape"):
+        value = computation.instructions[value.operands[0]]
+    return value

@@ -57,11 +57,15 @@ HEADS = ("program", "mesh", "Shardy KiB", "GSPMD KiB", "ours KiB", "best", "byte
 
 @dataclass(frozen=True)
 class Compiled:
-    """What the TPU compiler made of one program: wire bytes and peak temporaries of a device."""
+    """What the TPU compiler made of one program: wire bytes and peak temporaries of a device.
+
+    Loops whose trips are not in the text, `uncounted_loops`, count as one trip.
+    """
 
     sent: float = 0.0
     memory: int = 0
     optimal_s: float | None = None
+    uncounted_loops: int = 0
     failed: str = ""
 
 
@@ -137,7 +141,8 @@ def compiled(named: tuple[str, str], which: str, topology: str) -> Compiled:
     report = hlo.parse(made.as_text())
     sent = min(report.wire_bytes, report.credited_bytes)
     seconds = (made.cost_analysis() or {}).get("optimal_seconds")
-    return Compiled(sent, int(made.memory_analysis().temp_size_in_bytes), seconds)
+    memory = int(made.memory_analysis().temp_size_in_bytes)
+    return Compiled(sent, memory, seconds, len(report.unknown_trips))
 
 
 def _peer(which: Any, program: Program, args: tuple[Any, ...], mesh: Mesh) -> Any:

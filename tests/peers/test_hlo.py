@@ -147,6 +147,29 @@ def test_asynchronous_chains_count_once():
     assert report.wire_bytes == 1536 + 384
 
 
+def test_a_collective_beside_fusions_counts_once():
+    """On TPUs each fusion that a gather runs beside holds it; the first is called its start."""
+    gather = 'replica_groups=[2,4]<=[8], dimensions={0}, frontend_attributes={chain_id="0"}'
+    part = """
+%NAME (q: f32[8,16]) -> f32[32,16] {
+  %q = f32[8,16] parameter(0)
+  ROOT %ag = f32[32,16] all-gather(%q), GATHER
+}
+"""
+    parts = [part.replace("NAME", n).replace("GATHER", gather) for n in ("first", "then", "last")]
+    report = hlo.parse(
+        module(
+            "%p = f32[8,16] parameter(0)",
+            "%async-collective-start.2 = f32[32,16] fusion(%p), kind=kCustom, calls=%first",
+            "%fusion.3 = f32[32,16] fusion(%p), kind=kOutput, calls=%then",
+            "ROOT %async-collective-done.2 = f32[32,16] fusion(%p), kind=kCustom, calls=%last",
+            before="".join(parts),
+        )
+    )
+    assert report.by_kind == {"all_gather": 1}
+    assert report.wire_bytes == 1536
+
+
 def test_variadic_collectives_sum_their_operands():
     report = hlo.parse(
         module(
@@ -196,6 +219,13 @@ def test_a_loop_that_cannot_be_counted_is_named():
     report = hlo.parse(looping("9", "parameter(1)", ""))
     assert report.unknown_trips == ("w",)
     assert report.by_kind == {"all_reduce": 1}
+
+
+def test_a_counter_that_is_copied_is_followed():
+    text = looping("9", "constant(1)", "").replace(
+        "%next = s32[] add(%i, %one)", "%j = s32[] copy(%i)\n  %next = s32[] add(%j, %one)"
+    )
+    assert hlo.parse(text).by_kind == {"all_reduce": 4}
 
 
 def looping(limit: str, first: str, noted: str) -> str:
