@@ -69,13 +69,12 @@ def guarded(
     dispatch: Callable[..., Any],
     function: Callable[..., Any],
     look: Callable[..., None],
-    looks_first: bool,
     donates: bool,
 ) -> Callable[..., Any]:
     """`dispatch` of a function, and `look(args, kwargs)` where it fails, to say why.
 
-    With `looks_first` it looks before a call too, where an array's buffers are deleted; where the
-    call donates, also where an array comes twice. Everything here is paid for in every call.
+    Where a deleted buffer would end the process, it looks before a call too; where the call
+    donates, also where an array comes twice. Everything here is paid for in every call.
     """
     flatten, is_deleted = _tree_util.default_registry.flatten, _xla.ArrayImpl.is_deleted
 
@@ -103,7 +102,7 @@ def guarded(
             look(args, kwargs)
             raise
 
-    return looking if looks_first else call
+    return call if SURVIVES_DONATED_ARGUMENTS else looking
 
 
 def _has_twice(leaves: Sequence[Any]) -> bool:

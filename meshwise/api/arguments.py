@@ -34,6 +34,12 @@ class Arguments:
     static_named: tuple[tuple[str, Any], ...]
     positions: tuple[int, ...]
 
+    @property
+    def key(self) -> Any:
+        """Equal for calls of one structure with the same static values, of the same types."""
+        static = *self.static, *self.static_named
+        return self.tree, static, tuple([type(value) for _, value in static])
+
     def call(self, leaves: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
         """Positional and keyword arguments of the call with other leaves."""
         dynamic, kwargs = jax.tree.unflatten(self.tree, leaves)

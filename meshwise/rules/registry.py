@@ -181,6 +181,11 @@ class Registry:
 
     rules: dict[str, Describe] = field(default_factory=dict)
 
+    @property
+    def key(self) -> Any:
+        """Another where a rule was added since."""
+        return id(self.rules), len(self.rules)
+
     def register(self, *names: str) -> Callable[[Describe], Describe]:
         """Register a description for primitives by name; twice is an error."""
 

@@ -4,7 +4,6 @@ import collections
 import concurrent.futures
 import dataclasses
 import functools
-import gc
 import inspect
 import weakref
 
@@ -168,6 +167,10 @@ OVER_A_MESH = {
     "static, by number, given by name": lambda jit: jit(lambda x, n: x * n, static_argnums=1)(
         put("x"), n=3
     ),
+    "static values that are equal, of other types": lambda jit: [
+        jit(lambda x, n: x * n, static_argnums=1)(put("x", x=np.arange(8)), n)
+        for n in (1, True, 1.0)
+    ],
     "static with a default": lambda jit: jit(lambda x, n=3: x * n, static_argnums=1)(put("x")),
     "a static spec": lambda jit: jit(
         lambda shape, spec: lax.with_sharding_constraint(
@@ -267,6 +270,8 @@ def test_a_jitted_function_looks_like_its_function():
     assert inspect.signature(ours) == inspect.signature(theirs)
     assert isinstance(ours, jax.stages.Wrapped)
     assert mw.jit(functools.partial(step, n=3)).__name__ == "step"
+    step.some_value = 4
+    assert mw.jit(step).some_value == 4
     outer = functools.wraps(ours)(lambda x: ours(x) + 1)
     assert not hasattr(outer, "lower")
 
@@ -328,10 +333,11 @@ def test_nothing_is_kept_of_a_function_that_is_gone():
 
     jitted = mw.jit(function)
     jitted(put("x"))
-    gone = weakref.ref(function)
-    del function, jitted
-    gc.collect()
-    assert gone() is None
+    gone = weakref.ref(function), weakref.ref(jitted)
+    del jitted
+    assert gone[1]() is None
+    del function
+    assert gone[0]() is None  # nothing is left to the garbage collector
 
 
 def test_threads_call_alike():

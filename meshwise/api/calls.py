@@ -1,0 +1,214 @@
+"""What calls of one function under `mw.jit` come to: programs, kept, or `jax.jit`'s answer."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+
+from meshwise import _jax
+from meshwise.api.arguments import Arguments, argument_paths, leaf_key, take_apart
+from meshwise.api.as_jax import AsJax
+from meshwise.api.autotune import scheduled
+from meshwise.api.build import Resolved, build, donated_leaves, planning, resolve
+from meshwise.api.calibrate import figures_of
+from meshwise.api.deleted import refuse_gone
+from meshwise.api.meshes import lies_as
+from meshwise.api.options import Options
+from meshwise.api.spmd_program import SpmdProgram
+from meshwise.api.transform import Runner, call_in_trace
+from meshwise.cost.hardware import GENERIC
+from meshwise.errors import MeshwiseError, NoMeshError, forgotten
+from meshwise.rules.registry import REGISTRY
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What earlier calls made: programs by the call, by what it says, and for traces, by mesh."""
+
+    programs: dict[Any, SpmdProgram | MeshwiseError] = field(default_factory=dict)
+    shared: dict[Any, SpmdProgram] = field(default_factory=dict)
+    runners: dict[Any, Runner] = field(default_factory=dict)
+
+
+@_jax.kept_with_function
+def _kept(_: Callable[..., Any], __: Any) -> _Kept:
+    """One for each function and each way to partition it, until `jax.clear_caches`."""
+    return _Kept()
+
+
+class Calls:
+    """The calls of a function, as `options` say.
+
+    It knows nothing of the `JitFunction` it serves, which is gone as soon as nobody holds it.
+    """
+
+    def __init__(self, name: str, fn: Callable[..., Any], options: Options):
+        """Nothing is traced yet."""
+        self.name = name
+        self.fn = fn
+        self.options = options
+        self._as_jax = AsJax(name, fn, options)
+
+    def partition(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SpmdProgram:
+        """The SPMD program for some arguments, which may be `jax.ShapeDtypeStruct`s."""
+        arguments = take_apart(self.options, args, kwargs)
+        key = self._key(arguments)
+        known = self._kept.programs.get(key)
+        if isinstance(known, SpmdProgram):
+            return known
+        made = self._kept.programs[key] = self._program_of_hints(arguments)
+        return made
+
+    def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """`jax.stages.Traced` for some arguments; lowering it partitions."""
+        call = args, kwargs
+        arguments = take_apart(self.options, args, kwargs).abstract()
+        if self._is_jaxs(arguments):
+            return self._as_jax.trace(call)
+        try:
+            resolve(self.name, self.options, arguments, self._as_jax.mesh)
+        except MeshwiseError as refusal:
+            traced = self._as_jax.answer(refusal, lambda: self._as_jax.trace(call), False)
+            if isinstance(refusal, NoMeshError):
+                return traced
+        else:
+            traced = self._as_jax.trace_uneven(call)
+        return _jax.traced_with(traced, functools.partial(self._lowered, arguments, traced))
+
+    def look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """An error where an argument's buffers are gone, or donated and given twice."""
+        arguments = take_apart(self.options, args, kwargs)
+        donated = donated_leaves(self.options, arguments)
+        paths = functools.partial(argument_paths, arguments)
+        refuse_gone(self.name, arguments.leaves, paths, donated)
+
+    def missed(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
+        """Results of a call, what JAX's dispatch needs to repeat it, whether to come back."""
+        arguments = take_apart(self.options, args, kwargs)
+
+        def as_jax() -> tuple[Any, Any, bool]:
+            return self._as_jax.run((args, kwargs))
+
+        if self.options.is_for_one_device or _jax.is_tracing_forbidden():
+            return as_jax()
+        if self._is_traced(arguments):
+            runners = self._kept.runners
+            try:
+                outs = call_in_trace(self.name, self.fn, self.options, arguments, runners)
+            except MeshwiseError as refusal:
+                return self._as_jax.answer(refusal, as_jax)
+            return outs, None, False
+        key, programs = self._key(arguments), self._kept.programs
+        found = programs.get(key) or self._found(arguments, is_compiled=True)
+        if isinstance(found, MeshwiseError):
+            answer = self._as_jax.answer(found, as_jax, is_first=key not in programs)
+            programs[key] = forgotten(found)
+            return answer
+        programs[key] = found
+        if self._as_jax.may_run and found.user_mesh.size == 1:
+            return as_jax()
+        try:
+            outs = found.executable(arguments.leaves)
+        except _jax.InternalNanError:  # JAX finds the operator that made it
+            return as_jax()
+        fast = found.executable.fast_path(arguments.leaves, found.out_tree, outs)
+        return jax.tree.unflatten(found.out_tree, outs), fast, False
+
+    def clear(self) -> None:
+        """Forget all programs, and JAX what it traced."""
+        self._as_jax.clear_cache()
+        _kept.evict_weakref(self.fn)
+
+    def _lowered(self, arguments: Arguments, traced: Any, platforms: Any, parameters: Any) -> Any:
+        """`jax.stages.Lowered` of a traced call."""
+
+        def as_jax() -> Any:
+            return _jax.lower_flat(traced, platforms, parameters)
+
+        found = self._found(arguments, is_compiled=False)
+        if isinstance(found, MeshwiseError):
+            return self._as_jax.answer(found, as_jax)
+        if self._as_jax.may_run and found.user_mesh.size == 1:
+            return as_jax()
+        flat = found.executable.lower_for(platforms, parameters)
+        return _jax.with_trees(flat, traced, found if found.executable.is_uneven else None)
+
+    def _is_traced(self, arguments: Arguments) -> bool:
+        return _jax.is_tracing() or any(isinstance(x, _jax.Tracer) for x in arguments.leaves)
+
+    def _is_jaxs(self, arguments: Arguments) -> bool:
+        """Whether a call ahead of time is JAX's: for a chosen device, or of traced arguments."""
+        return self.options.is_for_one_device or self._is_traced(arguments)
+
+    @property
+    def _kept(self) -> _Kept:
+        return _kept(self.fn, self.options.key)
+
+    def _key(self, arguments: Arguments) -> Any:
+        """Equal for calls that one program serves."""
+        return (
+            arguments.key,
+            self.options.mesh or _jax.context_mesh() or _jax.block_mesh(),
+            _settings_key(),
+            tuple([leaf_key(leaf) for leaf in arguments.leaves]),
+        )
+
+    def _found(self, arguments: Arguments, is_compiled: bool) -> SpmdProgram | MeshwiseError:
+        """The program for some arguments, or why there is none."""
+        try:
+            program = self._program_of_hints(arguments)
+            if is_compiled:
+                with planning(self.name):
+                    program.executable.compile()
+            return program
+        except MeshwiseError as refusal:
+            return refusal
+
+    def _scheduled(self, program: SpmdProgram) -> SpmdProgram:
+        """A program after the moves that were asked for."""
+        choices = self.options.choices
+        said = choices.hardware if choices.hardware is not GENERIC else None
+        figures = None if said is None else figures_of(said, program.user_mesh)
+        return scheduled(program, choices.schedule, figures)
+
+    def _program_of_hints(self, arguments: Arguments) -> SpmdProgram:
+        """The program for what a call says, shared by calls whose arguments come from elsewhere.
+
+        The second step of a training loop gets the first one's results where that got arrays of
+        the host: the hints are the same, and so is the program.
+        """
+        resolved = resolve(self.name, self.options, arguments, self._as_jax.mesh)
+        call = arguments.key, _settings_key()
+        key = call, resolved.key
+        program = self._kept.shared.get(key)
+        if program is None:
+            program = self._scheduled_before(call, arguments, resolved)
+        if program is None:
+            program = build(self.name, self.fn, self.options, arguments, resolved)
+            program = self._scheduled(program)
+        self._kept.shared[key] = program
+        return program
+
+    def _scheduled_before(
+        self, call: Any, arguments: Arguments, resolved: Resolved
+    ) -> SpmdProgram | None:
+        """A program of an earlier call whose schedule left its arguments as these lie.
+
+        The second step of a loop gets state in the slices that the first one's schedule made: they
+        are no hint, and the moves are made already.
+        """
+        if self.options.choices.schedule is None:
+            return None
+        for (known_call, (mesh, types, _)), program in self._kept.shared.items():
+            if (known_call, mesh, types) == (call, *resolved.key[:2]):
+                placements = program.placements[0][len(program.held) :]
+                if all(map(lies_as, arguments.leaves, placements)):
+                    return program
+        return None
+
+
+def _settings_key() -> Any:
+    """What a program depends on that no call says: JAX's configuration, and the rules there are."""
+    return _jax.settings_key(), REGISTRY.key
