@@ -71,6 +71,11 @@ def disabled(jit, *args):
         return jit(lambda x: 1 if x.sum() > 0 else 2)(*args)
 
 
+def _scaled_by(step, *factors):
+    x = put("x", x=np.arange(8))
+    return [step(x, n) for n in factors]
+
+
 def _added(jit, held):
     return jit(lambda x: x + held)(put("x"))
 
@@ -167,10 +172,9 @@ OVER_A_MESH = {
     "static, by number, given by name": lambda jit: jit(lambda x, n: x * n, static_argnums=1)(
         put("x"), n=3
     ),
-    "static values that are equal, of other types": lambda jit: [
-        jit(lambda x, n: x * n, static_argnums=1)(put("x", x=np.arange(8)), n)
-        for n in (1, True, 1.0)
-    ],
+    "static values that are equal, of other types": lambda jit: _scaled_by(
+        jit(lambda x, n: x * n, static_argnums=1), 1, True, 1.0, 1
+    ),
     "static with a default": lambda jit: jit(lambda x, n=3: x * n, static_argnums=1)(put("x")),
     "a static spec": lambda jit: jit(
         lambda shape, spec: lax.with_sharding_constraint(
