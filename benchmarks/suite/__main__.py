@@ -24,12 +24,13 @@ from rich.table import Table
 from benchmarks.suite import devices  # first: it sets JAX up for eight devices
 
 # isort: split
+from benchmarks.suite.apart import DISPATCH, dispatch
 from benchmarks.suite.every_program import PROGRAMS, chosen
-from benchmarks.suite.figures import losses, summary
+from benchmarks.suite.figures import Figure, losses, summary
 from benchmarks.suite.measure import OURS, Measured, measure
 from benchmarks.suite.page import page
 from benchmarks.suite.program import GROUPS
-from benchmarks.suite.records import machine, read, record
+from benchmarks.suite.records import machine, read, read_figures, record
 from benchmarks.suite.tables import (
     HEADS,
     behind,
@@ -59,7 +60,7 @@ def options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def show(rows: Sequence[Measured]) -> None:
+def show(rows: Sequence[Measured], figures: Sequence[Figure]) -> None:
     """The tables for a terminal."""
     console = Console(width=None if Console().is_terminal else 200)
     for group in dict.fromkeys(m.program.group for m in rows):
@@ -70,7 +71,7 @@ def show(rows: Sequence[Measured]) -> None:
             table.add_row(*cells(measured), style="red" if losses(measured) else "")
         console.print(table)
     table = Table("figure", "measured", "goal", "reached", box=box.SIMPLE_HEAD)
-    for figure in summary(rows):
+    for figure in figures:
         table.add_row(figure.name, figure.value, figure.goal, "yes" if figure.reached else "no")
     console.print(table)
     for measured in rows:
@@ -79,10 +80,10 @@ def show(rows: Sequence[Measured]) -> None:
                 console.print(f"{measured.program.name}: {reason}", style="red", markup=False)
 
 
-def show_markdown(rows: Sequence[Measured]) -> None:
+def show_markdown(rows: Sequence[Measured], figures: Sequence[Figure]) -> None:
     """The tables for a page."""
     for table in (
-        markdown_of_figures(summary(rows)),
+        markdown_of_figures(figures),
         by_group(rows),
         wrong_answers(rows),
         behind(rows, ("bytes", "memory", "flops", "numbers", "failed")),
@@ -99,7 +100,9 @@ def measured(asked: argparse.Namespace) -> dict[str, Any]:
     for program in chosen(asked.groups, asked.programs):
         rows.append(measure(program, asked.repeats if asked.time else 0))
         print(" | ".join([program.group, *cells(rows[-1])]), file=sys.stderr, flush=True)
-    return record(rows, machine(time.perf_counter() - start, asked.repeats if asked.time else 0))
+    figures = [*summary(rows), *([dispatch()] if asked.time else [])]
+    where = machine(time.perf_counter() - start, asked.repeats if asked.time else 0)
+    return record(rows, figures, where)
 
 
 def saved(paths: Sequence[Path]) -> dict[str, Any]:
@@ -108,7 +111,9 @@ def saved(paths: Sequence[Path]) -> dict[str, Any]:
     rows = {(m.program.group, m.program.name): m for r in records for m in read(r, PROGRAMS)}
     ordered = [rows[key] for p in PROGRAMS if (key := (p.group, p.name)) in rows]
     seconds = sum(r["machine"]["seconds"] for r in records)
-    return record(ordered, {**records[-1]["machine"], "seconds": seconds})
+    apart = [f for r in records for f in read_figures(r) if f.name == DISPATCH]
+    figures = [*summary(ordered), *apart[-1:]]
+    return record(ordered, figures, {**records[-1]["machine"], "seconds": seconds})
 
 
 def main() -> None:
@@ -121,7 +126,7 @@ def main() -> None:
     if asked.html:
         asked.html.parent.mkdir(parents=True, exist_ok=True)
         asked.html.write_text(page(found))
-    (show_markdown if asked.markdown else show)(rows)
+    (show_markdown if asked.markdown else show)(rows, read_figures(found))
     assert devices.jax.device_count() == 8
 
 

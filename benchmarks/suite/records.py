@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from benchmarks.suite.figures import at_best, is_wrong, losses, ratios, summary
+from benchmarks.suite.figures import Figure, at_best, is_wrong, losses, ratios
 from benchmarks.suite.measure import COLUMNS, OURS, Measured, Outcome
 from benchmarks.suite.program import Program
 
@@ -28,11 +28,13 @@ def machine(seconds: float, repeats: int) -> dict[str, Any]:
     }
 
 
-def record(rows: Sequence[Measured], machine: dict[str, Any]) -> dict[str, Any]:
+def record(
+    rows: Sequence[Measured], figures: Sequence[Figure], machine: dict[str, Any]
+) -> dict[str, Any]:
     """Everything measured, in JSON's numbers; what is not finite becomes text."""
     found = {
         "machine": machine,
-        "summary": [asdict(figure) for figure in summary(rows)],
+        "summary": [asdict(figure) for figure in figures],
         "rows": [_row(measured) for measured in rows],
     }
     return _plain(found)
@@ -49,6 +51,11 @@ def read(record: dict[str, Any], programs: Sequence[Program]) -> list[Measured]:
         for row in record["rows"]
         if (row["group"], row["name"]) in known
     ]
+
+
+def read_figures(record: dict[str, Any]) -> list[Figure]:
+    """The summary of a record."""
+    return [Figure(**values) for values in record["summary"]]
 
 
 def _outcome(values: dict[str, Any]) -> Outcome:

@@ -252,7 +252,7 @@ def test_largest_error():
 
 def test_page_is_one_file_that_says_everything():
     rows = [measured(sent=0.0), measured(error=inf, best=Best(3.0, "a </script> in a reason"))]
-    text = page(records.record(rows, records.machine(1.0, 3)))
+    text = page(records.record(rows, figures.summary(rows), records.machine(1.0, 3)))
     assert not re.search(r"(?:src|href)\s*=|url\(|@import|https?://(?!www\.w3\.org)", text)
     inside = re.search(r'<script id="data" type="application/json">(.*?)</script>', text, re.DOTALL)
     found = json.loads(inside[1])
@@ -263,7 +263,9 @@ def test_page_is_one_file_that_says_everything():
 
 def test_record_is_read_back():
     rows = [measured(ROLL.best, error=inf), measured(ROLL.best, failed="Traceback")]
-    written = json.loads(json.dumps(records.record(rows, records.machine(1.0, 3))))
+    written = json.loads(
+        json.dumps(records.record(rows, figures.summary(rows), records.machine(1.0, 3)))
+    )
     assert records.read(written, [ROLL]) == rows
     assert records.read(written, [UNEVEN]) == []
 
