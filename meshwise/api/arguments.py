@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from meshwise import _jax
-from meshwise.errors import ArgumentError, UnplannedError, message
+from meshwise.errors import ArgumentError, UnplannedError, also, message
 from meshwise.run.uneven import UnevenArray
 
 
@@ -159,7 +159,7 @@ def argument_types(
         else:
             types.append(_jax.struct_of(aval if _jax.is_typed([aval]) else _jax.plain_type(aval)))
     if offenders:
-        raise ArgumentError(
+        refusal = ArgumentError(
             message(
                 f"{name} was called with arguments that are no arrays",
                 offenders,
@@ -167,6 +167,9 @@ def argument_types(
                 "Name others in static_argnums or static_argnames; they then select a program.",
             )
         )
+        # JAX raises this where an object could be made an array, which it no longer does.
+        convertible = any(hasattr(x, "__jax_array__") for x in arguments.leaves)
+        raise also(refusal, ValueError) if convertible else refusal
     return types
 
 

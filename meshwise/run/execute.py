@@ -306,7 +306,7 @@ class Executable:
     @cached_property
     def _mapped(self) -> Callable[..., list[Any]]:
         """From padded global arrays to padded global arrays, every axis manual."""
-        flat = _jax.jaxpr_as_fun(off_mesh(self.program.jaxpr))
+        flat = _jax.jaxpr_as_fun(_jax.with_bytes_sent(off_mesh(self.program.jaxpr)))
 
         def per_device(*args: Any) -> list[Any]:
             return list(flat(*args))

@@ -1,0 +1,54 @@
+"""Collectives of integers of two bits, as those of bytes.
+
+XLA on CPU packs four of them in a byte, and sends and joins some of the wrong ones (under
+`jax.jit` too); it sums none.
+"""
+
+from typing import Any
+
+from jax import lax
+from jax import numpy as jnp
+
+from meshwise._jax.jaxprs import JaxprEqn, Literal, Var, new_eqn, opened, rewritten, with_bodies
+
+_BYTES = {jnp.dtype(jnp.int2): jnp.int8, jnp.dtype(jnp.uint2): jnp.uint8}
+_AXES = ("axis_name", "axes")
+
+
+def with_bytes_sent(jaxpr: Any) -> Any:
+    """The same per-device jaxpr; itself where nothing of two bits is sent."""
+    before = opened(jaxpr).eqns
+    eqns = [new for eqn in before for new in _sent(with_bodies(eqn, with_bytes_sent))]
+    same = len(eqns) == len(before) and all(map(lambda new, old: new is old, eqns, before))
+    return jaxpr if same else rewritten(jaxpr, eqns=eqns)
+
+
+def _sent(eqn: JaxprEqn) -> list[JaxprEqn]:
+    if not any(a in eqn.params for a in _AXES) or not any(map(_is_small, eqn.invars)):
+        return [eqn]
+    before: list[JaxprEqn] = []
+    after: list[JaxprEqn] = []
+    operands: list[Any] = []
+    results: list[Any] = []
+    for atom in eqn.invars:
+        operands.append(_widened(atom) if _is_small(atom) else atom)
+        if operands[-1] is not atom:
+            before.append(_cast(atom, operands[-1], eqn))
+    for var in eqn.outvars:
+        results.append(_widened(var) if _is_small(var) else var)
+        if results[-1] is not var:
+            after.append(_cast(results[-1], var, eqn))
+    return [*before, eqn.replace(invars=operands, outvars=results), *after]
+
+
+def _is_small(atom: Any) -> bool:
+    return not isinstance(atom, Literal) and getattr(atom.aval, "dtype", None) in _BYTES
+
+
+def _widened(atom: Any) -> Var:
+    return Var(atom.aval.update(dtype=jnp.dtype(_BYTES[atom.aval.dtype])))
+
+
+def _cast(atom: Any, var: Any, like: JaxprEqn) -> JaxprEqn:
+    params = {"new_dtype": var.aval.dtype, "weak_type": False, "sharding": None}
+    return new_eqn(lax.convert_element_type_p, [atom], [var], params, like)
