@@ -103,7 +103,9 @@ def resolve(
     said = options.mesh, in_specs, options.out_shardings, arguments.leaves
     mesh = mesh_said(*said) or own_mesh(arguments) or refuse_no_mesh(name)
     refuse_others(name, arguments, paths, types)
-    in_specs = with_placements(name, in_specs, arguments.leaves, paths, mesh)
+    in_specs = with_placements(
+        name, in_specs, arguments.leaves, paths, mesh, options.mesh is not None
+    )
     return Resolved(paths, types, in_specs, mesh)
 
 

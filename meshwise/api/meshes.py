@@ -8,6 +8,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from meshwise import _jax
 from meshwise.errors import ArgumentError, HintError, MeshError, NoMeshError, message
+from meshwise.ir.mesh import refine_mesh
 from meshwise.ir.program import Program
 from meshwise.run.uneven import UnevenArray
 
@@ -96,17 +97,28 @@ def _placement(leaf: Any) -> Any:
 
 
 def with_placements(
-    name: str, specs: Sequence[Any], leaves: Sequence[Any], paths: Sequence[str], mesh: Any
+    name: str,
+    specs: Sequence[Any],
+    leaves: Sequence[Any],
+    paths: Sequence[str],
+    mesh: Any,
+    is_given: bool,
 ) -> list[Any]:
-    """Specs with those of committed arguments filled in; an error where the two contradict."""
+    """Specs with those of committed arguments filled in; an error where the two contradict.
+
+    Where the mesh was given, arguments may lie on its devices in another order, or otherwise than a
+    hint over another mesh says: they are moved then. To JAX both are mistakes.
+    """
     found, strangers, contradictions = [], [], []
     for spec, leaf, path in zip(specs, leaves, paths, strict=True):
         own = _placement(leaf)
-        if own is not None and _is_elsewhere(own, mesh):
+        if own is not None and (_is_elsewhere(own, mesh) or _is_turned(own, mesh, is_given)):
             kind = _jax.array_type(leaf).str_short()
             strangers.append(f"{path} {kind} is on {show_devices(own.device_set)}")
         if not (isinstance(own, NamedSharding) and _same_axes(own.mesh, mesh)):
-            found.append(spec)
+            found.append(own if spec is None and _is_over(own, mesh) else spec)
+            if not is_given and _lies_otherwise(own, spec, len(leaf.shape)):
+                contradictions.append(f"{path} lies as {own}, in_shardings says {spec}")
             continue
         found.append(own.spec if spec is None else spec)
         if spec is not None and _differs(own, spec, len(leaf.shape)):
@@ -170,6 +182,36 @@ def _is_elsewhere(own: Any, mesh: Any) -> bool:
     if isinstance(own, NamedSharding) and isinstance(own.mesh, AbstractMesh):
         return False
     return own.device_set != set(mesh.devices.flat)
+
+
+def _is_turned(own: Any, mesh: Any, is_given: bool) -> bool:
+    """Whether an argument lies on the mesh's devices in an order that JAX does not take."""
+    if is_given or not isinstance(own, NamedSharding):
+        return False
+    if isinstance(own.mesh, AbstractMesh) or isinstance(mesh, AbstractMesh):
+        return False
+    return own.mesh.devices.size > 1 and list(own.mesh.devices.flat) != list(mesh.devices.flat)
+
+
+def _is_over(own: Any, mesh: Any) -> bool:
+    """Whether an argument lies on another mesh of the same devices in the same order."""
+    if not isinstance(own, NamedSharding) or isinstance(own.mesh, AbstractMesh):
+        return False
+    if isinstance(mesh, AbstractMesh) or own.mesh.devices.size != mesh.devices.size:
+        return False
+    if list(own.mesh.devices.flat) != list(mesh.devices.flat):
+        return False
+    refined = refine_mesh(mesh.axis_names, mesh.axis_sizes)
+    return refined.under(own.mesh.axis_names, own.mesh.axis_sizes) is not None
+
+
+def _lies_otherwise(own: Any, spec: Any, rank: int) -> bool:
+    """Whether an argument lies otherwise than a hint over another mesh of devices says."""
+    if not isinstance(own, NamedSharding) or not isinstance(spec, NamedSharding):
+        return False
+    if isinstance(own.mesh, AbstractMesh) or isinstance(spec.mesh, AbstractMesh):
+        return False
+    return len(spec.spec) <= rank and not own.is_equivalent_to(spec, rank)
 
 
 def _same_axes(theirs: Any, ours: Any) -> bool:
