@@ -184,6 +184,11 @@ def names_of(eqn: JaxprEqn) -> str:
     return str(eqn.source_info.name_stack)
 
 
+def is_on_host(aval: Any) -> bool:
+    """Whether a value of a type is kept in the memory of the host."""
+    return getattr(aval, "memory_space", None) == jax.memory.Space.Host
+
+
 def array_type(value: Any) -> Any:
     """The abstract value of anything that JAX takes as an array; None for anything else."""
     try:

@@ -141,7 +141,8 @@ def _collective(eqn: JaxprEqn, args: Sequence[Any], names: Names, over: Sequence
     if name in _BY_NAME:
         return _BY_NAME[name](params, kept, args)
     key = "axes" if "axes" in params else "axis_name"
-    changed = kept if isinstance(params[key], tuple) or len(kept) > 1 else kept[0]
+    is_one = len(kept) == 1 and not isinstance(params[key], tuple)
+    changed = kept[0] if is_one else kept
     return bind(eqn, args, {**params, key: changed})
 
 

@@ -24,6 +24,7 @@ from meshwise.api.meshes import (
     mesh_said,
     platform_of,
     refuse_no_mesh,
+    refuse_other_memories,
     spec_key,
     with_placements,
 )
@@ -103,6 +104,7 @@ def resolve(
     said = options.mesh, in_specs, options.out_shardings, arguments.leaves
     mesh = mesh_said(*said) or own_mesh(arguments) or refuse_no_mesh(name)
     refuse_others(name, arguments, paths, types)
+    refuse_other_memories(name, in_specs, arguments.leaves, paths, mesh)
     in_specs = with_placements(
         name, in_specs, arguments.leaves, paths, mesh, options.mesh is not None
     )

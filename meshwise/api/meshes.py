@@ -7,7 +7,14 @@ import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from meshwise import _jax
-from meshwise.errors import ArgumentError, HintError, MeshError, NoMeshError, message
+from meshwise.errors import (
+    ArgumentError,
+    HintError,
+    MeshError,
+    NoMeshError,
+    UnplannedError,
+    message,
+)
 from meshwise.ir.mesh import refine_mesh
 from meshwise.ir.program import Program
 from meshwise.run.uneven import UnevenArray
@@ -117,7 +124,7 @@ def with_placements(
             strangers.append(f"{path} {kind} is on {show_devices(own.device_set)}")
         if not (isinstance(own, NamedSharding) and _same_axes(own.mesh, mesh)):
             found.append(own if spec is None and _is_over(own, mesh) else spec)
-            if not is_given and _lies_otherwise(own, spec, len(leaf.shape)):
+            if own is not None and not is_given and _lies_otherwise(own, spec, leaf.ndim):
                 contradictions.append(f"{path} lies as {own}, in_shardings says {spec}")
             continue
         found.append(own.spec if spec is None else spec)
@@ -144,6 +151,28 @@ def with_placements(
             )
         )
     return found
+
+
+def refuse_other_memories(
+    name: str, specs: Sequence[Any], leaves: Sequence[Any], paths: Sequence[str], mesh: Any
+) -> None:
+    """An error that names every argument that lies, or is to lie, in another than device memory."""
+    if isinstance(mesh, AbstractMesh):
+        return
+    default = mesh.devices.flat[0].default_memory().kind
+    offenders = []
+    for spec, leaf, path in zip(specs, leaves, paths, strict=True):
+        kinds = [getattr(s, "memory_kind", None) for s in (spec, _placement(leaf))]
+        offenders += [f"{path} in {kind}" for kind in kinds if kind not in (None, default)][:1]
+    if offenders:
+        raise UnplannedError(
+            message(
+                f"{name} was called with arguments in the memory of the host",
+                offenders,
+                "Programs read their arguments in the memory of their devices.",
+                "Move them before the call, with jax.device_put.",
+            )
+        )
 
 
 def fill_placements(specs: Sequence[Any], leaves: Sequence[Any], mesh: Any) -> tuple[Any, ...]:

@@ -88,7 +88,7 @@ def pinned(plan: Plan, avals: Sequence[Any], specs: Sequence[Any]) -> list[Any] 
     hints = zip((*said.in_hints, *said.out_hints), (*said.inputs, *said.outputs), strict=True)
     divides = all(_divides(mesh, hint, shape_of(atom)) for hint, atom in hints)
 
-    def pin(lies: Sharding, aval: Any) -> PartitionSpec | None:
+    def pin(lies: Sharding, aval: Any) -> Any:
         if _is_mixed(aval):
             return _pin(mesh, lies, aval)
         return _even(mesh, lies, aval.shape) if divides else None
@@ -174,10 +174,25 @@ def placements(
     ins = tuple([placement(*each, mesh) for each in each_in])
     spelling = next((s for s, h in zip(ins, program.in_hints, strict=True) if h), None)
     outs = [
-        _worded(placement(found, hint, spec, mesh_of_type(a, mesh)), a, hint, spelling)
+        _in_memory(
+            _worded(placement(found, hint, spec, mesh_of_type(a, mesh)), a, hint, spelling), spec, a
+        )
         for found, hint, spec, a in each_out
     ]
     return ins, tuple(outs)
+
+
+def _in_memory(lies: NamedSharding, spec: Any, aval: Any) -> NamedSharding:
+    """A placement in the memory that was asked for, or that the function moved the result to."""
+    kind = getattr(spec, "memory_kind", None)
+    if kind is None and _jax.is_on_host(aval):
+        kind = _HOST
+    if kind is None or isinstance(lies.mesh, AbstractMesh):
+        return lies
+    return lies.with_memory_kind(kind)
+
+
+_HOST = "pinned_host"  # where JAX puts what is moved to the host's memory
 
 
 def _as_said(said: NamedSharding, own: Any) -> NamedSharding:

@@ -8,10 +8,12 @@ unreduced sum may pass.
 from dataclasses import replace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.numpy import issubdtype
 
+from meshwise._jax import is_on_host
 from meshwise.rules.factoring import Factoring, shapes, stretched, total_size
 from meshwise.rules.registry import Application, LocalContext, OpRule, register
 
@@ -31,7 +33,7 @@ _KEPT = "copy name stage stop_gradient xla_metadata_value".split()
 
 # Identities that say where a value lies, which is decided by now.
 _PLACING = """
-device_put layout_constraint pvary reduced_vary_cast_p reshard sharding_constraint
+layout_constraint pvary reduced_vary_cast_p reshard sharding_constraint
 """.split()
 
 
@@ -104,6 +106,21 @@ def _identity(context: LocalContext, *operands: Any) -> list[Any]:
 @register(*_PLACING)
 def _placing_rule(application: Application) -> OpRule:
     return replace(_barrier_rule(application), local=_identity)
+
+
+@register("device_put")
+def _device_put_rule(application: Application) -> OpRule:
+    return replace(_barrier_rule(application), local=_to_memory)
+
+
+def _to_memory(context: LocalContext, *operands: Any) -> list[Any]:
+    """Of where values are put, only to which memory: on which devices is decided by now."""
+    kept = []
+    for array, var in zip(operands, context.eqn.outvars, strict=True):
+        space = jax.memory.Space.Host if is_on_host(var.aval) else jax.memory.Space.Device
+        is_there = is_on_host(jax.typeof(array)) == is_on_host(var.aval)
+        kept.append(array if is_there else jax.device_put(array, space))
+    return kept
 
 
 @register("tie")

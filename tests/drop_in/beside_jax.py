@@ -67,6 +67,7 @@ def check_leaf(ours: Any, theirs: Any, shardings: bool) -> None:
         np.testing.assert_array_equal(a, b)
     if isinstance(theirs, jax.Array):
         assert isinstance(ours, jax.Array)
+        assert ours.sharding.memory_kind == theirs.sharding.memory_kind
         if shardings:
             assert ours.sharding == theirs.sharding
             assert ours.committed == theirs.committed
