@@ -1,0 +1,223 @@
+"""How long a program takes from the function to the executable, beside XLA's two partitioners.
+
+    python -m benchmarks.compile_time [--every N] [--repeats N] [--layers N ...] [--devices N ...]
+
+Four tables: whole compiles of programs of the suite, each N-th of them; the same model planned for
+more and more devices, that are not there; for more and more layers, none in a loop; and where the
+time of such a plan goes. All in seconds of the processor, so that other work on the machine
+changes them little, nothing remembered from before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import importlib
+import math
+import pstats
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.suite import devices  # first: it sets JAX up for eight devices
+
+# isort: split
+import jax
+import jax.numpy as jnp
+from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import PartitionSpec as P
+
+import meshwise as mw
+from benchmarks.gpt import forget
+from benchmarks.peers import hlo
+from benchmarks.suite import contestants
+from benchmarks.suite.every_program import PROGRAMS
+from benchmarks.suite.program import Program
+
+LAYERS = (10, 50, 200)
+DEVICES = (8, 64, 512)
+ROWS, WIDTH = 1 << 16, 512
+
+# Steps of a plan, by the function that takes them.
+PHASES = {
+    "trace": "trace_call",
+    "flatten, read hints": "make_program",
+    "describe equations": "describe_all",
+    "complete": "propagate",
+    "cost graph": "build_graph",
+    "start at completion": "completion_start",
+    "start in order": "forward_start",
+    "descend": "descend",
+    "join sub-axes": "coarsen",
+    "emit": "emit",
+}
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Of one compile: up to the emitted program (0 for XLA), lowering with the trace, XLA."""
+
+    plan: float
+    lower: float
+    compile: float
+
+    @property
+    def whole(self) -> float:
+        """All of it."""
+        return self.plan + self.lower + self.compile
+
+
+def options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--every", type=int, default=10, help="each N-th program of the suite")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--layers", type=int, nargs="*", default=LAYERS)
+    parser.add_argument("--devices", type=int, nargs="*", default=DEVICES, help="multiples of 4")
+    return parser.parse_args()
+
+
+def load_once() -> None:
+    """What the first plan that needs it imports, once a process: no part of a compile."""
+    importlib.import_module("scipy.optimize")
+
+
+def clock() -> float:
+    """Seconds of the processor, of all threads."""
+    return time.process_time()
+
+
+def medians(repeats: int, make: Callable[[], Seconds]) -> Seconds:
+    """Of each step by itself."""
+    found = [make() for _ in range(repeats)]
+    return Seconds(*(median(getattr(s, n) for s in found) for n in ("plan", "lower", "compile")))
+
+
+def peer(which: hlo.Partitioner, program: Program, args: tuple[Any, ...]) -> Seconds:
+    """A compile by one of XLA's partitioners."""
+    contestant = contestants.xla(program, args)
+    with hlo.partitioner(which):
+        forget()
+        start = clock()
+        lowered = contestant.function.lower(*contestant.args)
+        middle = clock()
+        lowered.compile()
+        return Seconds(0.0, middle - start, clock() - middle)
+
+
+def ours(program: Program, args: tuple[Any, ...]) -> Seconds:
+    """Our compile."""
+    contestant = contestants.ours(program, args)
+    forget()
+    start = clock()
+    partitioned = contestant.function.partition(*contestant.args)
+    planned = clock()
+    lowered = partitioned.executable.lower()
+    middle = clock()
+    lowered.compile()
+    return Seconds(planned - start, middle - planned, clock() - middle)
+
+
+def compiles(console: Console, programs: Sequence[Program], repeats: int) -> None:
+    """Whole compiles, ours and XLA's."""
+    heads = ("program", "Shardy", "GSPMD", "ours", "plan", "lower", "XLA on ours", "XLA / ours")
+    table = Table(*heads, box=box.SIMPLE_HEAD, title="whole compile, milliseconds of the processor")
+    ratios = []
+    for program in programs:
+        args = contestants.operands(program)
+        shardy = medians(repeats, lambda p=program, a=args: peer("shardy", p, a)).whole
+        gspmd = medians(repeats, lambda p=program, a=args: peer("gspmd", p, a)).whole
+        mine = medians(repeats, lambda p=program, a=args: ours(p, a))
+        ratios.append(min(shardy, gspmd) / mine.whole)
+        figures = (shardy, gspmd, mine.whole, mine.plan, mine.lower, mine.compile)
+        cells = [f"{1e3 * s:,.0f}" for s in figures]
+        table.add_row(f"{program.group}: {program.name}", *cells, f"{ratios[-1]:.2f}")
+    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+    table.add_row(f"geomean of {len(ratios)}", *[""] * 6, f"{mean:.2f}")
+    console.print(table)
+
+
+def loss(x: Any, weights: Any) -> Any:
+    """Of layers one after another, with tensors split over y."""
+    for first, second in weights:
+        centred = x - x.mean(-1, keepdims=True)
+        normed = centred * jax.lax.rsqrt((centred**2).mean(-1, keepdims=True) + 1e-5)
+        x = x + mw.shard(jax.nn.gelu(normed @ first), P("x", "y")) @ second
+    return (x**2).sum()
+
+
+def planned(layers: int, mesh: AbstractMesh) -> Any:
+    """The program of a training step of such layers."""
+    types = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((WIDTH, 4 * WIDTH), (4 * WIDTH, WIDTH))]
+    weights = [tuple(types)] * layers
+    specs = [(P(None, "y"), P("y"))] * layers
+
+    def step(x: Any, weights: Any) -> Any:
+        return jax.tree.map(lambda w, g: w - 0.1 * g, weights, jax.grad(loss, 1)(x, weights))
+
+    jitted = mw.jit(step, mesh=mesh, in_shardings=(P("x"), specs), out_shardings=specs)
+    forget()
+    return jitted.partition(jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.float32), weights)
+
+
+def mesh_of(devices: int) -> AbstractMesh:
+    """A mesh of rows over x and tensors over 4."""
+    return AbstractMesh((devices // 4, 4), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+
+
+def sizes(console: Console, layers: Sequence[int], devices: Sequence[int], repeats: int) -> None:
+    """Plans for more devices and for more layers."""
+    heads = ("devices", "layers", "equations", "emitted", "seconds", "ms an equation")
+    table = Table(*heads, box=box.SIMPLE_HEAD, title="plans: from the function to our program")
+    cases = [(n, 10) for n in devices] + [(8, n) for n in layers]
+    planned(1, mesh_of(8))
+    for devices_here, layers_here in dict.fromkeys(cases):
+        program, found = None, list[float]()
+        for _ in range(repeats):
+            start = clock()
+            program = planned(layers_here, mesh_of(devices_here))
+            found.append(clock() - start)
+        assert program is not None, "it is planned at least once"
+        count, seconds = len(program.plan.program.equations), median(found)
+        numbers = (devices_here, layers_here, count, len(program.jaxpr.eqns))
+        table.add_row(*map(str, numbers), f"{seconds:.2f}", f"{1e3 * seconds / count:.2f}")
+    console.print(table)
+
+
+def phases(console: Console, layers: int) -> None:
+    """Where the time of a plan goes, by a profiler, which makes all of it slower."""
+    profile = cProfile.Profile()
+    planned(1, mesh_of(8))
+    profile.enable()
+    planned(layers, mesh_of(8))
+    profile.disable()
+    stats: Any = pstats.Stats(profile)
+    spent = {name: 0.0 for name in PHASES}
+    for (file, _, function), (_, _, _, cumulative, _) in stats.stats.items():
+        for name, taken_by in PHASES.items():
+            if function == taken_by and "meshwise" in file:
+                spent[name] += cumulative
+    table = Table("phase", "share", box=box.SIMPLE_HEAD, title=f"a plan of {layers} layers")
+    for name, seconds in spent.items():
+        table.add_row(name, f"{seconds / stats.total_tt:.0%}")
+    table.add_row("calls of functions", f"{stats.total_calls:,}")
+    console.print(table)
+
+
+def main() -> None:
+    asked = options()
+    load_once()
+    console = Console(width=None if Console().is_terminal else 140)
+    compiles(console, PROGRAMS[:: asked.every], asked.repeats)
+    sizes(console, asked.layers, asked.devices, asked.repeats)
+    phases(console, min(asked.layers, default=10))
+    assert devices.jax.device_count() == 8
+
+
+if __name__ == "__main__":
+    main()
