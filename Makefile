@@ -45,12 +45,13 @@ bench: $(VENV)/.examples ## the suite beside XLA's own partitioners: a table, bu
 bench-tpu: $(VENV)/.tpu ## the same compiled for TPUs that are not there, by libtpu; nothing is run
 	$(RUN) -m benchmarks.suite.tpu --json build/bench_tpu.json $(BENCH_ARGS)
 
-bench-rest: $(VENV)/.examples ## the older benchmarks: operators, loops, GPT, reshards, schedules
+bench-rest: $(VENV)/.examples ## the older benchmarks: operators, loops, GPT, reshards, schedules, compiles
 	$(RUN) -m benchmarks.operators
 	$(RUN) -m benchmarks.loops
 	$(RUN) -m benchmarks.gpt
 	$(RUN) -m benchmarks.reshard
 	$(RUN) -m benchmarks.schedules
+	$(RUN) -m benchmarks.compile_time
 
 clean: ## remove the environment and the caches
 	rm -rf $(VENV) .hypothesis .pytest_cache .ruff_cache build dist
