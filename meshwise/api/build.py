@@ -38,6 +38,7 @@ from meshwise.api.typed import (
     pinned,
     placements,
     plain_structs,
+    refuse_uneven,
     specs_of_types,
     typed_structs,
 )
@@ -325,7 +326,8 @@ def trace_call(
 
     Over Explicit axes its types are those that `jax.jit` has.
     """
-    if is_typed_call(mesh, options.mesh, arguments):
+    is_typed = is_typed_call(mesh, options.mesh, arguments)
+    if is_typed:
         types = typed_structs(arguments, in_specs, options.mesh)
         setting, auto = _jax.over_typed_axes(options.mesh), None
     else:
@@ -334,9 +336,14 @@ def trace_call(
     statics = options.static_argnums, options.static_argnames
     try:
         with setting:
-            return _jax.trace_function(fn, arguments.call, types, *statics, auto)
+            closed, *rest = _jax.trace_function(fn, arguments.call, types, *statics, auto)
     except jax.errors.UnexpectedTracerError as leak:
         raise leaked_tracers(name, [leak]) from None
+    if is_typed and options.mesh is None:
+        out_specs = given_out_specs(name, options.out_shardings, rest[-1])
+        places = *argument_paths(arguments), *result_paths(rest[-1])
+        refuse_uneven(name, mesh, places, [*types, *closed.out_avals], [*in_specs, *out_specs])
+    return closed, rest[0], rest[1]
 
 
 def leaked_tracers(name: str, leaks: Sequence[Any]) -> TracerLeakError:

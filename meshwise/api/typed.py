@@ -5,6 +5,7 @@ mixed axes a type says which Explicit axes each dim is sharded over, major to al
 the Auto axes to completion: a result is completed first, and pinned where it came out otherwise.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 from meshwise import _jax
 from meshwise.api.arguments import Arguments
 from meshwise.choose.plan import Plan
+from meshwise.errors import HintError, message
 from meshwise.ir.mesh import Axes
 from meshwise.ir.mesh import Mesh as RefinedMesh
 from meshwise.ir.program import Hint, shape_of
@@ -76,6 +78,31 @@ def _spec_of_type(aval: Any) -> Any:
     if mesh.empty or any(t != AxisType.Explicit for t in mesh.axis_types):
         return None
     return NamedSharding(mesh, aval.sharding.spec)
+
+
+def refuse_uneven(
+    name: str, mesh: Any, paths: Sequence[str], types: Sequence[Any], specs: Sequence[Any]
+) -> None:
+    """An error for shardings that do not divide: over Explicit axes they would be in types."""
+    sizes = dict(zip(mesh.axis_names, mesh.axis_sizes, strict=True))
+    offenders = []
+    for path, kind, spec in zip(paths, types, specs, strict=True):
+        said = spec.spec if isinstance(spec, NamedSharding) else spec
+        entries = said.partitions if isinstance(said, PartitionSpec) else ()
+        for dim, (size, entry) in enumerate(zip(kind.shape, entries, strict=False)):
+            axes = entry if isinstance(entry, tuple) else (entry,)
+            shards = math.prod(sizes.get(a, 1) for a in axes)
+            if size % shards:
+                offenders.append(f"{path}: dim {dim} of {size} is sharded {shards} times by {said}")
+    if offenders:
+        raise HintError(
+            message(
+                f"{name} has shardings that do not divide their dims",
+                offenders,
+                "Over Explicit axes shardings are part of types, and a type's shards are equal.",
+                "Pad the array, give another sharding, or make the mesh of Auto axes.",
+            )
+        )
 
 
 def pinned(plan: Plan, avals: Sequence[Any], specs: Sequence[Any]) -> list[Any] | None:

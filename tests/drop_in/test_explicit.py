@@ -536,6 +536,20 @@ def refused_alike(call):
         call(mw.jit)
 
 
+def test_placements_that_do_not_divide():
+    """Over Auto axes arrays may be uneven at the boundary; a type cannot say so."""
+    odd = np.arange(7.0, dtype=np.float32)
+    for options in ({"in_shardings": P("x")}, {"out_shardings": {"a": P(("x", "y"))}}):
+        for kinds in (XY, MIXED):
+            with jax.set_mesh(make(kinds)):
+                refused_alike(lambda jit, options=options: jit(lambda x: {"a": x}, **options)(odd))
+    with (
+        jax.set_mesh(make(XY)),
+        pytest.raises(mw.HintError, match=r"args\[0\]: dim 0 of 7 is sharded"),
+    ):
+        mw.jit(lambda x: x, in_shardings=P("x"))(odd)
+
+
 def test_meshes_that_do_not_match():
     explicit, auto, other = make(XY), make(AUTO_XY), make({"z": EXPLICIT, "w": EXPLICIT})
     x = jax.device_put(ROWS[0], NamedSharding(explicit, P("x")))
