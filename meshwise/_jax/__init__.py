@@ -98,8 +98,10 @@ from meshwise._jax.jaxprs import new_var as new_var
 from meshwise._jax.jaxprs import opened as opened
 from meshwise._jax.jaxprs import operator_name as operator_name
 from meshwise._jax.jaxprs import rename as rename
+from meshwise._jax.jaxprs import rewritten as rewritten
 from meshwise._jax.jaxprs import source_summary as source_summary
 from meshwise._jax.jaxprs import threefry2x32_p as threefry2x32_p
+from meshwise._jax.jaxprs import with_bodies as with_bodies
 from meshwise._jax.jaxprs import without_names as without_names
 from meshwise._jax.kernels import call_kernel as call_kernel
 from meshwise._jax.kernels import mw_kernel_p as mw_kernel_p

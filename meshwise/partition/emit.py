@@ -24,6 +24,7 @@ from meshwise.ir.program import shape_of, type_of
 from meshwise.ir.sharding import Sharding, local_shape
 from meshwise.partition.hoist import LoopRead, read_anyway, read_before
 from meshwise.partition.order import emission_order
+from meshwise.partition.together import send_together
 from meshwise.partition.walk import Walk, compute, copy_of, exchange_reason, store
 from meshwise.reshard.emit import as_term
 
@@ -50,7 +51,7 @@ def emit(
         for var, sharding in zip(program.inputs, plan.in_shardings, strict=True)
     ]
     axes = list(zip(program.mesh.names, program.mesh.sizes, strict=True))
-    jaxpr = _jax.make_jaxpr_over_axes(per_device, axes, shapes)
+    jaxpr = send_together(_jax.make_jaxpr_over_axes(per_device, axes, shapes), program.mesh)
     reads = [read for _, found in sorted(walk.loop_reads.items()) for read in found]
     return jaxpr, walk.reasons, reads
 
