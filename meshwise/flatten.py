@@ -294,7 +294,15 @@ def _live(eqns: list[JaxprEqn], outputs: Sequence[Any]) -> list[JaxprEqn]:
         known = len(needed), len(entered)
         kept = _needed_so_far(eqns, needed, entered)
         if known == (len(needed), len(entered)):
-            return kept
+            return [_without_unread(eqn, needed) for eqn in kept]
+
+
+def _without_unread(eqn: JaxprEqn, needed: set[Var]) -> JaxprEqn:
+    """An equation of several results that says which of them nothing reads."""
+    if len(eqn.outvars) < 2 or needed.issuperset(eqn.outvars):
+        return eqn
+    kept = [v if v in needed else _jax.DropVar(v.aval) for v in eqn.outvars]
+    return eqn.replace(outvars=kept)
 
 
 def _needed_so_far(eqns: list[JaxprEqn], needed: set[Var], entered: set[Control]) -> list[JaxprEqn]:

@@ -18,11 +18,11 @@ from meshwise.cost.hardware import Hardware
 from meshwise.errors import MemoryLimitError, message
 from meshwise.ir.mesh import Mesh
 from meshwise.ir.sharding import Reduction, Sharding, local_bytes, local_shape, unreduced
-from meshwise.reshard.canonical import Naming, levels
+from meshwise.reshard.canonical import Naming, levels, prices_of
 from meshwise.reshard.moves import Move, Moves, State, moves_of
 from meshwise.reshard.plan import Part, ReshardPlan, Step, StepKind
 from meshwise.reshard.problem import Problem
-from meshwise.reshard.steps import steps_of
+from meshwise.reshard.steps import gathered_in_turn, steps_of
 from meshwise.reshard.straight import straight_moves
 
 # Costs are sums of bytes; two that differ by less than this part of one another are equal.
@@ -161,7 +161,9 @@ def _plan(
     if source != target and 0 not in shape:
         path, naming = _best(shape, itemsize, mesh, source, target, hardware, max_bytes)
         steps = steps_of(path.moves, naming, shape, itemsize, mesh, source, target)
-        cost, peak = path.cost, path.peak_bytes
+        joined, steps = steps, gathered_in_turn(steps, itemsize, mesh)
+        apart = len(steps) - len(joined)
+        cost, peak = path.cost + apart * prices_of(hardware).launch, path.peak_bytes
     if max_bytes is not None and peak > max_bytes:
         raise MemoryLimitError(too_large(shape, f"{source}", f"{target}", max_bytes, peak))
     sent = sum(step.wire_bytes for step in steps)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from meshwise.ir.collectives import CollectiveKind, wire_bytes
 from meshwise.ir.mesh import Mesh
@@ -12,6 +13,9 @@ from meshwise.reshard.plan import Part, Step, StepKind
 from meshwise.reshard.rounds import plan_rounds
 from meshwise.reshard.tiles import tiles_over
 from meshwise.rules.halo import realignment
+
+# From here on an array is not put in order twice to save a launch: it is larger than a cache.
+LARGE_BYTES = 1 << 15
 
 
 def steps_of(
@@ -43,6 +47,34 @@ def steps_of(
         )
         before, before_shape = after, after_shape
     return tuple(steps)
+
+
+def gathered_in_turn(steps: Sequence[Step], itemsize: int, mesh: Mesh) -> tuple[Step, ...]:
+    """The steps, where a large all_gather of several dims is one of each dim, the leading one last.
+
+    One collective brings blocks, that must be put in order in a second array of that size; the
+    last of several writes rows where they belong.
+    """
+    found: list[Step] = []
+    for step in steps:
+        several = step.kind is StepKind.ALL_GATHER and len(step.parts) > 1
+        if not several or math.prod(step.target_shape) * itemsize < LARGE_BYTES:
+            found.append(step)
+            continue
+        dims, before = list(step.source.dims), list(step.source_shape)
+        for part in sorted(step.parts, key=lambda part: -(part.dim or 0)):
+            assert part.dim is not None, "a dim is gathered"
+            source = replace(step.source, dims=tuple(dims)), tuple(before)
+            dims[part.dim] = dims[part.dim][: len(dims[part.dim]) - len(part.axes)]
+            before[part.dim] *= mesh.size(part.axes)
+            if not dims[part.dim]:
+                before[part.dim] = step.target_shape[part.dim]
+            target = replace(step.source, dims=tuple(dims)), tuple(before)
+            out, group = math.prod(source[1]) * itemsize, mesh.size(part.axes)
+            sent = wire_bytes(CollectiveKind.ALL_GATHER, out, out * group, group)
+            ends = source[0], target[0], source[1], target[1]
+            found.append(Step(step.kind, (part,), *ends, sent, 1))
+    return tuple(found)
 
 
 def _step(

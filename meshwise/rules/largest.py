@@ -12,6 +12,7 @@ import numpy as np
 from jax import lax
 from jax.numpy import issubdtype
 
+from meshwise._jax import DropVar
 from meshwise.ir.program import type_of
 from meshwise.ir.sharding import Reduction
 from meshwise.rules.factoring import Factoring, shapes, total_size
@@ -54,10 +55,16 @@ def _factor(context: LocalContext) -> int | None:
 def _meeting(context: LocalContext, factor: int) -> Meeting:
     shape, k = context.local_shape(0), context.params["k"]
     axis = _axis(context.params, len(shape))
-    dtypes = tuple(type_of(v).dtype for v in context.eqn.outvars)
+    sent = context.eqn.outvars if _tells_where(context) else context.eqn.outvars[:1]
+    dtypes = tuple(type_of(v).dtype for v in sent)
     own = min(k, shape[axis])
     rows = row_count(shape, axis)
     return Meeting(context.shards(factor), rows, (own, dtypes), (k, dtypes))
+
+
+def _tells_where(context: LocalContext) -> bool:
+    """Whether anything reads where the largest are."""
+    return not isinstance(context.eqn.outvars[1], DropVar)
 
 
 def _largest_exchanges(context: LocalContext) -> list[Exchange]:
@@ -75,14 +82,15 @@ def _largest_local(context: LocalContext, operand: Any) -> list[Any]:
     values, indices = context.bind(operand, **_some(context, k=meeting.before[0]))
     indices = lax.add(indices, lax.full_like(indices, context.offset(factor)))
 
-    def combine(values: Any, indices: Any) -> list[Any]:
+    def combine(values: Any, *indices: Any) -> list[Any]:
         best, places = context.bind(values, **_all(context))
-        return [best, take_rows(indices, places)]
+        return [best, *(take_rows(each, places) for each in indices)]
 
     shape = values.shape
-    candidates = [rows_last(values, axis), rows_last(indices, axis)]
-    found = meeting.hold(candidates, context.axes(factor), combine)
-    return [rows_back(x, axis, shape) for x in found]
+    candidates = [values, indices] if _tells_where(context) else [values]
+    found = meeting.hold([rows_last(x, axis) for x in candidates], context.axes(factor), combine)
+    found = [rows_back(x, axis, shape) for x in found]
+    return found if len(found) == 2 else [*found, lax.full(found[0].shape, 0, indices.dtype)]
 
 
 def _some(context: LocalContext, k: int) -> dict[str, Any]:

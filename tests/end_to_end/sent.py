@@ -17,7 +17,7 @@ def mesh_of(*sizes: int, real: bool = False) -> Any:
     """A mesh of axes x, y, z."""
     names = ("x", "y", "z")[: len(sizes)]
     if real:
-        return jax.make_mesh(sizes, names)
+        return jax.make_mesh(sizes, names, axis_types=(AxisType.Auto,) * len(sizes))
     return AbstractMesh(sizes, names, axis_types=(AxisType.Auto,) * len(sizes))
 
 

@@ -52,6 +52,8 @@ TABLE = [
     # What an all_to_all brings needs no room beside that of its pieces.
     resharded("rows to columns", XY, P(None, ("x", "y")), 2 * SHARD - 4096),
     resharded("rows to blocks", XY, P("x", "y"), 2 * SHARD - 4096),
+    # Of two gathers the second brings rows where they belong.
+    resharded("blocks to everywhere", P("x", "y"), P(), 4 * SHARD),
     Held(Row("a transpose inside a loop", steps, (reals(128, 128), reals(128)), (8,),
         (P("x"), P("x")), P("x"), tolerance=1e-4), 4096),
     Held(Row("points inside a loop", nearest, (reals(4096, 8), reals(4, 8)), (8,),

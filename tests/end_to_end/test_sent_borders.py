@@ -150,8 +150,8 @@ BORDERS = [
     Row("a row is joined", lambda x, y: jnp.concatenate([x[1:], y]), (ROWS, (1, 32)), (X, NONE), X,
         [hop(1, 32)]),
     Row("two halves are joined", lambda x, y: jnp.concatenate([x, y]), (ROWS, ROWS), (X, X), X,
-        [exchange(8, 32), exchange(8, 32), exchange(128, 4)]),
-    Row("heat", heat, (ROWS,), (X,), X, [hop(1, 32), hop(2, 32), hop(1, 32)]),
+        [exchange(8, 8, 4), exchange(8, 8, 4), exchange(128, 4)]),
+    Row("heat", heat, (ROWS,), (X,), X, [hop(2, 32), hop(1, 32)]),
     Row("periodic stencil", periodic, (ROWS,), (P("x", "y"),), P("x", "y"),
         [hop(1, 8), hop(32, 1), hop(1, 8), hop(32, 1)], GRID),
 ]  # fmt: skip

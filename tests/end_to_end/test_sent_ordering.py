@@ -99,6 +99,8 @@ ROWS = [
     # k candidates a shard: values and places.
     Row("top_k", lambda x: lax.top_k(x, 5), (1003,), F32, (8,), X, NONE,
         {"all_gather": (1, 7 * 5 * 8)}),
+    Row("top_k, only values", lambda x: lax.top_k(x, 5)[0], (1003,), F32, (8,), X, NONE,
+        {"all_gather": (1, 7 * 5 * 4)}),
     Row("top_k of more than a shard has", lambda x: lax.top_k(x, 9), (13,), F32, (4,), X, NONE,
         {"all_gather": (1, 3 * 4 * 8)}),
     Row("top_k of rows", lambda x: lax.top_k(x, 40), (16, 5025), F32, (8,), Y, NONE,
