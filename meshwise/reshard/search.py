@@ -10,19 +10,20 @@ it exists; an uneven dim may hold the padding of its other end, unless `max_byte
 
 import heapq
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import chain, islice
+from itertools import chain, islice, zip_longest
 
 from meshwise.cost.hardware import Hardware
 from meshwise.errors import MemoryLimitError, message
 from meshwise.ir.mesh import Mesh
 from meshwise.ir.sharding import Reduction, Sharding, local_bytes, local_shape, unreduced
-from meshwise.reshard.canonical import Naming, levels, prices_of
+from meshwise.reshard.canonical import Naming, levels
 from meshwise.reshard.moves import Move, Moves, State, moves_of
 from meshwise.reshard.plan import Part, ReshardPlan, Step, StepKind
 from meshwise.reshard.problem import Problem
-from meshwise.reshard.steps import gathered_in_turn, steps_of
+from meshwise.reshard.steps import LARGE_BYTES, gathered_in_turn, steps_of
 from meshwise.reshard.straight import straight_moves
 
 # Costs are sums of bytes; two that differ by less than this part of one another are equal.
@@ -161,9 +162,8 @@ def _plan(
     if source != target and 0 not in shape:
         path, naming = _best(shape, itemsize, mesh, source, target, hardware, max_bytes)
         steps = steps_of(path.moves, naming, shape, itemsize, mesh, source, target)
-        joined, steps = steps, gathered_in_turn(steps, itemsize, mesh)
-        apart = len(steps) - len(joined)
-        cost, peak = path.cost + apart * prices_of(hardware).launch, path.peak_bytes
+        steps = gathered_in_turn(steps, itemsize, mesh)
+        cost, peak = path.cost, path.peak_bytes
     if max_bytes is not None and peak > max_bytes:
         raise MemoryLimitError(too_large(shape, f"{source}", f"{target}", max_bytes, peak))
     sent = sum(step.wire_bytes for step in steps)
@@ -307,7 +307,24 @@ def _trace_back(
         state, move = came[state]
         path.append(move)
     peak = max([moves.end_bytes, *(move.peak_bytes for move in path)])
-    return Path(tuple(reversed(path)), cost, peak)
+    path.reverse()
+    return Path(
+        tuple(path), cost + _launches_apart(moves, path) * moves.problem.prices.launch, peak
+    )
+
+
+def _launches_apart(moves: Moves, path: Sequence[Move]) -> int:
+    """How many launches more it takes that large gathers of several dims go one by one."""
+    count = 0
+    dims: set[int | None] = set()
+    for move, after in zip_longest(path, path[1:]):
+        if move.kind is not StepKind.ALL_GATHER:
+            continue
+        dims = {*(dims if move.joins else ()), *(dim for _, dim, _ in move.parts)}
+        is_last = after is None or not after.joins
+        if is_last and moves.local_bytes(move.state[1]) >= LARGE_BYTES:
+            count += len(dims) - 1
+    return count
 
 
 def _is_slice(shape: tuple[int, ...], mesh: Mesh, source: Sharding, target: Sharding) -> bool:

@@ -140,13 +140,16 @@ def test_exactly_these_collectives_with_data():
 
 
 def test_exactly_these_collectives_with_data_and_model():
-    """Megatron's: a sum of the activations each way, and one more as the last stage's loss."""
+    """Megatron's: a sum of the activations each way, and one more as the last stage's loss.
+
+    Between two stages activations and their gradients are one exchange.
+    """
     batch, ticks = rows(12), 2 * (3 + 1)
     program, _ = program_of(*CASES["hints inside"], batch)
     found = found_in(program)
     assert found.pop(("all_reduce", ("model",), (2, 8))) <= 3 * ticks
     assert found == {
-        ("ppermute", ("stage",), (2 * 8,)): 2 * ticks,
+        ("ppermute", ("stage",), (2 * 8,)): ticks,
         ("all_reduce", ("stage",), ()): 1,
         ("all_reduce", ("data",), ()): 1,
         ("all_reduce", ("data",), (1, 1, 1, 8 * WIDE)): 1,
