@@ -86,7 +86,7 @@ def _cuts(eqns: Sequence[JaxprEqn]) -> dict[Var, _Cut]:
     return found
 
 
-def _cut_of(cuts: dict[Var, _Cut], var: Var) -> _Cut:
+def _cut_of(cuts: dict[Var, _Cut], var: Any) -> _Cut:
     shape = shape_of(var)
     return cuts.get(var, _Cut(var, (0,) * len(shape), shape))
 
@@ -128,11 +128,11 @@ def _sent_once(
     for index in members:
         eqn = eqns[index]
         cut = _cut_of(cuts, eqn.invars[0])
-        bounds = [
+        starts, limits = (
             tuple(n - a for n, a in zip(ends, both.starts, strict=True))
             for ends in (cut.starts, cut.limits)
-        ]
-        found[index] = [_slice(received, *bounds, eqn.outvars[0], eqn)]
+        )
+        found[index] = [_slice(received, starts, limits, eqn.outvars[0], eqn)]
     found[members[0]] = [
         _slice(both.whole, both.starts, both.limits, sent, first),
         first.replace(invars=[sent], outvars=[received]),
