@@ -90,9 +90,10 @@ def guarded(
     def looking(*args: Any, **kwargs: Any) -> Any:
         leaves = flatten((args, kwargs))[0]
         try:
-            if any(map(is_deleted, leaves)) or (donates and _has_twice(leaves)):
-                look(args, kwargs)
+            is_gone = any(map(is_deleted, leaves))
         except TypeError:  # one of them is no array of JAX's
+            is_gone = any([_is_gone(leaf) for leaf in leaves])
+        if is_gone or (donates and _has_twice(leaves)):
             look(args, kwargs)
         try:
             return dispatch(*args, **kwargs)
@@ -103,6 +104,13 @@ def guarded(
             raise
 
     return call if SURVIVES_DONATED_ARGUMENTS else looking
+
+
+def _is_gone(leaf: Any) -> bool:
+    """Whether an argument of whatever kind is an array that is deleted."""
+    if isinstance(leaf, _core.Tracer) or not hasattr(leaf, "is_deleted"):
+        return False
+    return leaf.is_deleted()
 
 
 def _has_twice(leaves: Sequence[Any]) -> bool:

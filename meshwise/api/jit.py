@@ -142,8 +142,11 @@ class JitFunction:
         return self if instance is None else BoundJitFunction(self, instance)
 
     def __repr__(self) -> str:
-        """The function it is of."""
-        return f"<mw.jit of {self.fn!r}>"
+        """The function it is of, if that can be shown."""
+        try:
+            return f"<mw.jit of {self.fn!r}>"
+        except Exception:
+            return "<mw.jit>"
 
     def partition(self, *args: Any, **kwargs: Any) -> SpmdProgram:
         """The SPMD program for some arguments, which may be `jax.ShapeDtypeStruct`s."""

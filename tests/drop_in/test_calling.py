@@ -29,6 +29,14 @@ class Layer:
     scale: int = dataclasses.field(metadata={"static": True}, default=3)
 
 
+class Unshown:
+    def __call__(self):
+        pass
+
+    def __repr__(self):
+        raise ValueError("no text")
+
+
 class Scaler:
     def __init__(self, factor):
         self.factor = factor
@@ -276,6 +284,7 @@ def test_a_jitted_function_looks_like_its_function():
     assert mw.jit(functools.partial(step, n=3)).__name__ == "step"
     step.some_value = 4
     assert mw.jit(step).some_value == 4
+    assert repr(mw.jit(Unshown())) == "<mw.jit>"
     outer = functools.wraps(ours)(lambda x: ours(x) + 1)
     assert not hasattr(outer, "lower")
 
