@@ -9,7 +9,8 @@ import pytest
 
 from tests.guards.source import ROOT
 
-HEAVY = ("flax", "matplotlib", "optax", "pandas", "scipy.optimize", "torch")
+PALLAS = "jax.experimental.pallas"
+HEAVY = ("flax", PALLAS, "matplotlib", "optax", "pandas", "scipy.optimize", "torch")
 
 REPORT = """
 import json, sys
@@ -50,6 +51,7 @@ def test_import_is_light():
         ("jax.devices()", "a backend is started"),
         ("x = jax.numpy.zeros(3)", "a backend is started"),
         ("import scipy.optimize", "scipy.optimize is loaded"),
+        (f"import {PALLAS}", f"{PALLAS} is loaded"),
         ("import optax", "optax is loaded"),
     ],
 )

@@ -1,11 +1,12 @@
 """How kernels are called: compiled on a TPU, interpreted elsewhere."""
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
-from jax.experimental.pallas import tpu as pltpu
 
-Interpret = bool | pltpu.InterpretParams | None
+from meshwise._jax import pallas_tpu as pltpu
+
+Interpret: TypeAlias = "bool | pltpu.InterpretParams | None"
 
 # What a kernel may use of a core's fast memory, and what blocks are planned to use of it.
 VMEM_LIMIT_BYTES = 64 * 2**20

@@ -11,8 +11,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.experimental.pallas import tpu as pltpu
 
+from meshwise._jax import pallas_tpu as pltpu
 from meshwise.schedule.kernels.blocks import LANES
 from meshwise.schedule.kernels.ring import Ring
 

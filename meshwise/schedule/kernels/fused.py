@@ -10,9 +10,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu as pltpu
 
+from meshwise._jax import pallas as pl
+from meshwise._jax import pallas_tpu as pltpu
 from meshwise.ir.program import shape_of, type_of
 from meshwise.schedule.kernels import blocks as on_blocks
 from meshwise.schedule.kernels import exchange as exchanges
@@ -121,7 +121,7 @@ class Fused:
                 found[eqn.outvars[0]] = (shape, aval.dtype)
         return found
 
-    def cost(self) -> pl.CostEstimate:
+    def cost(self) -> "pl.CostEstimate":
         """What the compiler is told of the kernel: products, and each byte moved once.
 
         Elementwise flops are left out: memory, not arithmetic, is what such passes wait for.

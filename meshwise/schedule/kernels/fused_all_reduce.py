@@ -6,11 +6,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu as pltpu
 
 from meshwise import _jax
 from meshwise._jax import ClosedJaxpr, Literal
+from meshwise._jax import pallas as pl
+from meshwise._jax import pallas_tpu as pltpu
 from meshwise.schedule.kernels import blocks as on_blocks
 from meshwise.schedule.kernels.calling import VMEM_LIMIT_BYTES, Interpret, interpreter
 from meshwise.schedule.kernels.fused import Fused, Product

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from jax import lax
-from jax.experimental.pallas import tpu as pltpu
 
+from meshwise._jax import pallas_tpu as pltpu
 from meshwise.schedule.kernels.ring import Piece, Ring
 from meshwise.schedule.kernels.tiles import Tile
 

@@ -13,9 +13,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu as pltpu
 
+from meshwise._jax import pallas as pl
+from meshwise._jax import pallas_tpu as pltpu
 from meshwise.schedule.kernels.calling import VMEM_LIMIT_BYTES, Interpret, interpreter
 from meshwise.schedule.kernels.products import MatmulBlocks, add_product, matmul_blocks
 from meshwise.schedule.kernels.ring import (
@@ -114,7 +114,7 @@ class _Kernel:
             pltpu.SemaphoreType.REGULAR((count,)),
         ]
 
-    def cost(self) -> pl.CostEstimate:
+    def cost(self) -> "pl.CostEstimate":
         """What the compiler is told of the kernel: the product, and each byte moved once."""
         chunk = bytes_of(self.slots.shape, self.slots.dtype)
         out, size = self.out.stored, self.ring.size

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
-from jax.experimental import pallas as pl
 
+from meshwise._jax import pallas as pl
 from meshwise.schedule.kernels.pipelines import pipeline
 
 # The largest blocks: what a core's fast memory holds twice, with the sums.

@@ -7,8 +7,9 @@ from typing import Any
 
 import jax
 from jax import lax
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu as pltpu
+
+from meshwise._jax import pallas as pl
+from meshwise._jax import pallas_tpu as pltpu
 
 Axis = str | tuple[str, ...]
 

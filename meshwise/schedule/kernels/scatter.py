@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from jax import lax
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu as pltpu
 
+from meshwise._jax import pallas as pl
+from meshwise._jax import pallas_tpu as pltpu
 from meshwise.schedule.kernels.pipelines import pipeline
 from meshwise.schedule.kernels.products import MatmulBlocks, add_product
 from meshwise.schedule.kernels.ring import Piece, Ring

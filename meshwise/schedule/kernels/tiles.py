@@ -11,8 +11,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import pallas as pl
 
+from meshwise._jax import pallas as pl
 from meshwise.schedule.kernels.blocks import LANES
 from meshwise.schedule.kernels.ring import Piece
 
@@ -71,7 +71,7 @@ class Tile:
         inner[self.dim] = pl.ds(pl.multiple_of(chunk * size, size), size)
         return ref.at[tuple(inner)]
 
-    def spec(self, rows: int) -> pl.BlockSpec:
+    def spec(self, rows: int) -> "pl.BlockSpec":
         """Blocks of some rows of a part."""
         zeros = (0,) * (len(self.held) - 1)
         return pl.BlockSpec((rows, *self.held[1:]), lambda i: (i, *zeros))
