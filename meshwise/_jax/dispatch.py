@@ -76,7 +76,8 @@ def guarded(
     Where a deleted buffer would end the process, it looks before a call too; where the call
     donates, also where an array comes twice. Everything here is paid for in every call.
     """
-    flatten, is_deleted = _tree_util.default_registry.flatten, _xla.ArrayImpl.is_deleted
+    flatten, array = _tree_util.default_registry.flatten, _xla.ArrayImpl
+    is_deleted = array.is_deleted
 
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -92,7 +93,7 @@ def guarded(
         try:
             is_gone = any(map(is_deleted, leaves))
         except TypeError:  # one of them is no array of JAX's
-            is_gone = any([_is_gone(leaf) for leaf in leaves])
+            is_gone = any([is_deleted(x) if type(x) is array else _is_gone(x) for x in leaves])
         if is_gone or (donates and _has_twice(leaves)):
             look(args, kwargs)
         try:
