@@ -1,0 +1,246 @@
+"""Shardings of every kind that JAX takes: what is asked for, where arguments lie, what comes."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
+
+import meshwise as mw
+from tests.drop_in.beside_jax import X, check_same, mesh_of, on
+
+DEVICES = jax.devices()[:8]
+MESH, OTHER, ROW = mesh_of(x=4, y=2), mesh_of(a=2, b=4), mesh_of(p=4, q=2)
+HALF, FLAT, ONE = mesh_of(x=2, y=2), mesh_of(x=2, y=1), mesh_of(x=1, y=1)
+TURNED = Mesh(np.array(DEVICES[::-1]).reshape(4, 2), ("x", "y"))
+U = P.UNCONSTRAINED
+
+
+def at(*spec, mesh=MESH):
+    return NamedSharding(mesh, P(*spec))
+
+
+def gspmd(*spec):
+    sharding = at(*spec)
+    return jax._src.sharding_impls.GSPMDSharding(tuple(DEVICES), sharding._to_xla_hlo_sharding(2))
+
+
+def step(x):
+    return x * 2 + 1
+
+
+def alone(number):
+    return jax.device_put(X, DEVICES[number])
+
+
+# What is said of arguments and results, and the argument.
+SAID = {
+    "nothing, of the host": ({}, lambda: X),
+    "nothing, of one device": ({}, lambda: jnp.asarray(X)),
+    "nothing, committed to a device": ({}, lambda: alone(3)),
+    "nothing, on a mesh": ({}, lambda: on(MESH, "x", "y")),
+    "nothing, both axes of a dim": ({}, lambda: on(MESH, ("y", "x"))),
+    "nothing, on half of the devices": ({}, lambda: on(HALF, "y", "x")),
+    "nothing, on turned devices": ({}, lambda: on(TURNED, "x", "y")),
+    "nothing, on axes of size one": ({}, lambda: on(FLAT, "x", "y")),
+    "nothing, on a mesh of one device": ({}, lambda: on(ONE, "x", "y")),
+    "nothing, as XLA says it": ({}, lambda: jax.device_put(X, gspmd("x", "y"))),
+    "the argument": ({"in_shardings": at("x")}, lambda: X),
+    "the argument, uncommitted": ({"in_shardings": at("x")}, lambda: jnp.asarray(X)),
+    "the argument, as it lies": ({"in_shardings": at("x")}, lambda: on(MESH, "x", None)),
+    "the argument, by another name": ({"in_shardings": at("x")}, lambda: on(ROW, "p")),
+    "the result": ({"out_shardings": at("y", None)}, lambda: X),
+    "both": ({"in_shardings": at("x", None), "out_shardings": at(("x", "y"))}, lambda: X),
+    "both, a prefix": ({"in_shardings": (at("x"),), "out_shardings": at(None, "y")}, lambda: X),
+    "both, over two meshes": (
+        {"in_shardings": at("a", mesh=OTHER), "out_shardings": at("x")},
+        lambda: X,
+    ),
+    "both, as XLA says it": (
+        {"in_shardings": gspmd("x", "y"), "out_shardings": gspmd(None, "x")},
+        lambda: X,
+    ),
+    "a device": ({"in_shardings": SingleDeviceSharding(DEVICES[2])}, lambda: X),
+    "a device, for the result": ({"out_shardings": SingleDeviceSharding(DEVICES[2])}, lambda: X),
+    "a mesh of one device": ({"out_shardings": at("x", mesh=ONE)}, lambda: X),
+    "no array without elements": ({"in_shardings": at("x"), "out_shardings": at()}, lambda: X[:0]),
+    # Mistakes.
+    "another place": ({"in_shardings": at("x")}, lambda: on(MESH, "y")),
+    "another place, by another name": ({"in_shardings": at("x")}, lambda: on(ROW, "q")),
+    "other devices": ({"in_shardings": at("x")}, lambda: on(HALF, "x")),
+    "one of the devices": ({"in_shardings": at("x")}, lambda: alone(0)),
+    "another device": ({"in_shardings": SingleDeviceSharding(DEVICES[2])}, lambda: alone(1)),
+    "devices in another order": ({"in_shardings": at("x")}, lambda: on(TURNED, "x")),
+    "results elsewhere": (
+        {"in_shardings": at("x", mesh=HALF), "out_shardings": at("x")},
+        lambda: X,
+    ),
+    "results on turned devices": (
+        {"in_shardings": at("x"), "out_shardings": at("x", mesh=TURNED)},
+        lambda: X,
+    ),
+    "too many dims": ({"in_shardings": at("x", "y", None)}, lambda: X),
+    "too many dims of the result": ({"out_shardings": at("x", "y", None)}, lambda: X),
+    "axes of no mesh": ({"in_shardings": P("x")}, lambda: X),
+    "axes of no mesh, for the result": ({"out_shardings": P("x")}, lambda: X),
+    "open dims": ({"in_shardings": at(U, "y")}, lambda: X),
+    "open dims of the result": ({"out_shardings": at(U, "y")}, lambda: on(MESH, "x")),
+    "no sharding": ({"in_shardings": "x"}, lambda: X),
+    "no sharding of the result": ({"out_shardings": 5}, lambda: X),
+    "another tree": ({"in_shardings": (at("x"), at("x"))}, lambda: X),
+    "another tree of results": ({"out_shardings": (at("x"),)}, lambda: X),
+}
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_what_is_said(name):
+    options, arg = SAID[name]
+    # Of two names for one placement JAX gives the argument's back, meshwise that of in_shardings.
+    is_named_twice = name == "the argument, by another name"
+    check_same(lambda jit: jit(step, **options)(arg()), shardings=not is_named_twice)
+
+
+# Functions that name shardings themselves.
+INSIDE = {
+    "a constraint": lambda x: lax.with_sharding_constraint(x * 2, at("x", "y")),
+    "a constraint amid": lambda x: lax.with_sharding_constraint(x * 2, at("x", "y")) + 1,
+    "two of them": lambda x: (
+        lax.with_sharding_constraint(x, at("x")) + 1,
+        lax.with_sharding_constraint(x * 2, at(None, "y")) + 1,
+    ),
+    "an open dim": lambda x: lax.with_sharding_constraint(x * 2, at(U, "y")),
+    "a device": lambda x: lax.with_sharding_constraint(x, SingleDeviceSharding(DEVICES[0])),
+    "as XLA says it": lambda x: lax.with_sharding_constraint(x, gspmd("x", "y")),
+    "what does not divide": lambda x: lax.with_sharding_constraint(x[:5], at("x")),
+    "put on a mesh": lambda x: jax.device_put(x * 2, at("x")),
+    "put on a device": lambda x: jax.device_put(x * 2, DEVICES[1]),
+    "too many dims": lambda x: lax.with_sharding_constraint(x, at("x", "y", None)),
+    "axes of no mesh": lambda x: lax.with_sharding_constraint(x, P("x", "y")),
+    "a nested jit": lambda x: jax.jit(step, in_shardings=at("x"), out_shardings=at("y"))(x) + 1,
+    "a nested jit elsewhere": lambda x: jax.jit(step, in_shardings=at("x", mesh=HALF))(x) + 1,
+}
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_functions_that_name_shardings(name):
+    check_same(lambda jit: jit(INSIDE[name])(X))
+
+
+# JAX reads these over the arguments' mesh, XLA completes what is left.
+FROM_A_MESH = (
+    "a constraint",
+    "two of them",
+    "an open dim",
+    "put on a mesh",
+    "a nested jit elsewhere",
+)
+
+
+@pytest.mark.parametrize("name", FROM_A_MESH)
+def test_the_same_with_arguments_on_the_mesh(name):
+    check_same(lambda jit: jit(INSIDE[name])(on(MESH, "x")), shardings=name != "two of them")
+
+
+def in_context(jit, run):
+    with jax.set_mesh(MESH):
+        return run(jit)
+
+
+CONTEXT = {
+    "nothing": lambda jit: jit(step)(X),
+    "an argument": lambda jit: jit(step)(jax.device_put(X, P("x"))),
+    "specs": lambda jit: jit(step, in_shardings=P("x"), out_shardings=P(None, "y"))(X),
+    "a constraint": lambda jit: jit(lambda x: lax.with_sharding_constraint(x * 2, P("y")))(X),
+    "put": lambda jit: jit(lambda x: jax.device_put(x * 2, P("x")))(X),
+    "no argument": lambda jit: jit(lambda: jnp.zeros((8, 8)), out_shardings=P("x"))(),
+    "another device": lambda jit: jit(step)(alone(0)),
+}
+
+
+@pytest.mark.parametrize("name", CONTEXT)
+def test_a_mesh_in_context(name):
+    check_same(lambda jit: in_context(jit, CONTEXT[name]))
+
+
+MANY = {
+    "a product": (lambda x, y: x @ y, [("x", None), (None, "y")]),
+    "passed on": (lambda x, y: (y, x), [("x", "y"), (("y", "x"),)]),
+    "one unused": (lambda x, y: y, [("x",), ("y",)]),
+    "sums, numbers, parts": (lambda x, y: (x.sum(), 1, 2.0, True, y[:5]), [("x",), ("y",)]),
+    "laid otherwise": (lambda x, y: (x.T, x.reshape(-1), y[None]), [("x", "y"), ("y",)]),
+}
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_several_arguments(name):
+    fn, specs = MANY[name]
+    check_same(lambda jit: jit(fn)(*[on(MESH, *s) for s in specs]))
+    check_same(lambda jit: jit(fn)(on(MESH, *specs[0]), X), shardings=False)
+    check_same(lambda jit: jit(fn)(on(MESH, *specs[0]), alone(3)))
+    check_same(lambda jit: jit(fn)(on(MESH, *specs[0]), on(TURNED, *specs[1])))
+    check_same(lambda jit: jit(fn)(on(MESH, *specs[0]), on(HALF, *specs[1])))
+
+
+def test_several_meshes_in_one_program():
+    """Each hint holds over its own mesh; XLA does not say over which a result lies."""
+
+    def fn(x, y):
+        z = lax.with_sharding_constraint(x @ y, at("b", "a", mesh=OTHER))
+        return lax.with_sharding_constraint(z + 1, at("q", "p", mesh=ROW)), z
+
+    shardings = at("y", "x"), at("b", mesh=OTHER)
+    args = on(MESH, "x"), on(OTHER, None, "b")
+    for jit in (jax.jit, mw.jit):
+        outs = jit(fn, out_shardings=shardings)(*args)
+        for out, wanted, sharding in zip(outs, (X @ X + 1, X @ X), shardings, strict=True):
+            np.testing.assert_allclose(out, wanted, rtol=1e-5)
+            assert out.sharding == sharding
+    program = mw.jit(fn, out_shardings=shardings).partition(*args)
+    np.testing.assert_allclose(program.simulate(*args)[0], X @ X + 1, rtol=1e-5)
+
+
+def test_results_are_ordinary_arrays():
+    def run(jit):
+        made = jit(step, out_shardings=at("x"))(X)
+        part = jit(lambda x: x[:5])(on(MESH, "x"))
+        shards = [(s.device.id, str(s.index), s.replica_id) for s in made.addressable_shards]
+        facts = (made.is_fully_replicated, made.is_fully_addressable, part.is_fully_replicated)
+        return made, part, np.array(facts), made + 1, made[0], str(shards), [*made]
+
+    check_same(run)
+
+
+def test_donated_and_deleted():
+    def run(jit):
+        x = on(MESH, "x")
+        y = jit(step, donate_argnums=0)(x)
+        return y, x.is_deleted()
+
+    check_same(run)
+
+
+def test_the_older_context():
+    """Under `with mesh:` JAX runs what names no axis on one device; meshwise on the mesh."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        with MESH:
+            constrained = [
+                jit(lambda x: lax.with_sharding_constraint(x, P("x")))(X)
+                for jit in (jax.jit, mw.jit)
+            ]
+    assert constrained[0].sharding == constrained[1].sharding == at("x")
+
+
+def test_a_loop_of_steps_keeps_its_places():
+    fn = mw.jit(lambda w, x: (w - 0.1 * (x.T @ (x @ w)), (x @ w).sum()))
+    w, x = on(MESH, None, "y"), on(MESH, "x")
+    places = set()
+    for _ in range(3):
+        w, _ = fn(w, x)
+        places.add(w.sharding)
+    assert places == {at(None, "y")}
+    assert fn._cache_size() == 1
