@@ -105,6 +105,7 @@ from meshwise._jax.jaxprs import with_bodies as with_bodies
 from meshwise._jax.jaxprs import without_names as without_names
 from meshwise._jax.kernels import call_kernel as call_kernel
 from meshwise._jax.kernels import mw_kernel_p as mw_kernel_p
+from meshwise._jax.manual import Names as Names
 from meshwise._jax.manual import Region as Region
 from meshwise._jax.manual import run_local as run_local
 from meshwise._jax.manual import run_region as run_region

@@ -30,9 +30,19 @@ from meshwise._jax.jaxprs import (
     opened,
     source_summary,
 )
-from meshwise._jax.tracing import axes_in_order, make_jaxpr_over_axes, without_mesh
+from meshwise._jax.tracing import make_jaxpr_over_axes, without_mesh
 
-Names = Mapping[str, tuple[str, ...]]
+
+class Names(dict[str, tuple[str, ...]]):
+    """The axes of the program around that each axis is, and the order of all of these.
+
+    A trace does not know the order of its axes: to JAX environments that differ in it are equal.
+    """
+
+    def __init__(self, names: Mapping[str, tuple[str, ...]], order: Sequence[str]):
+        """`order` is that of the mesh."""
+        super().__init__(names)
+        self.order = tuple(order)
 
 
 def shard_map_jaxpr(
@@ -69,7 +79,8 @@ def shard_map_jaxpr(
         ]
 
     wide = [(name, size) for name, size in axes.items() if size > 1]
-    names = {name: (name,) if size > 1 else () for name, size in axes.items()}
+    own = {name: (name,) if size > 1 else () for name, size in axes.items()}
+    names = Names(own, [name for name, _ in wide])
     return make_jaxpr_over_axes(per_device, wide, local), jax.tree.structure(shapes)
 
 
@@ -134,10 +145,12 @@ def _collective(eqn: JaxprEqn, args: Sequence[Any], names: Names, over: Sequence
     """A collective over the axes of the program around that its own are."""
     name, params = eqn.primitive.name.removesuffix("_invariant"), eqn.params
     if name == "ppermute":
-        over = [a for a in names if a in over]  # its numbers follow the mesh's order
+        over = [a for a in names if a in over]
     kept = tuple([sub for a in over for sub in names.get(a, (a,))])
     if not kept:
         return _ALONE[name](params, *args) if name in _ON_ALL else [_ALONE[name](params, *args)]
+    if name == "ppermute":
+        return _permuted(params, kept, args, names)
     if name in _BY_NAME:
         return _BY_NAME[name](params, kept, args)
     key = "axes" if "axes" in params else "axis_name"
@@ -161,10 +174,10 @@ def _numbered(params: Any, axes: Sequence[Any], args: Sequence[Any]) -> list[Any
     return [lax.axis_index(tuple(axes) if len(axes) > 1 else axes[0])]
 
 
-def _permuted(params: Any, axes: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+def _permuted(params: Any, axes: Sequence[Any], args: Sequence[Any], names: Names) -> list[Any]:
     """Its devices are numbered in the order of the mesh's axes, whatever that of the tuple."""
     sizes = {a: lax.axis_size(a) for a in axes}
-    order = [a for a in axes_in_order() if a in sizes]
+    order = [a for a in names.order if a in sizes]
     numbers = np.arange(math.prod(sizes.values())).reshape([sizes[a] for a in order])
     own = numbers.transpose([order.index(a) for a in axes]).ravel().tolist()
     perm = [(own[a], own[b]) for a, b in params["perm"]]
@@ -175,7 +188,6 @@ _BY_NAME: Mapping[str, Callable[..., list[Any]]] = {
     "psum": _summed,
     "all_gather": _gathered,
     "axis_index": _numbered,
-    "ppermute": _permuted,
 }
 _ON_ALL = frozenset({"psum", "pmax", "pmin"})
 

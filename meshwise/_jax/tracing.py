@@ -34,11 +34,6 @@ def make_jaxpr_over_axes(
         return jax.make_jaxpr(function, axis_env=list(axes))(*args)
 
 
-def axes_in_order() -> tuple[str, ...]:
-    """The named axes that a trace goes on over, in the order of their mesh."""
-    return tuple(_core.get_axis_env().axis_sizes)
-
-
 def is_unspecified(sharding: Any) -> bool:
     """Whether JAX's marker for a sharding that was not given."""
     return sharding is None or isinstance(sharding, UnspecifiedValue)

@@ -78,7 +78,8 @@ def _custom_partitioning_rule(application: Application) -> OpRule:
         function = agreed(Strategy(context.strategy.axes), context.mesh)
         axes = list(_axes(context.mesh).items())
         closed = _jax.make_jaxpr_over_axes(function, axes, operands)
-        results = _jax.run_local(closed.jaxpr, closed.consts, operands, context.mesh.sub_axes)
+        names = _jax.Names(context.mesh.sub_axes, context.mesh.names)
+        results = _jax.run_local(closed.jaxpr, closed.consts, operands, names)
         problems = result_problems(context, results)
         if problems:
             raise _refused(context, problems)

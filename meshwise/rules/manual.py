@@ -7,7 +7,7 @@ results are gathered: so a region may stand wherever any other operator may.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -58,13 +58,14 @@ def _region_rule(application: Application) -> OpRule:
     )
 
 
-def _names(context: LocalContext) -> dict[str, tuple[str, ...]]:
+def _names(context: LocalContext) -> _jax.Names:
     """The program's axes that each axis of the region is."""
     known = context.mesh.sub_axes
-    return {
+    names = {
         name: tuple([sub for a in axes for sub in known.get(a, (a,))])
         for name, axes in context.params["names"]
     }
+    return _jax.Names(names, context.mesh.names)
 
 
 def _held(region: _jax.Region, context: LocalContext) -> frozenset[str] | None:
@@ -102,5 +103,4 @@ def _exchanges(region: _jax.Region, context: LocalContext) -> list[Exchange] | N
 
 def _local(region: _jax.Region, context: LocalContext, *operands: Any) -> Sequence[Any]:
     held = _held(region, context) or frozenset()
-    names: Mapping[str, tuple[str, ...]] = _names(context)
-    return _jax.run_region(region, operands, names, held)
+    return _jax.run_region(region, operands, _names(context), held)
