@@ -126,7 +126,9 @@ class JitFunction:
     def __init__(self, fn: Callable[..., Any], options: Options):
         """Nothing is traced yet."""
         self.__name__ = self.__qualname__ = name_of(fn)  # of what has no name of its own
-        functools.update_wrapper(self, fn)
+        functools.update_wrapper(self, fn, updated=())
+        own = dir(type(self))  # a function's attributes hide nothing of this class
+        self.__dict__.update({k: v for k, v in getattr(fn, "__dict__", {}).items() if k not in own})
         self.fn = fn
         self.options = options
         self.name = name_of(fn)
