@@ -3,7 +3,8 @@
 Each of these would be right as it stands, and send more than it must: of a slice of a pad the pad
 is shared out anew over the devices, and then the slice again. So, in a traced program,
 
-- a slice of a slice, a slice of a pad and a pad of a slice become one slice or pad;
+- a slice of a slice, a slice of a pad and a pad of a slice become one slice or pad, a slice of rows
+  laid side by side what it takes of each, laid side by side;
 - a pad with what a window over it would pad with (the gradient of average pooling, `jnp.pad` before
   a convolution) becomes the window's own padding and dilation;
 - two pads with zero that share no row, added up, are rows laid side by side;

@@ -1,11 +1,13 @@
 """Slices and pads of rows that follow each other."""
 
+from collections import ChainMap
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from jax import lax
 
-from meshwise._jax import JaxprEqn
+from meshwise import _jax
+from meshwise._jax import JaxprEqn, Var
 from meshwise.borders.equations import (
     Makers,
     equations_of,
@@ -13,7 +15,7 @@ from meshwise.borders.equations import (
     maker_of,
     one_equation,
 )
-from meshwise.borders.joins import zero_pad
+from meshwise.borders.joins import merge_concatenate, zero_pad
 from meshwise.ir.program import shape_of
 from meshwise.pairing import Counts
 
@@ -23,7 +25,7 @@ def _strides(eqn: JaxprEqn) -> tuple[int, ...]:
 
 
 def merge_slice(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn] | None:
-    """A slice of a slice; a slice of a pad."""
+    """A slice of a slice, of a pad, or of rows laid side by side."""
     starts, limits = eqn.params["start_indices"], eqn.params["limit_indices"]
     if 0 in shape_of(eqn.outvars[0]):
         return None
@@ -35,8 +37,13 @@ def merge_slice(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn]
         end = [max(b, e) for b, e in zip(begin, end, strict=True)]
         strides = tuple(a * b for a, b in zip(step, _strides(eqn), strict=True))
         return _slice(eqn, inner.invars[0], begin, end, strides)
+    if any(s != 1 for s in _strides(eqn)):
+        return None
+    inner = maker_of(eqn.invars[0], makers, "concatenate")
+    if inner is not None:
+        return _slice_joined(eqn, inner, makers, counts)
     inner = maker_of(eqn.invars[0], makers, "pad")
-    if inner is None or any(s != 1 for s in _strides(eqn)):
+    if inner is None:
         return None
     config = []
     shape = shape_of(eqn.invars[0])
@@ -48,6 +55,42 @@ def merge_slice(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn]
             return None
         config.append((low - first, high - (n - limit), interior))
     return one_equation(eqn, lax.pad_p, inner.invars, padding_config=tuple(config))
+
+
+def _slice_joined(
+    eqn: JaxprEqn, inner: JaxprEqn, makers: Makers, counts: Counts
+) -> list[JaxprEqn] | None:
+    """Of each of several arrays in a row what a slice takes of it, laid side by side."""
+    dim = inner.params["dimension"]
+    starts, limits = list(eqn.params["start_indices"]), list(eqn.params["limit_indices"])
+    found: list[JaxprEqn] = []
+    parts: list[Any] = []
+    at = 0
+    for atom in inner.invars:
+        shape = shape_of(atom)
+        begin, end = max(starts[dim] - at, 0), min(limits[dim] - at, shape[dim])
+        at += shape[dim]
+        if begin >= end:
+            continue
+        first, last = [*starts], [*limits]
+        first[dim], last[dim] = begin, end
+        aval: Any = eqn.outvars[0].aval
+        sizes = tuple(b - a for a, b in zip(first, last, strict=True))
+        part = _jax.new_var(aval.update(shape=sizes))
+        is_all = sizes == aval.shape
+        own = eqn if is_all else eqn.replace(outvars=[part])
+        (cut,) = _slice(own, atom, first, last, [1] * len(first))
+        if is_all:
+            return merge_slice(cut, makers, counts) or [cut]
+        if sizes == shape:
+            parts.append(atom)
+            continue
+        found += merge_slice(cut, makers, counts) or [cut]
+        parts.append(part)
+    known = cast(dict[Var, JaxprEqn], makers)
+    makers = ChainMap({v: e for e in found for v in e.outvars}, known)
+    (joined,) = one_equation(eqn, lax.concatenate_p, parts, dimension=dim)
+    return [*found, *(merge_concatenate(joined, makers, counts) or [joined])]
 
 
 def _slice(

@@ -47,6 +47,18 @@ def exchange(*shape: int) -> tuple[str, tuple[int, ...]]:
     return "all_to_all", shape
 
 
+def around(x: Any) -> Any:
+    """Second differences on a circle, whose ends are joined on by hand."""
+    p = jnp.concatenate([x[-1:], x, x[:1]])
+    return p[2:] - 2 * p[1:-1] + p[:-2]
+
+
+def causal(x: Any) -> Any:
+    """A filter over four rows, zeros before the first."""
+    p = jnp.concatenate([jnp.zeros((3, x.shape[1])), x])
+    return sum((k + 1) * p[k : k + x.shape[0]] for k in range(4))
+
+
 class Row(NamedTuple):
     name: str
     function: Callable[..., Any]
@@ -151,6 +163,12 @@ BORDERS = [
         [hop(1, 32)]),
     Row("two halves are joined", lambda x, y: jnp.concatenate([x, y]), (ROWS, ROWS), (X, X), X,
         [exchange(8, 8, 4), exchange(8, 8, 4), exchange(128, 4)]),
+    Row("differences of neighbours", lambda x: jnp.diff(x, axis=0, prepend=0), (ROWS,), (X,), X,
+        [hop(1, 32)]),
+    Row("moved on behind a row", lambda x, y: jnp.concatenate([y, x])[:-1], (ROWS, (1, 32)),
+        (X, NONE), X, [hop(1, 32)]),
+    Row("rows around by joining", around, (ROWS,), (X,), X, [hop(1, 32), hop(1, 32)]),
+    Row("causal shifts by joining", causal, (ROWS,), (X,), X, [hop(3, 32)]),
     Row("heat", heat, (ROWS,), (X,), X, [hop(2, 32), hop(1, 32)]),
     Row("periodic stencil", periodic, (ROWS,), (P("x", "y"),), P("x", "y"),
         [hop(1, 8), hop(32, 1), hop(1, 8), hop(32, 1)], GRID),
