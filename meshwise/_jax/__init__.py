@@ -10,8 +10,8 @@ One file a subject: `jaxprs` (classes, making and applying equations), `hints` (
 two jaxprs are equal), `explicit` (types with axes), `tracing` (functions and contexts),
 `calls` (the call primitive), `derivatives` (its rules),
 `twins` (the primitive of `mw.like`), `custom_partitioning` (functions with a sharding rule),
-`dispatch` (calling compiled programs), `sampling` (drawing from distributions), `small_types` (two
-bits), `roll` (rows moved
+`dispatch` (calling compiled programs), `sampling` (drawing from distributions), `on_cpu` (what
+XLA on CPU is told otherwise), `roll` (rows moved
 round).
 """
 
@@ -111,6 +111,7 @@ from meshwise._jax.manual import run_local as run_local
 from meshwise._jax.manual import run_region as run_region
 from meshwise._jax.manual import shard_map_jaxpr as shard_map_jaxpr
 from meshwise._jax.named_meshes import meshes_in as meshes_in
+from meshwise._jax.on_cpu import as_cpu_compiles as as_cpu_compiles
 from meshwise._jax.platforms import on_platform as on_platform
 from meshwise._jax.regions import as_regions as as_regions
 from meshwise._jax.regions import has_region as has_region
@@ -119,7 +120,6 @@ from meshwise._jax.regions import spell as spell
 from meshwise._jax.roll import roll as roll
 from meshwise._jax.roll import roll_p as roll_p
 from meshwise._jax.sampling import gamma_of_keys as gamma_of_keys
-from meshwise._jax.small_types import with_bytes_sent as with_bytes_sent
 from meshwise._jax.stages import lower_flat as lower_flat
 from meshwise._jax.stages import traced_with as traced_with
 from meshwise._jax.stages import with_trees as with_trees

@@ -157,7 +157,7 @@ def _plain(jaxpr: Any) -> Any:
     eqns: list[JaxprEqn] = []
     for eqn in inner.eqns:
         operands = [read(a) for a in eqn.invars]
-        if eqn.primitive.name == "mesh_cast":
+        if eqn.primitive.name == "mesh_cast" or _reshards_to_no_mesh(eqn):
             env[eqn.outvars[0]] = operands[0]
             continue
         eqns += _plain_eqn(eqn, operands, [bind(v) for v in eqn.outvars])
@@ -185,6 +185,11 @@ def _plain_eqn(eqn: JaxprEqn, operands: list[Any], results: list[Var]) -> list[J
     made = Var(last.aval)
     plain = eqn.replace(invars=operands, outvars=[*others, made], ctx=ctx)
     return [plain, _hint(eqn, _said(hint, _rank(last)), [made], [last])]
+
+
+def _reshards_to_no_mesh(eqn: JaxprEqn) -> bool:
+    """Whether an equation only says that a value may lie anywhere."""
+    return eqn.primitive.name == "reshard" and eqn.params["dst_sharding"].mesh.empty
 
 
 def _rank(var: Var) -> int:

@@ -49,6 +49,7 @@ from meshwise.errors import (
     MissingRuleError,
     TracerLeakError,
     UnplannedError,
+    also,
     message,
 )
 from meshwise.flatten import Enters, flatten
@@ -214,14 +215,15 @@ def planning(name: str) -> Iterator[None]:
     except (MeshwiseError, *_FORESEEN):
         raise
     except Exception as unforeseen:
-        raise UnplannedError(
+        refusal = UnplannedError(
             message(
                 f"{name} could not be planned",
                 [f"{type(unforeseen).__name__}: {unforeseen}"],
                 "This is no mistake of yours.",
                 "Please report it, with the function; jax.jit may run it meanwhile.",
             )
-        ) from unforeseen
+        )
+        raise also(refusal, type(unforeseen)) from unforeseen
 
 
 def _partition_jaxpr(

@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import AbstractMesh, NamedSharding
 
 from meshwise import _jax
@@ -306,21 +307,42 @@ class Executable:
     @cached_property
     def _mapped(self) -> Callable[..., list[Any]]:
         """From padded global arrays to padded global arrays, every axis manual."""
-        flat = _jax.jaxpr_as_fun(_jax.with_bytes_sent(off_mesh(self.program.jaxpr)))
+        jaxpr = self.program.jaxpr
+        local = off_mesh(jaxpr)
+        is_abstract = isinstance(self.user_mesh, AbstractMesh)
+        if not is_abstract and any(d.platform == "cpu" for d in self._devices):
+            local = _jax.as_cpu_compiles(local)
+        flat = _jax.jaxpr_as_fun(local)
+        # XLA refuses a region whose arguments all are without elements: these are made inside.
+        made = {i for i, aval in enumerate(jaxpr.in_avals) if _is_made_inside(aval)}
+        shardings = [s for i, s in enumerate(self.program.in_shardings) if i not in made]
 
         def per_device(*args: Any) -> list[Any]:
-            return list(flat(*args))
+            given = iter(args)
+            whole = [
+                jnp.zeros(aval.shape, aval.dtype) if i in made else next(given)
+                for i, aval in enumerate(jaxpr.in_avals)
+            ]
+            return list(flat(*whole))
 
         per_device.__name__ = self.name
-        if not self.program.mesh.names:
-            return per_device
-        return jax.shard_map(
-            per_device,
-            mesh=self._mesh,
-            in_specs=tuple(partition_spec(s) for s in self.program.in_shardings),
-            out_specs=[partition_spec(s) for s in self.program.out_shardings],
-            check_vma=False,
-        )
+        mapped = per_device
+        if self.program.mesh.names:
+            mapped = jax.shard_map(
+                per_device,
+                mesh=self._mesh,
+                in_specs=tuple(partition_spec(s) for s in shardings),
+                out_specs=[partition_spec(s) for s in self.program.out_shardings],
+                check_vma=False,
+            )
+        if not made:
+            return mapped
+
+        def without_made(*args: Any) -> list[Any]:
+            return mapped(*[a for i, a in enumerate(args) if i not in made])
+
+        without_made.__name__ = self.name
+        return without_made
 
     @cached_property
     def result_types(self) -> list[NamedSharding]:
@@ -335,6 +357,11 @@ def _positions_of_uneven(types: Sequence[Any], padded: Sequence[tuple[int, ...]]
     return [
         i for i, (t, p) in enumerate(zip(types, padded, strict=True)) if tuple(t.shape) != tuple(p)
     ]
+
+
+def _is_made_inside(aval: Any) -> bool:
+    numeric = jnp.issubdtype(aval.dtype, np.number) or aval.dtype == np.bool_
+    return numeric and 0 in aval.shape
 
 
 def _cut_empty(array: Any, sharding: NamedSharding) -> Any:

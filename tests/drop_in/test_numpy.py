@@ -38,7 +38,7 @@ NO_ROW = {
     "of tokens and effects": "after_all create_token dce_sink stage",
     "jnp's function of this name has one": "full broadcast_like",
     "says where arrays lie": "with_sharding_constraint",
-    "has no lowering for the CPU": "scaled_dot scaled_dot_general",
+    "has no lowering for the CPU": "scaled_dot scaled_dot_general scaled_matmul",
 }
 MODULES = {
     "jnp": "jax.numpy", "linalg": "jax.numpy.linalg", "fft": "jax.numpy.fft", "lax": "jax.lax",

@@ -77,11 +77,6 @@ MODELS: dict[str, Row] = {
         jax.nn.one_hot, d.array(kinds="i"), d.integer(1, 9), dtype=d.dtype("fi"),
         axis=d.pick(-1, 0)),
     "nn.dot_product_attention": _attention,
-    **rows("nn", jax.nn, "scaled_matmul", lambda f: lambda d: d.call(
-        lambda a, b, s, t: f(a, b, s, t, preferred_element_type=jnp.float32),
-        d.ordinary((2, 4, 64), dtype="float32").astype(jnp.float8_e4m3fn),
-        d.ordinary((2, 6, 64), dtype="float32").astype(jnp.float8_e4m3fn),
-        jnp.ones((2, 4, 2), jnp.float8_e8m0fnu), jnp.ones((2, 6, 2), jnp.float8_e8m0fnu))),
     "image.resize": _resize,
     "image.scale_and_translate": _scale_and_translate,
     **rows("nn.initializers", jax.nn.initializers, (

@@ -1,13 +1,18 @@
-"""Collectives of integers of two bits, as those of bytes.
+"""A per-device program as XLA on CPU compiles it right.
 
-XLA on CPU packs four of them in a byte, and sends and joins some of the wrong ones (under
-`jax.jit` too); it sums none.
+Collectives of integers of two bits are those of bytes: XLA packs four of them in a byte, and sends
+and joins some of the wrong ones (under `jax.jit` too); it sums none. Results of Fourier transforms
+lie row by row: XLA may choose another layout where a collective follows, and then fails when it
+runs.
 """
 
+from collections.abc import Callable
 from typing import Any
 
+import jax
 from jax import lax
 from jax import numpy as jnp
+from jax.experimental.layout import Layout, with_layout_constraint
 
 from meshwise._jax.jaxprs import JaxprEqn, Literal, Var, new_eqn, opened, rewritten, with_bodies
 
@@ -15,12 +20,34 @@ _BYTES = {jnp.dtype(jnp.int2): jnp.int8, jnp.dtype(jnp.uint2): jnp.uint8}
 _AXES = ("axis_name", "axes")
 
 
-def with_bytes_sent(jaxpr: Any) -> Any:
-    """The same per-device jaxpr; itself where nothing of two bits is sent."""
+def as_cpu_compiles(jaxpr: Any) -> Any:
+    """The same per-device jaxpr; itself where nothing is to be said otherwise."""
     before = opened(jaxpr).eqns
-    eqns = [new for eqn in before for new in _sent(with_bodies(eqn, with_bytes_sent))]
+    eqns = [new for eqn in before for new in _said(with_bodies(eqn, as_cpu_compiles))]
     same = len(eqns) == len(before) and all(map(lambda new, old: new is old, eqns, before))
     return jaxpr if same else rewritten(jaxpr, eqns=eqns)
+
+
+def _said(eqn: JaxprEqn) -> list[JaxprEqn]:
+    return _in_rows(eqn) if eqn.primitive.name == "fft" else _sent(eqn)
+
+
+def _in_rows(eqn: JaxprEqn) -> list[JaxprEqn]:
+    """A transform, and a constraint of its result to the usual layout."""
+    (out,) = eqn.outvars
+    aval: Any = out.aval
+    made = Var(aval)
+    closed = jax.make_jaxpr(_row_by_row(len(aval.shape)))(
+        jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+    )
+    (constraint,) = closed.jaxpr.eqns
+    rows = new_eqn(constraint.primitive, [made], [out], constraint.params, eqn)
+    return [eqn.replace(outvars=[made]), rows]
+
+
+def _row_by_row(rank: int) -> Callable[[Any], Any]:
+    layout = Layout(major_to_minor=tuple(range(rank)))
+    return lambda x: with_layout_constraint(x, layout)
 
 
 def _sent(eqn: JaxprEqn) -> list[JaxprEqn]:
