@@ -96,8 +96,8 @@ class Moves(Transfers):
         """Every move from a state (remembered)."""
         found = self._moves.get(state)
         if found is None:
-            transfers = self._scaled(state) if self.is_regular else self.transfers(state)
-            found = self._moves[state] = [self._priced(state[1], t) for t in transfers]
+            priced = self._scaled(state) if self.is_regular else self._priced(state)
+            found = self._moves[state] = list(priced)
         return found
 
     @cached_property
@@ -108,15 +108,18 @@ class Moves(Transfers):
     def _moves(self) -> dict[State, Sequence[Move]]:
         return {}
 
-    def _priced(self, blocks: Ids, transfer: Transfer) -> Move:
-        kind, parts, state, launches, sent, peak, joins = transfer
-        if kind is StepKind.ALL_GATHER:
-            dim = parts[0][1]
-            assert dim is not None, "a dim is gathered"
-            price = self._gather_price(blocks, dim)
-        else:
-            price = self._price_of[kind]
-        return Move(kind, parts, state, launches * self._launch + sent * price, peak, joins)
+    def _priced(self, state: State) -> Iterator[Move]:
+        for kind, parts, new, launches, sent, peak, joins in self.transfers(state):
+            cost = launches * self._launch + sent * self._price(kind, parts, state[1])
+            yield Move(kind, parts, new, cost, peak, joins)
+
+    def _price(self, kind: StepKind, parts: tuple[IdPart, ...], blocks: Ids) -> float:
+        """Of a byte."""
+        if kind is not StepKind.ALL_GATHER:
+            return self._price_of[kind]
+        dim = parts[0][1]
+        assert dim is not None, "a dim is gathered"
+        return self._gather_price(blocks, dim)
 
     @cached_property
     def _launch(self) -> float:
@@ -148,18 +151,19 @@ class Moves(Transfers):
         p = self.problem
         return self._total_bytes // math.prod(p.sizes) ** len(p.shape)
 
-    def _scaled(self, state: State) -> Iterator[Transfer]:
+    def _scaled(self, state: State) -> Iterator[Move]:
         """Every move from a state of a regular problem, from those of the smallest one like it."""
         p = self.problem
-        dims, _, terms, chain = state
+        dims, before, terms, chain = state
         shared = _smallest(p.sizes, p.gathers_terms, dims, terms, chain, self.free_axes(state))
-        scale = self.scale
+        scale, launch, blocks_of = self.scale, self._launch, self._blocks_of
         for kind, parts, (new_dims, _, left, new_chain), launches, sent, peak, joins in shared:
-            blocks = self._blocks_of.get(new_dims)
+            blocks = blocks_of.get(new_dims)
             if blocks is None:
-                blocks = self._blocks_of[new_dims] = self.canonical_blocks(new_dims)
+                blocks = blocks_of[new_dims] = self.canonical_blocks(new_dims)
+            cost = launches * launch + sent * scale * self._price(kind, parts, before)
             new = new_dims, blocks, left, new_chain
-            yield Transfer(kind, parts, new, launches, sent * scale, peak * scale, joins)
+            yield Move(kind, parts, new, cost, peak * scale, joins)
 
     @cached_property
     def _blocks_of(self) -> dict[DimIds, Ids]:

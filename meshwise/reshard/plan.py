@@ -33,6 +33,8 @@ class StepKind(StrEnum):
     ALL_REDUCE = "all_reduce"
     TERM = "term"
 
+    __hash__ = str.__hash__  # that of enums is written in Python; kinds are in the keys of a search
+
     @property
     def collective(self) -> CollectiveKind | None:
         """The collective it runs, None where nothing is sent."""
