@@ -1,9 +1,10 @@
-"""What a cached call costs beside `jax.jit`'s: the seconds until it returns, not until it is done.
+"""What a cached call costs beside `jax.jit`'s: until it returns, not until it is done.
 
     python -m benchmarks.dispatch
 
 Calls of the two functions alternate, so that what else the machine does falls on both; each figure
-is the median of many. The program is one addition for each leaf, sharded over eight devices.
+is the median of many, of the seconds that the calling thread was running, which waits for others do
+not change. The program is one addition for each leaf, sharded over eight devices.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ PARTITIONERS = {"GSPMD": False, "Shardy": True}
 
 @dataclass(frozen=True)
 class Dispatch:
-    """Median seconds until a cached call returns, ours and theirs; `ratio` is ours over theirs."""
+    """Median seconds of the calling thread in a cached call, ours and theirs."""
 
     ours_s: float
     theirs_s: float
 
     @property
     def ratio(self) -> float:
-        """Below 1 where ours returns sooner."""
+        """Ours over theirs: below 1 where ours returns sooner."""
         return self.ours_s / self.theirs_s
 
 
@@ -65,6 +66,7 @@ def dispatch_ratio(
     for turn in range(rounds):
         for which in (0, 1) if turn % 2 else (1, 0):
             function = functions[which]
+            outs: list[Any] = []
             start = time.thread_time()
             for _ in range(calls):
                 outs = function(*args)

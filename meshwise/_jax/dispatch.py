@@ -54,7 +54,8 @@ def caller(compiled: Any) -> Callable[..., Any]:
 
 
 def _bits(dtype: Any) -> int:
-    return 8 if jax.numpy.issubdtype(dtype, extended) else _dtypes.itemsize_bits(dtype)
+    is_of_jax = jax.numpy.issubdtype(dtype, extended) or dtype == jax.dtypes.float0
+    return 8 if is_of_jax else _dtypes.itemsize_bits(dtype)
 
 
 def kept_with_function(make: Callable[..., Any]) -> Any:
@@ -73,11 +74,11 @@ def guarded(
 ) -> Callable[..., Any]:
     """`dispatch` of a function, and `look(args, kwargs)` where it fails, to say why.
 
-    Where a deleted buffer would end the process, it looks before a call too; where the call
-    donates, also where an array comes twice. Everything here is paid for in every call.
+    Where a donated buffer that is read would end the process, calls that donate look before where
+    an array comes twice, and delete afterwards what was donated: then a later call only fails.
+    Everything here is paid for in every call.
     """
     flatten, array = _tree_util.default_registry.flatten, _xla.ArrayImpl
-    is_deleted = array.is_deleted
 
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -88,23 +89,17 @@ def guarded(
             look(args, kwargs)
             raise
 
-    def looking(*args: Any, **kwargs: Any) -> Any:
+    def donating(*args: Any, **kwargs: Any) -> Any:
         leaves = flatten((args, kwargs))[0]
-        try:
-            is_gone = any(map(is_deleted, leaves))
-        except TypeError:  # one of them is no array of JAX's
-            is_gone = any([is_deleted(x) if type(x) is array else _is_gone(x) for x in leaves])
-        if is_gone or (donates and _has_twice(leaves)):
+        if len(set(map(id, leaves))) < len(leaves):
             look(args, kwargs)
-        try:
-            return dispatch(*args, **kwargs)
-        except InternalNanError as found:  # in a call from C++, or of a call inside
-            raise_where_found(found, function, args, kwargs)
-        except (RuntimeError, ValueError):
-            look(args, kwargs)
-            raise
+        outs = call(*args, **kwargs)
+        for leaf in leaves:
+            if leaf.is_deleted() if type(leaf) is array else _is_gone(leaf):
+                leaf.delete()
+        return outs
 
-    return call if SURVIVES_DONATED_ARGUMENTS else looking
+    return donating if donates and not SURVIVES_DONATED_ARGUMENTS else call
 
 
 def _is_gone(leaf: Any) -> bool:
@@ -112,10 +107,6 @@ def _is_gone(leaf: Any) -> bool:
     if isinstance(leaf, _core.Tracer) or not hasattr(leaf, "is_deleted"):
         return False
     return leaf.is_deleted()
-
-
-def _has_twice(leaves: Sequence[Any]) -> bool:
-    return len(set(map(id, leaves))) < len(leaves)
 
 
 def register_array(

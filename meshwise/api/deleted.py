@@ -1,8 +1,8 @@
 """Arguments whose buffers are gone: donated to an earlier call, or used twice in a donating one.
 
-XLA finds them when the call is already under way. With jax 0.10 a process whose mesh has several
-devices does not survive that, so there the arguments are looked at before each call; with later
-versions the call is tried first, and looked at when it fails.
+XLA finds them when the call is already under way, and with jax 0.10 a process whose mesh has
+several devices does not survive that. So what a call donates is deleted after it, and is found
+before anything runs; calls are looked at when they fail, those that donate before as well.
 """
 
 from collections.abc import Callable, Sequence

@@ -116,7 +116,7 @@ class JitFunction:
 
     It is a `jax.stages.Wrapped`: `trace`, `lower` and `eval_shape` are as those of `jax.jit`. Calls
     with arguments like an earlier call's go through JAX's own dispatch, as `jax.jit`'s do; only
-    others come to Python. That is why `__call__` is kept in a slot: Python finds it there at once.
+    others come to Python. `__call__` is kept in a slot, where Python finds it at once.
     """
 
     __slots__ = ("__call__", "__dict__", "__weakref__")
