@@ -53,6 +53,7 @@ from meshwise._jax.custom_partitioning import spec_of as spec_of
 from meshwise._jax.dispatch import ARRAY_CLASSES as ARRAY_CLASSES
 from meshwise._jax.dispatch import SURVIVES_DONATED_ARGUMENTS as SURVIVES_DONATED_ARGUMENTS
 from meshwise._jax.dispatch import InternalNanError as InternalNanError
+from meshwise._jax.dispatch import asks_for_devices as asks_for_devices
 from meshwise._jax.dispatch import aval_of_shape as aval_of_shape
 from meshwise._jax.dispatch import caller as caller
 from meshwise._jax.dispatch import dispatcher as dispatcher

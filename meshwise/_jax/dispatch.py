@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 import jax
 from jax._src import api_util as _api_util
 from jax._src import core as _core
+from jax._src import dispatch as _jax_dispatch
 from jax._src import dtypes as _dtypes
 from jax._src import sharding_impls as _sharding_impls
 from jax._src import tree_util as _tree_util
@@ -124,6 +125,11 @@ def aval_of_shape(array: Any, shape: Sequence[int]) -> Any:
     """The abstract value of an array had it another shape, without a sharding."""
     weak = bool(getattr(array.aval, "weak_type", False))
     return _core.ShapedArray(tuple(shape), array.dtype, weak_type=weak)
+
+
+def asks_for_devices(closed: Any) -> bool:
+    """Whether a jaxpr has primitives that are lowered for given devices, as calls of the host."""
+    return _jax_dispatch.jaxpr_has_prim_requiring_devices(closed.jaxpr)
 
 
 def is_called_by_jit() -> bool:

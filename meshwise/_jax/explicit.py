@@ -199,7 +199,9 @@ def _rank(var: Var) -> int:
 def _plain_param(name: str, value: Any) -> Any:
     if name in ("sharding", "out_sharding"):
         return None
-    return auto_mesh(value) if name == "ctx_mesh" else value
+    if type(value) in (tuple, list):  # the types of results, of a callback to the host
+        return type(value)([plain_type(v) for v in value])
+    return auto_mesh(value) if name == "ctx_mesh" else plain_type(value)
 
 
 def _hint(

@@ -8,6 +8,10 @@ from jax.sharding import Mesh, NamedSharding
 
 from meshwise._jax.jaxprs import ClosedJaxpr, Tracer, is_jaxpr, opened
 
+# Where an equation was traced, perhaps by an earlier call, of a function that JAX keeps. And types:
+# for these JAX wants a mesh in context.
+_SAY_NOTHING = ("context_mesh", "ctx_mesh", "concrete_mesh", "out_sharding")
+
 
 def meshes_in(closed: ClosedJaxpr) -> Iterator[Mesh]:
     """Each mesh of devices that a jaxpr names, in the order of its equations; arrays it holds last.
@@ -37,7 +41,6 @@ def _in_value(value: Any) -> Iterator[Mesh]:
 def _in_jaxpr(jaxpr: Any) -> Iterator[Mesh]:
     for eqn in opened(jaxpr).eqns:
         for name, value in eqn.params.items():
-            # Where the equation was traced says nothing, nor do types: JAX wants a mesh in context.
-            if name not in ("context_mesh", "concrete_mesh", "out_sharding"):
+            if name not in _SAY_NOTHING:
                 yield from _in_value(value)
     yield from _in_value(list(getattr(jaxpr, "consts", ())))

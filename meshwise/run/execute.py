@@ -22,10 +22,11 @@ from meshwise import _jax
 from meshwise.errors import MeshError, message
 from meshwise.ir.per_device import PerDeviceProgram
 from meshwise.ir.sharding import padded_shape
-from meshwise.run.padding import cut_end, pad_array, pad_end
+from meshwise.run.padding import cut_end, pad_array, pad_end, positions_of_uneven
 from meshwise.run.placement import (
     explicit_axes,
     explicit_sharding,
+    in_mesh,
     named_sharding,
     off_mesh,
     partition_spec,
@@ -83,12 +84,12 @@ class Executable:
             padded_shape(t.shape, s, mesh)
             for t, s in zip(program.in_types, program.in_shardings, strict=True)
         ]
-        self._uneven_in = _positions_of_uneven(program.in_types, self._in_padded)
+        self._uneven_in = positions_of_uneven(program.in_types, self._in_padded)
         out_padded = [
             padded_shape(t.shape, s, mesh)
             for t, s in zip(program.out_types, program.out_shardings, strict=True)
         ]
-        self._uneven_out = _positions_of_uneven(program.out_types, out_padded)
+        self._uneven_out = positions_of_uneven(program.out_types, out_padded)
         self._empty_out = [
             i
             for i, (t, s) in enumerate(zip(program.out_types, self.out_shardings, strict=True))
@@ -118,6 +119,8 @@ class Executable:
             if all(new is old for new, old in zip(placed, args, strict=True)):
                 raise
             outs = call(*(self._padded(placed) if self._uneven_in else placed))
+        if self._is_in_one_mesh:
+            outs = [jax.device_put(o, s) for o, s in zip(outs, self.out_shardings, strict=True)]
         for i in self._empty_out:
             outs[i] = _cut_empty(outs[i], self.out_shardings[i])
         for i in self._uneven_out:
@@ -166,10 +169,14 @@ class Executable:
             jax.ShapeDtypeStruct(padded, t.dtype, weak_type=getattr(t, "weak_type", False))
             for padded, t in zip(self._in_padded, self.program.in_types, strict=True)
         ]
+        ins, outs = self.in_shardings, self.out_shardings
+        if self._is_in_one_mesh:
+            ins = in_mesh(self._mesh, ins, self.program.in_shardings)
+            outs = in_mesh(self._mesh, outs, self.program.out_shardings)
         jitted = jax.jit(
             function,
-            in_shardings=tuple(self.in_shardings[first:]),
-            out_shardings=self.out_shardings,
+            in_shardings=tuple(ins[first:]),
+            out_shardings=outs,
             donate_argnums=tuple([i - first for i in self.donated if i >= first]),
             keep_unused=self.compiling.keep_unused,
             compiler_options=dict(self.compiling.compiler_options) or None,
@@ -188,7 +195,7 @@ class Executable:
         dim is uneven or a result without elements is sharded, where the program calls back to the
         host, or where an argument had to be moved: C++ would not move it, nor look.
         """
-        if self._uneven_in or self._uneven_out or self._empty_out:
+        if self._uneven_in or self._uneven_out or self._empty_out or self._is_in_one_mesh:
             return None
         args = [*self._held, *args]
         if any(new is not old for new, old in zip(self._placed(args), args, strict=True)):
@@ -301,6 +308,15 @@ class Executable:
         return self.lower().compile()
 
     @cached_property
+    def _is_in_one_mesh(self) -> bool:
+        """Whether JAX lowers the program only where every sharding is of the very same mesh.
+
+        It does so for what calls the host; placements may be of another mesh on the same devices.
+        """
+        meshes = {s.mesh.abstract_mesh for s in (*self.in_shardings, *self.out_shardings)}
+        return meshes != {self._mesh.abstract_mesh} and _jax.asks_for_devices(self.program.jaxpr)
+
+    @cached_property
     def _mesh(self) -> jax.sharding.Mesh:
         return refined_jax_mesh(self.program.mesh, self.user_mesh)
 
@@ -351,12 +367,6 @@ class Executable:
             explicit_sharding(s, self.program.mesh, self.user_mesh, t.shape)
             for s, t in zip(self.program.out_shardings, self.program.out_types, strict=True)
         ]
-
-
-def _positions_of_uneven(types: Sequence[Any], padded: Sequence[tuple[int, ...]]) -> list[int]:
-    return [
-        i for i, (t, p) in enumerate(zip(types, padded, strict=True)) if tuple(t.shape) != tuple(p)
-    ]
 
 
 def _is_made_inside(aval: Any) -> bool:

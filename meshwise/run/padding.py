@@ -88,3 +88,10 @@ def _cut_program(
     jitted = jax.jit(lambda x: cut_end(x, shape), in_shardings=source, out_shardings=target)
     with _jax.without_mesh():
         return _jax.caller(jitted.lower(jax.ShapeDtypeStruct(padded, dtype)).compile())
+
+
+def positions_of_uneven(types: Sequence[Any], padded: Sequence[tuple[int, ...]]) -> list[int]:
+    """Which values have a padded layout of another shape than their own."""
+    return [
+        i for i, (t, p) in enumerate(zip(types, padded, strict=True)) if tuple(t.shape) != tuple(p)
+    ]

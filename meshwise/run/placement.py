@@ -31,6 +31,16 @@ def named_sharding(sharding: Sharding, mesh: Mesh, user_mesh: Any) -> NamedShard
     return NamedSharding(user_mesh, partition_spec(Sharding(tuple(restored))))
 
 
+def in_mesh(
+    mesh: Any, placements: Sequence[NamedSharding], found: Sequence[Sharding]
+) -> list[NamedSharding]:
+    """Placements in the words of one mesh of JAX's over refined axes."""
+    return [
+        NamedSharding(mesh, partition_spec(lies), memory_kind=placement.memory_kind)
+        for placement, lies in zip(placements, found, strict=True)
+    ]
+
+
 def partition_spec(sharding: Sharding) -> PartitionSpec:
     """The dims of a sharding as JAX writes them, without trailing None."""
     entries: list[Any] = [axes[0] if len(axes) == 1 else axes or None for axes in sharding.dims]

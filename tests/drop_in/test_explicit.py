@@ -287,6 +287,11 @@ FUNCTIONS = {
     "regions": (XY, in_a_region, [SQUARE]),
     "unreduced": (XY, unreduced, [SQUARE, (array(4, 6), P("y", None))]),
     "constraints": (XY, constrained, [SQUARE]),
+    "callbacks": (
+        XY,
+        lambda x: x + jax.pure_callback(np.sin, jax.ShapeDtypeStruct(x.shape, x.dtype), x),
+        [SQUARE],
+    ),
     "of the host": (XY, lambda x: see(x) * np.float32(2) + np.ones((8, 4), np.float32), [SQUARE]),
     "mixed": (MIXED, lambda x, y: see(jnp.sin(x) @ y), [SQUARE, (array(4, 6), P("y"))]),
     "mixed, minor": (MIXED, lambda x: see(x) * 2, [(array(8, 4), P(("x", "y")))]),
@@ -564,6 +569,8 @@ def test_meshes_that_do_not_match():
         refused_alike(lambda jit: jit(lambda x: x * 2, in_shardings=P("y"))(x))
     key = jax.random.key(0)
     where = NamedSharding(explicit, P("x"))
+    with jax.set_mesh(explicit):  # JAX keeps what it traces here, of jax.random too
+        mw.jit(lambda k: jax.random.normal(k, (8,), out_sharding=P("x")))(key)
     refused_alike(lambda jit: jit(lambda k: jax.random.normal(k, (8,), out_sharding=where))(key))
     refused_alike(lambda jit: jit(matmul(P("x")))(x, x.T))  # a spec, and no mesh in context
 
