@@ -373,3 +373,12 @@ def test_what_jax_takes_and_meshwise_does_not_is_left_to_xla_with_a_warning():
     np.testing.assert_array_equal(both(put("x"), token), X + 1)  # said once
     with pytest.raises(mw.UnplannedError, match="is a Token"):
         mw.jit(lambda x, t: x + 1, mesh=mesh_of(4, 2))(put("x"), token)
+
+
+def test_what_was_donated_is_an_error_wherever_it_is_read():
+    """With jax 0.10 a process of several devices ends where `jax.jit` donated it."""
+    x = put("x")
+    mw.jit(lambda x: x + 1, donate_argnums=0)(x)
+    for read in (jax.jit(jnp.sin), mw.jit(jnp.sin), mw.jit(jnp.sin, donate_argnums=0)):
+        with pytest.raises(RuntimeError, match="Array has been deleted"):
+            read(x)
