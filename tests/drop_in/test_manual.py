@@ -1,5 +1,6 @@
 """Regions written with `jax.shard_map`, other people's partitioning rules, values sharded alike."""
 
+import importlib
 from functools import partial
 
 import jax
@@ -8,12 +9,17 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.experimental.custom_partitioning import custom_partitioning
-from jax.experimental.shard_alike import shard_alike
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
 from tests.drop_in.beside_jax import X, check_same, mesh_of, on
+
+
+def shard_alike(x, y):
+    """Found when it is called: jax 0.11 does not have it any more."""
+    return importlib.import_module("jax.experimental.shard_alike").shard_alike(x, y)
+
 
 MESH = mesh_of(x=4, y=2)
 OTHER = mesh_of(a=2, b=4)
@@ -247,6 +253,7 @@ ALIKE = {
 }
 
 
+@pytest.mark.skipif(jax.__version_info__ >= (0, 11), reason="jax 0.11 has no shard_alike")
 @pytest.mark.parametrize("name", ALIKE)
 def test_values_sharded_alike(name):
     fn, specs = ALIKE[name]

@@ -16,7 +16,7 @@ MODULES = """
 jax.extend.core.primitives jax.lax jax.lax.linalg jax._src.ad_util jax._src.ad_checkpoint
 jax._src.callback jax._src.core jax._src.custom_derivatives jax._src.custom_partitioning
 jax._src.debugging jax._src.dispatch jax._src.ffi jax._src.pjit jax._src.shard_map
-jax._src.custom_batching jax._src.checkify jax._src.shard_alike jax._src.xla_metadata
+jax._src.custom_batching jax._src.checkify jax._src.xla_metadata
 """.split()
 PACKAGES = ("jax._src.lax", "jax._src.random")
 
@@ -72,7 +72,8 @@ OWN = {  # primitives of this package
 OF_SOME_VERSIONS = set(
     "call closed_call pbroadcast_done pbroadcast_start psum_start unreduced_psum_start"
     " unreduced_reduce_scatter_start"
-    " log2 one_minus_square program_order relayout unreduced_pmax unreduced_pmin".split()
+    " shard_alike log2 one_minus_square program_order relayout unreduced_pmax"
+    " unreduced_pmin".split()
 )
 
 
