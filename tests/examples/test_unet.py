@@ -22,11 +22,13 @@ def shards_of(case: Case) -> tuple[int, ...]:
     return tuple(case.mesh[axis] if axis else 1 for axis in spec)
 
 
-def halo(case: Case, level: int, channels: int) -> tuple[int, int]:
+def halo(case: Case, level: int, channels: int, again: bool = False) -> tuple[int, int]:
     """Ppermutes and bytes that bring each block the voxels around it, corners included.
 
     A cut dim takes one ppermute from each side (of two blocks each has one neighbour, and both
     send in one), of a slab a voxel thick. Dims that came before have their halo already.
+
+    Where the same is wanted `again`, what was sent from two sides of the whole block is there.
     """
     config = case.step.keywords["config"]
     batch, *shards = shards_of(case)
@@ -36,8 +38,10 @@ def halo(case: Case, level: int, channels: int) -> tuple[int, int]:
         if pieces > 1:
             sides = 1 if pieces == 2 else 2
             slab = prod(size[:dim] + size[dim + 1 :])
-            count += sides
-            total += sides * slab * config.batch // batch * channels * F32
+            is_there = again and sides == 2 and not any(p > 1 for p in shards[:dim])
+            if not is_there:
+                count += sides
+                total += sides * slab * config.batch // batch * channels * F32
             size[dim] += 2
     return count, total
 
@@ -56,12 +60,12 @@ def convolutions(config: model.Config) -> list[tuple[int, int, int]]:
 def halos(case: Case) -> tuple[int, int]:
     """All halos of a training step.
 
-    A convolution takes one of what it reads; its kernel's gradient takes that again; the gradient
+    A convolution takes one of what it reads; its kernel's gradient wants that again; the gradient
     of what it reads takes one of what arrives, but for the first, which reads the volumes.
     """
     wanted = []
     for number, (level, before, after) in enumerate(convolutions(case.step.keywords["config"])):
-        wanted += [halo(case, level, before)] * 2
+        wanted += [halo(case, level, before), halo(case, level, before, again=True)]
         wanted += [halo(case, level, after)] if number else []
     counts, totals = zip(*wanted, strict=True)
     return sum(counts), sum(totals)
