@@ -289,7 +289,7 @@ MATRICES: dict[str, Row] = {
         lambda a, c: jnp.abs(sl.qr_multiply(a, c)[0]), d.matrix((), 4, "f"), d.matrix((), 4, "f")),
     "scipy.linalg.rsf2csf": lambda d: d.call(
         _absolute(lambda a: sl.rsf2csf(*sl.schur(a))), d.matrix((), 3, "f")),
-    "scipy.linalg.lu": _solver(sl.lu, "f"),
+    "scipy.linalg.lu": lambda d: d.call(sl.lu, d.matrix((), None, "f")),
     "scipy.linalg.lu_factor": _solver(sl.lu_factor),
     "scipy.linalg.lu_solve": _solve(lambda a, b: sl.lu_solve(sl.lu_factor(a), b)),
     "scipy.linalg.cho_solve": lambda d: (lambda a: d.call(

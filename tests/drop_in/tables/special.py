@@ -5,7 +5,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import jax.scipy.ndimage as nd
+import jax.scipy.optimize as op
 import jax.scipy.signal as sg
+import jax.scipy.spatial.transform as tf
 import jax.scipy.special as sp
 import jax.scipy.stats as st
 import numpy as np
@@ -180,12 +182,12 @@ SPECIAL: dict[str, Row] = {
             (jnp.arange(5.0), jnp.arange(4.0)), v, bounds_error=False, fill_value=0.0)(x),
         d.ordinary((5, 4), dtype="float32"), d.array((7, 2), dtype="float32", low=-1, high=5)),
     "scipy.spatial.Rotation": lambda d: d.call(
-        lambda v, x: jax.scipy.spatial.transform.Rotation.from_rotvec(v).apply(x),
+        lambda v, x: tf.Rotation.from_rotvec(v).apply(x),
         d.ordinary((5, 3), dtype="float32"), d.ordinary((5, 3), dtype="float32")),
     **rows("scipy.sparse.linalg", jax.scipy.sparse.linalg, "cg bicgstab gmres", lambda f: (
         lambda d: d.call(lambda a, b: f(a, b, tol=1e-6)[0], d.definite((), 5).astype(np.float32),
             d.ordinary((5,), dtype="float32")))),
     "scipy.optimize.minimize": lambda d: d.call(
-        lambda x: jax.scipy.optimize.minimize(
+        lambda x: op.minimize(
             lambda v: ((v - 1) ** 2).sum(), x, method="BFGS").x, d.ordinary((4,), dtype="float32")),
 }  # fmt: skip
