@@ -134,6 +134,7 @@ from meshwise._jax.tracing import is_unspecified as is_unspecified
 from meshwise._jax.tracing import leak_summary as leak_summary
 from meshwise._jax.tracing import make_jaxpr_over_axes as make_jaxpr_over_axes
 from meshwise._jax.tracing import manual_axes as manual_axes
+from meshwise._jax.tracing import over_auto_axes as over_auto_axes
 from meshwise._jax.tracing import over_typed_axes as over_typed_axes
 from meshwise._jax.tracing import settings_key as settings_key
 from meshwise._jax.tracing import static_arguments as static_arguments

@@ -16,6 +16,7 @@ from jax._src.named_sharding import UnspecifiedValue
 
 from meshwise._jax.explicit import auto_mesh, plain_types
 from meshwise._jax.jaxprs import ClosedJaxpr, JaxprEqn, opened, rewritten, with_bodies
+from meshwise.errors import MeshwiseError
 
 # Where JAX keeps the mesh in context: since 0.11 beside the meshes, before in its configuration.
 _CONTEXTS: Any = _mesh_lib if hasattr(_mesh_lib, "abstract_mesh_context_manager") else _config
@@ -64,8 +65,9 @@ def trace_function(
         try:
             with over_auto_axes(auto_mesh_of):
                 return _results(jitted.trace(*args, **kwargs))
-        except (TypeError, ValueError):
-            if not jax.sharding.get_abstract_mesh().empty:
+        except (TypeError, ValueError) as error:
+            ours = isinstance(error, MeshwiseError)
+            if ours or not jax.sharding.get_abstract_mesh().empty:
                 raise
     return _results(jitted.trace(*args, **kwargs))
 

@@ -15,6 +15,8 @@ from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import mlir as _mlir
 from jax.extend.core import Primitive
 
+from meshwise._jax.explicit import is_typed
+
 Flat = Callable[..., Sequence[Any]]  # of arrays to a list of arrays
 
 mw_like_p = Primitive("mw_like")
@@ -58,7 +60,9 @@ def _impl(*args: Any, twin: Twin) -> list[Any]:
 
 @mw_like_p.def_abstract_eval
 def _abstract_eval(*avals: Any, twin: Twin) -> list[Any]:
-    return list(jax.make_jaxpr(twin.kernel)(*avals).out_avals)
+    # A kernel has no types over Explicit axes; the reference has, and returns the same arrays.
+    function = twin.reference if is_typed(avals) else twin.kernel
+    return list(jax.make_jaxpr(function)(*avals).out_avals)
 
 
 def _kernel(*args: Any, twin: Twin) -> list[Any]:

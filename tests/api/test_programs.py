@@ -87,7 +87,9 @@ def test_without_devices(program, kind):
     check(planned.simulate(X, W))
     with jax.sharding.use_abstract_mesh(mesh):
         named = mw.jit(layer, in_shardings=(P("x"), P(None, "y")))
-        assert str(named.partition(shape(4, 8), shape(8, 4))) == str(program)
+        x = shape(4, 8, sharding=NamedSharding(mesh, P("x", None)))
+        w = shape(8, 4, sharding=NamedSharding(mesh, P(None, "y")))
+        assert str(named.partition(x, w)) == str(program)
     assert jax.eval_shape(step, X, W)["sum"].shape == (4,)
     around = mw.jit(lambda x, w: step(x, w)["sum"] + 1, mesh=mesh)
     assert around.partition(X, W).in_shardings[1] == NamedSharding(mesh, P(None, "y"))
