@@ -40,6 +40,14 @@ class Arguments:
         static = *self.static, *self.static_named
         return self.tree, static, tuple([type(value) for _, value in static])
 
+    @property
+    def are_in_typed_trace(self) -> bool:
+        """Whether some come from a trace over Explicit axes, or from any while such are set."""
+        tracers = [x for x in self.leaves if isinstance(x, _jax.Tracer)]
+        if tracers and _jax.is_explicit(jax.sharding.get_abstract_mesh()):
+            return True
+        return _jax.is_typed([_jax.array_type(x) for x in tracers])
+
     def call(self, leaves: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
         """Positional and keyword arguments of the call with other leaves."""
         dynamic, kwargs = jax.tree.unflatten(self.tree, leaves)

@@ -1,7 +1,7 @@
 """From a function and one call's arguments to its SPMD program, step by step."""
 
 from collections.abc import Callable, Iterator, Sequence, Set
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -326,26 +326,36 @@ def trace_call(
 ) -> tuple[Any, list[Any], Any]:
     """The function's jaxpr, the traced values it closes over, and the tree of its results.
 
-    Over Explicit axes its types are those that `jax.jit` has.
+    Over Explicit axes its types are those that `jax.jit` has. With `mesh=`, a word of ours, all axes
+    are completion's, and only a function that speaks of types itself is traced with types.
     """
+
+    def traced(types: Sequence[Any], auto_mesh: Any = None) -> tuple[Any, list[Any], Any]:
+        statics = options.static_argnums, options.static_argnames
+        try:
+            return _jax.trace_function(fn, arguments.call, types, *statics, auto_mesh)
+        except jax.errors.UnexpectedTracerError as leak:
+            raise leaked_tracers(name, [leak]) from None
+
     is_typed = is_typed_call(mesh, options.mesh, arguments)
-    if is_typed:
-        types = typed_structs(arguments, in_specs, options.mesh)
-        setting, auto = _jax.over_typed_axes(options.mesh), None
-    else:
-        types = plain_structs(arguments, mesh)
-        setting, auto = nullcontext(), mesh
-    statics = options.static_argnums, options.static_argnames
-    try:
-        with setting:
-            closed, *rest = _jax.trace_function(fn, arguments.call, types, *statics, auto)
-    except jax.errors.UnexpectedTracerError as leak:
-        raise leaked_tracers(name, [leak]) from None
-    if is_typed and options.mesh is None:
-        out_specs = given_out_specs(name, options.out_shardings, rest[-1])
-        places = *argument_paths(arguments), *result_paths(rest[-1])
+    if not is_typed:
+        return traced(plain_structs(arguments, mesh), mesh)
+    if options.mesh is not None and not arguments.are_in_typed_trace:
+        try:
+            with _jax.over_auto_axes(mesh):
+                closed, captured, out_tree = traced(plain_structs(arguments, mesh))
+            return _jax.plain_jaxpr(closed), captured, out_tree
+        except (TypeError, ValueError) as error:
+            if isinstance(error, MeshwiseError):
+                raise
+    types = typed_structs(arguments, in_specs, options.mesh)
+    with _jax.over_typed_axes(options.mesh):
+        closed, captured, out_tree = traced(types)
+    if options.mesh is None:
+        out_specs = given_out_specs(name, options.out_shardings, out_tree)
+        places = *argument_paths(arguments), *result_paths(out_tree)
         refuse_uneven(name, mesh, places, [*types, *closed.out_avals], [*in_specs, *out_specs])
-    return closed, rest[0], rest[1]
+    return closed, captured, out_tree
 
 
 def leaked_tracers(name: str, leaks: Sequence[Any]) -> TracerLeakError:

@@ -613,13 +613,22 @@ def test_results_on_meshes_of_other_kinds():
         assert mw.jit(to_auto)(x).sharding.mesh == auto
 
 
-def test_a_mesh_that_is_given_types_what_comes_from_the_host():
+def test_the_axes_of_a_mesh_that_is_given_are_completions():
     mesh = make(XY)
     SEEN.clear()
     step = mw.jit(lambda x: see(x) * 2, mesh=mesh, in_shardings=P("x"))
     for _ in range(2):
-        assert step(ROWS[0]).sharding == NamedSharding(mesh, P("x", None))
-    assert SEEN == [("float32[8@x,4]", True)]
+        assert step(ROWS[0]).sharding == NamedSharding(mesh, P("x"))
+    assert [seen for seen, _ in SEEN] == ["float32[8,4]"]
+
+
+def test_types_hold_on_a_mesh_that_is_given_where_the_function_speaks_of_them():
+    mesh = make(XY)
+    SEEN.clear()
+    step = mw.jit(lambda x: reshard(see(x), P(None, "y")), mesh=mesh, in_shardings=P("x"))
+    for _ in range(2):
+        assert step(ROWS[0]).sharding == NamedSharding(mesh, P(None, "y"))
+    assert SEEN[-1] == ("float32[8@x,4]", True)
 
 
 def test_intermediate_values_are_partitioned_freely():
