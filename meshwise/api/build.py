@@ -326,8 +326,8 @@ def trace_call(
 ) -> tuple[Any, list[Any], Any]:
     """The function's jaxpr, the traced values it closes over, and the tree of its results.
 
-    Over Explicit axes its types are those that `jax.jit` has. With `mesh=`, a word of ours, all axes
-    are completion's, and only a function that speaks of types itself is traced with types.
+    Over Explicit axes its types are those that `jax.jit` has. With `mesh=`, a word of ours, all
+    axes are completion's; only a function that speaks of types itself is traced with types.
     """
 
     def traced(types: Sequence[Any], auto_mesh: Any = None) -> tuple[Any, list[Any], Any]:

@@ -171,7 +171,7 @@ def test_functions_in_the_words_of_explicit_meshes(explicit):
 
 
 def test_explicit_programs_that_jax_refuses(explicit):
-    """A sum over a sharded dim is ambiguous to JAX; not to completion, whose the axes of mesh= are."""
+    """A sum over a sharded dim is ambiguous to JAX, not to completion, which mesh= leaves it to."""
     x, w = on(explicit, X, None, "y"), on(explicit, W, "x")
     for step in (jax.jit(jnp.matmul), mw.jit(jnp.matmul)):
         # The words of jax 0.10, or those of 0.11.
