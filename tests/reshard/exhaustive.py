@@ -14,6 +14,7 @@ from meshwise.cost.hardware import Hardware
 from meshwise.ir.mesh import Mesh
 from meshwise.ir.sharding import Sharding, local_shape
 from meshwise.reshard.rounds import plan_rounds
+from meshwise.reshard.steps import LARGE_BYTES
 from meshwise.reshard.tiles import Tiles, received_bytes, tiles_of
 from tests.reshard.cases import all_shardings
 
@@ -55,10 +56,16 @@ def least_seconds(
         if cost > best[state]:
             continue
         for kind, sent, after in _all_moves(shape, itemsize, mesh, free, state[:2]):
-            launch = 0.0 if kind in ("", state[2]) else hardware.launch_s
+            dim = next((d for d, axes in enumerate(after[0]) if axes != state[0][d]), None)
+            is_large = (
+                itemsize * math.prod(local_shape(shape, Sharding(after[0]), mesh)) >= LARGE_BYTES
+            )
+            joins = kind if kind == "reduce_scatter" else ""
+            if kind == "all_gather":  # large gathers of several dims go one by one
+                joins = f"all_gather {dim}" if is_large else "all_gather"
+            launch = 0.0 if not kind or _joined(joins, state[2]) else hardware.launch_s
             price = hardware.byte_factor(kind) + hardware.bytes_first
             seconds = launch + sent * price / hardware.link_bytes_per_s
-            joins = kind if kind in ("all_gather", "reduce_scatter") else ""
             reached = (*after, joins)
             if mesh.device_count // mesh.size(a for axes in after[0] for a in axes) > cap:
                 continue
@@ -103,6 +110,11 @@ def _in_rounds(
         sent = _sent(shape, mesh, dims, after)
         if sent:
             yield after, len(sent) * launch_s + sum(sent) * itemsize * byte_s
+
+
+def _joined(move: str, before: str) -> bool:
+    """Whether a move needs no launch of its own after one of those that join."""
+    return bool(move) and (move == before or f"{before} ".startswith(f"{move} "))
 
 
 @functools.cache
