@@ -32,22 +32,13 @@ from meshwise.api.options import Choices, Options
 from meshwise.api.other_meshes import OtherMeshes
 from meshwise.api.specs import given_in_specs, given_out_specs, refuse_keywords
 from meshwise.api.spmd_program import SpmdProgram
-from meshwise.api.typed import (
-    Placements,
-    is_typed_call,
-    pinned,
-    placements,
-    plain_structs,
-    refuse_uneven,
-    specs_of_types,
-    typed_structs,
-)
+from meshwise.api.traced import leaked_tracers, trace_call
+from meshwise.api.typed import Placements, pinned, placements, specs_of_types
 from meshwise.choose.choose import DRIVERS, choose
 from meshwise.choose.plan import Plan
 from meshwise.errors import (
     MeshwiseError,
     MissingRuleError,
-    TracerLeakError,
     UnplannedError,
     also,
     message,
@@ -139,6 +130,7 @@ def build(
         name,
         paths,
         result_paths(out_tree),
+        are_even=options.mesh is None,  # to jax.jit an uneven array is no result
     )
     return SpmdProgram(
         per_device=per_device,
@@ -176,11 +168,15 @@ def partition_typed(
     in_specs: Sequence[Any],
     out_specs: Sequence[Any],
     *rest: Any,
+    are_even: bool = False,
 ) -> tuple[PerDeviceProgram, Plan, Placements]:
-    """Partition a plain jaxpr so that its results lie as their types say, and where all lie."""
+    """Partition a plain jaxpr so that its results lie as their types say, and where all lie.
+
+    With `are_even` results do not come out uneven where nobody asked for it.
+    """
     wanted = specs_of_types(out_avals, out_specs)
     per_device, plan = partition_jaxpr(closed, mesh, in_specs, wanted, *rest)
-    if (pins := pinned(plan, out_avals, wanted)) is not None:
+    if (pins := pinned(plan, out_avals, wanted, are_even)) is not None:
         wanted = pins
         per_device, plan = partition_jaxpr(closed, mesh, in_specs, wanted, *rest)
     return per_device, plan, placements(plan, mesh, in_specs, wanted, out_avals)
@@ -314,61 +310,6 @@ def in_specs_of(name: str, options: Options, arguments: Arguments) -> list[Any]:
     if options.mesh is None and not _jax.is_unspecified(options.in_shardings):
         refuse_keywords(name, kwargs)
     return given_in_specs(name, options.in_shardings, args, kwargs, arguments.positions)
-
-
-def trace_call(
-    name: str,
-    fn: Callable[..., Any],
-    options: Options,
-    arguments: Arguments,
-    in_specs: Sequence[Any],
-    mesh: Any,
-) -> tuple[Any, list[Any], Any]:
-    """The function's jaxpr, the traced values it closes over, and the tree of its results.
-
-    Over Explicit axes its types are those that `jax.jit` has. With `mesh=`, a word of ours, all
-    axes are completion's; only a function that speaks of types itself is traced with types.
-    """
-
-    def traced(types: Sequence[Any], auto_mesh: Any = None) -> tuple[Any, list[Any], Any]:
-        statics = options.static_argnums, options.static_argnames
-        try:
-            return _jax.trace_function(fn, arguments.call, types, *statics, auto_mesh)
-        except jax.errors.UnexpectedTracerError as leak:
-            raise leaked_tracers(name, [leak]) from None
-
-    is_typed = is_typed_call(mesh, options.mesh, arguments)
-    if not is_typed:
-        return traced(plain_structs(arguments, mesh), mesh)
-    if options.mesh is not None and not arguments.are_in_typed_trace:
-        try:
-            with _jax.over_auto_axes(mesh):
-                closed, captured, out_tree = traced(plain_structs(arguments, mesh))
-            return _jax.plain_jaxpr(closed), captured, out_tree
-        except (TypeError, ValueError) as error:
-            if isinstance(error, MeshwiseError):
-                raise
-    types = typed_structs(arguments, in_specs, options.mesh)
-    with _jax.over_typed_axes(options.mesh):
-        closed, captured, out_tree = traced(types)
-    if options.mesh is None:
-        out_specs = given_out_specs(name, options.out_shardings, out_tree)
-        places = *argument_paths(arguments), *result_paths(out_tree)
-        refuse_uneven(name, mesh, places, [*types, *closed.out_avals], [*in_specs, *out_specs])
-    return closed, captured, out_tree
-
-
-def leaked_tracers(name: str, leaks: Sequence[Any]) -> TracerLeakError:
-    """The error for traced values of another trace, or for JAX's error about one."""
-    return TracerLeakError(
-        message(
-            f"{name} uses traced values that an earlier trace left behind",
-            [_jax.leak_summary(leak) for leak in leaks],
-            "A value computed while a function is traced exists in that trace alone.",
-            "Return it from the function that makes it and pass it on as an argument; "
-            "jax.checking_leaks() shows where it was stored.",
-        )
-    )
 
 
 def _refuse_opaque(name: str, program: Program, rules: Sequence[OpRule]) -> None:

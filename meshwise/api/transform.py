@@ -15,10 +15,11 @@ from jax.sharding import PartitionSpec
 
 from meshwise import _jax
 from meshwise.api.arguments import Arguments, argument_paths, argument_types
-from meshwise.api.build import in_specs_of, leaked_tracers, partition_typed, trace_call
+from meshwise.api.build import in_specs_of, partition_typed
 from meshwise.api.meshes import fill_placements, find_mesh, refuse_region
 from meshwise.api.options import Choices, Options
 from meshwise.api.specs import given_out_specs
+from meshwise.api.traced import leaked_tracers, trace_call
 from meshwise.api.typed import specs_of_types
 from meshwise.run.execute import Executable
 from meshwise.run.uneven import UnevenArray

@@ -105,15 +105,17 @@ def refuse_uneven(
         )
 
 
-def pinned(plan: Plan, avals: Sequence[Any], specs: Sequence[Any]) -> list[Any] | None:
+def pinned(
+    plan: Plan, avals: Sequence[Any], specs: Sequence[Any], are_even: bool
+) -> list[Any] | None:
     """Hints for the results over mixed axes that did not come out as their types say.
 
-    And for those that came out uneven in a program of which nobody said that anything is. None
-    where there are none.
+    With `are_even` also for those that came out uneven in a program of which nobody said that
+    anything is. None where there are none.
     """
     mesh, said = plan.program.mesh, plan.program
     hints = zip((*said.in_hints, *said.out_hints), (*said.inputs, *said.outputs), strict=True)
-    divides = all(_divides(mesh, hint, shape_of(atom)) for hint, atom in hints)
+    divides = are_even and all(_divides(mesh, hint, shape_of(atom)) for hint, atom in hints)
 
     def pin(lies: Sharding, aval: Any) -> Any:
         if _is_mixed(aval):

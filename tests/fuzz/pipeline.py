@@ -9,8 +9,9 @@ import jax
 import meshwise as mw
 from meshwise._jax import without_dead
 from meshwise.api.arguments import take_apart
-from meshwise.api.build import Completed, completions, resolve, trace_call
+from meshwise.api.build import Completed, completions, resolve
 from meshwise.api.specs import given_out_specs
+from meshwise.api.traced import trace_call
 from meshwise.choose.choose import DRIVERS, choose
 from meshwise.choose.plan import Plan
 from meshwise.cost.hardware import GENERIC, Hardware
@@ -71,9 +72,7 @@ def trace(case: Case, args: Sequence[Any]) -> Traced:
     options = step.options
     arguments = take_apart(options, tuple(args), {})
     found = resolve("program", options, arguments, lambda _: None)
-    closed, _, tree = trace_call(
-        "program", step.fn, options, arguments, found.types, found.in_specs, found.mesh
-    )
+    closed, _, tree = trace_call("program", step.fn, options, arguments, found.in_specs, found.mesh)
     outs += (None,) * (len(closed.jaxpr.outvars) - len(outs))
     names = [f"result {k}" for k in range(len(outs))]
     mesh = refine_mesh(found.mesh.axis_names, found.mesh.axis_sizes)

@@ -117,8 +117,8 @@ REDUCTION = (
         "reduction",
         "the position is counted from the shard's own first row",
         "meshwise/rules/reduction.py",
-        "index = lax.add(index, lax.convert_element_type(context.offset(factor), index.dtype))",
-        "index = lax.add(index, lax.full_like(index, 0))",
+        "index = lax.add(place, lax.convert_element_type(context.offset(factor), place.dtype))",
+        "index = place",
         alone("ordered", "exact_reduction"),
     ),
     Mutant(

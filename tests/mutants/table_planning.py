@@ -22,8 +22,8 @@ RESHARD = (
         "reshard",
         "an all_to_all goes backwards",
         "meshwise/reshard/emit.py",
-        "x = lax.all_to_all(x, part.axes, _gaining(part), _losing(part), tiled=True)",
-        "x = lax.all_to_all(x, part.axes[::-1], _gaining(part), _losing(part), tiled=True)",
+        "return lax.all_to_all(x, part.axes, gaining, losing, tiled=True)",
+        "return lax.all_to_all(x, part.axes[::-1], gaining, losing, tiled=True)",
         ("tests/reshard/test_values.py",),
     ),
     Mutant(
@@ -114,8 +114,8 @@ CHOOSE = (
         "choose",
         "a strategy that no local rule can follow is free",
         "meshwise/choose/starts.py",
-        "        followed = [a for a in natural if node_seconds(graph, node, a) < IMPOSSIBLE]\n",
-        "        followed = natural\n",
+        "    followed = [a for a in natural if node_seconds(graph, node, a) < IMPOSSIBLE]\n",
+        "    followed = natural\n",
         PROGRAMS,
     ),
 )
