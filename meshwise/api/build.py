@@ -167,39 +167,25 @@ def partition_typed(
     mesh: Any,
     in_specs: Sequence[Any],
     out_specs: Sequence[Any],
-    *rest: Any,
+    choices: Choices,
+    name: str,
+    *paths: Sequence[str],
     are_even: bool = False,
 ) -> tuple[PerDeviceProgram, Plan, Placements]:
     """Partition a plain jaxpr so that its results lie as their types say, and where all lie.
 
-    With `are_even` results do not come out uneven where nobody asked for it.
+    With `are_even` results do not come out uneven where nobody asked for it. Raises UnplannedError
+    for what nobody foresaw.
     """
     wanted = specs_of_types(out_avals, out_specs)
-    per_device, plan = partition_jaxpr(closed, mesh, in_specs, wanted, *rest)
-    if (pins := pinned(plan, out_avals, wanted, are_even)) is not None:
-        wanted = pins
-        per_device, plan = partition_jaxpr(closed, mesh, in_specs, wanted, *rest)
-    return per_device, plan, placements(plan, mesh, in_specs, wanted, out_avals)
-
-
-def partition_jaxpr(
-    closed: Any,
-    mesh: Any,
-    in_specs: Sequence[Any],
-    out_specs: Sequence[Any],
-    choices: Choices,
-    name: str,
-    in_paths: Sequence[str],
-    out_paths: Sequence[str],
-) -> tuple[PerDeviceProgram, Plan]:
-    """Complete, choose, partition: the per-device program of a jaxpr, and its plan.
-
-    Raises UnplannedError for what nobody foresaw.
-    """
     with planning(name):
-        return _partition_jaxpr(
-            closed, mesh, in_specs, out_specs, choices, name, in_paths, out_paths
-        )
+        plan = plan_jaxpr(closed, mesh, in_specs, wanted, choices, name, *paths)
+        if (pins := pinned(plan, out_avals, wanted, are_even)) is not None:
+            wanted = pins
+            plan = plan_jaxpr(closed, mesh, in_specs, wanted, choices, name, *paths)
+        hardware = figures_of(choices.hardware, mesh)
+        per_device = partition(plan, hardware, choices.hoist_bytes)
+    return per_device, plan, placements(plan, mesh, in_specs, wanted, out_avals)
 
 
 @contextmanager
@@ -222,7 +208,7 @@ def planning(name: str) -> Iterator[None]:
         raise also(refusal, type(unforeseen)) from unforeseen
 
 
-def _partition_jaxpr(
+def plan_jaxpr(
     closed: Any,
     mesh: Any,
     in_specs: Sequence[Any],
@@ -231,7 +217,8 @@ def _partition_jaxpr(
     name: str,
     in_paths: Sequence[str],
     out_paths: Sequence[str],
-) -> tuple[PerDeviceProgram, Plan]:
+) -> Plan:
+    """Complete and choose: the plan of a jaxpr."""
     refined = refine_mesh(mesh.axis_names, mesh.axis_sizes)
     closed = _jax.without_dead(_jax.on_platform(closed, platform_of(mesh)))
     others = OtherMeshes(mesh, refined)
@@ -249,9 +236,8 @@ def _partition_jaxpr(
     hardware = figures_of(choices.hardware, mesh)
     plans = [choose(*each, hardware, driver) for each in completions(read, choices)]
     plan = min(plans, key=lambda plan: plan.seconds)
-    if not others.found:  # which are spelled in sub-axes
-        plan = coarsen(plan, hardware)
-    return partition(plan, hardware, choices.hoist_bytes), plan
+    # Other meshes are spelled in sub-axes.
+    return plan if others.found else coarsen(plan, hardware)
 
 
 Completed = tuple[Program, tuple[OpRule, ...], Completion]
