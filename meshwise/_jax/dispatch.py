@@ -67,25 +67,18 @@ def kept_with_function(make: Callable[..., Any]) -> Any:
     return _util.weakref_lru_cache(make, trace_context_in_key=False)
 
 
-def guarded(
-    dispatch: Callable[..., Any],
-    function: Callable[..., Any],
-    look: Callable[..., None],
-    donates: bool,
-) -> Callable[..., Any]:
-    """`dispatch` of a function, and `look(args, kwargs)` where it fails, to say why.
+def guarded(dispatch: Callable[..., Any], look: Callable[..., None]) -> Callable[..., Any]:
+    """`dispatch` of a function that donates, and `look(args, kwargs)` where it fails, to say why.
 
-    Where a donated buffer that is read would end the process, calls that donate look before where
-    an array comes twice, and delete afterwards what was donated: then a later call only fails.
-    Everything here is paid for in every call.
+    Where a donated buffer that is read would end the process, it looks before where an array comes
+    twice, and deletes afterwards what was donated: then a later call only fails. Everything here is
+    paid for in every call; one that donates nothing comes to `miss` where it fails, and looks there.
     """
     flatten, array = _tree_util.default_registry.flatten, _xla.ArrayImpl
 
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
             return dispatch(*args, **kwargs)
-        except InternalNanError as found:  # in a call from C++, or of a call inside
-            raise_where_found(found, function, args, kwargs)
         except (RuntimeError, ValueError):
             look(args, kwargs)
             raise
@@ -100,7 +93,7 @@ def guarded(
                 leaf.delete()
         return outs
 
-    return donating if donates and not SURVIVES_DONATED_ARGUMENTS else call
+    return call if SURVIVES_DONATED_ARGUMENTS else donating
 
 
 def _is_gone(leaf: Any) -> bool:
@@ -149,9 +142,10 @@ def dispatcher(
     `miss(*args, **kwargs)` gives the results, what `fast_path` made of them, or None, and whether
     the next call is to come back. Where it is not None, later calls with arguments of the same
     types, placement and static values, in the same context, run the program without entering
-    Python. Under `jax.disable_jit` the function itself is called.
+    Python. Under `jax.disable_jit` the function itself is called. What JAX does where a result is
+    not a number and `jax.debug_nans` is on, it does with `_fun`.
     """
-    return _xla.pjit(
+    dispatch = _xla.pjit(
         name,
         function,
         miss,
@@ -161,6 +155,8 @@ def dispatcher(
         _tree_util.dispatch_registry,
         _pxla.cc_shard_arg,
     )
+    dispatch._fun = function
+    return dispatch
 
 
 def fast_path(compiled: Any, out_tree: Any, outs: Sequence[Any], held: Sequence[Any] = ()) -> Any:

@@ -86,6 +86,13 @@ class Calls:
 
     def missed(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
         """Results of a call, what JAX's dispatch needs to repeat it, whether to come back."""
+        try:
+            return self._missed(args, kwargs)
+        except (RuntimeError, ValueError):
+            self.look(args, kwargs)
+            raise
+
+    def _missed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, bool]:
         arguments = take_apart(self.options, args, kwargs)
 
         def as_jax() -> tuple[Any, Any, bool]:

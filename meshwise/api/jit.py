@@ -137,7 +137,7 @@ class JitFunction:
             self.name, fn, calls.missed, options.static_argnums, options.static_argnames
         )
         donates = bool(options.donate_argnums or options.donate_argnames)
-        self.__call__ = _jax.guarded(dispatch, fn, calls.look, donates)
+        self.__call__ = _jax.guarded(dispatch, calls.look) if donates else dispatch
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Bind to an object when the function is a method."""
