@@ -71,8 +71,8 @@ def guarded(dispatch: Callable[..., Any], look: Callable[..., None]) -> Callable
     """`dispatch` of a function that donates, and `look(args, kwargs)` where it fails, to say why.
 
     Where a donated buffer that is read would end the process, it looks before where an array comes
-    twice, and deletes afterwards what was donated: then a later call only fails. Everything here is
-    paid for in every call; one that donates nothing comes to `miss` where it fails, and looks there.
+    twice, and deletes afterwards what was donated: then a later call only fails. All of this is
+    paid for in every call; one that donates nothing comes to `miss` where it fails.
     """
     flatten, array = _tree_util.default_registry.flatten, _xla.ArrayImpl
 

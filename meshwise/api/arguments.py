@@ -48,11 +48,12 @@ class Arguments:
             return True
         return _jax.is_typed([_jax.array_type(x) for x in tracers])
 
-    def call(self, leaves: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
+    def call(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Positional and keyword arguments of the call with other leaves."""
         dynamic, kwargs = jax.tree.unflatten(self.tree, leaves)
         placed = dict(zip(self.positions, dynamic, strict=True)) | dict(self.static)
-        return [placed[i] for i in range(len(placed))], {**kwargs, **dict(self.static_named)}
+        positional = tuple([placed[i] for i in range(len(placed))])
+        return positional, {**kwargs, **dict(self.static_named)}
 
     def abstract(self) -> "Arguments":
         """The same without values: types, and where arguments lie that were put there."""

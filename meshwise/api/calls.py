@@ -38,11 +38,21 @@ def _kept(_: Callable[..., Any], __: Any) -> _Kept:
     return _Kept()
 
 
-class Calls:
-    """The calls of a function, as `options` say.
+@dataclass(frozen=True)
+class Answer:
+    """Results of a call, and the program that made them.
 
-    It knows nothing of the `JitFunction` it serves, which is gone as soon as nobody holds it.
+    Where `program` is None it was `jax.jit` or a trace, and `as_jax` what JAX's dispatch needs to
+    repeat the call, and whether it is to come back.
     """
+
+    outs: Any
+    program: SpmdProgram | None = None
+    as_jax: tuple[Any, bool] = (None, False)
+
+
+class Calls:
+    """The calls of a function, as `options` say."""
 
     def __init__(self, name: str, fn: Callable[..., Any], options: Options):
         """Nothing is traced yet."""
@@ -84,19 +94,18 @@ class Calls:
         paths = functools.partial(argument_paths, arguments)
         refuse_gone(self.name, arguments.leaves, paths, donated)
 
-    def missed(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
-        """Results of a call, what JAX's dispatch needs to repeat it, whether to come back."""
+    def answer(self, arguments: Arguments) -> Answer:
+        """The results of a call, and what made them."""
         try:
-            return self._missed(args, kwargs)
+            return self._answer(arguments)
         except (RuntimeError, ValueError):
-            self.look(args, kwargs)
+            self.look(*arguments.call(arguments.leaves))
             raise
 
-    def _missed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, bool]:
-        arguments = take_apart(self.options, args, kwargs)
-
-        def as_jax() -> tuple[Any, Any, bool]:
-            return self._as_jax.run((args, kwargs))
+    def _answer(self, arguments: Arguments) -> Answer:
+        def as_jax() -> Answer:
+            outs, fast, comes_back = self._as_jax.run(arguments.call(arguments.leaves))
+            return Answer(outs, as_jax=(fast, comes_back))
 
         if self.options.is_for_one_device or _jax.is_tracing_forbidden():
             return as_jax()
@@ -106,7 +115,7 @@ class Calls:
                 outs = call_in_trace(self.name, self.fn, self.options, arguments, runners)
             except MeshwiseError as refusal:
                 return self._as_jax.answer(refusal, as_jax)
-            return outs, None, False
+            return Answer(outs)
         key, programs = self._key(arguments), self._kept.programs
         found = programs.get(key) or self._found(arguments, is_compiled=True)
         if isinstance(found, MeshwiseError):
@@ -120,8 +129,7 @@ class Calls:
             outs = found.executable(arguments.leaves)
         except _jax.InternalNanError:  # JAX finds the operator that made it
             return as_jax()
-        fast = found.executable.fast_path(arguments.leaves, found.out_tree, outs)
-        return jax.tree.unflatten(found.out_tree, outs), fast, False
+        return Answer(jax.tree.unflatten(found.out_tree, outs), found)
 
     def clear(self) -> None:
         """Forget all programs, and JAX what it traced."""

@@ -16,6 +16,7 @@ from meshwise import _jax
 from meshwise.api.arguments import name_of
 from meshwise.api.build import DRIVER_OF
 from meshwise.api.calls import Calls
+from meshwise.api.dispatch import Dispatch
 from meshwise.api.meshes import check_is_mesh
 from meshwise.api.options import Choices, Options
 from meshwise.api.spmd_program import SpmdProgram
@@ -133,8 +134,9 @@ class JitFunction:
         self.options = options
         self.name = name_of(fn)
         self._calls = calls = Calls(self.name, fn, options)
+        self._misses = misses = Dispatch(calls)
         self._dispatch = dispatch = _jax.dispatcher(
-            self.name, fn, calls.missed, options.static_argnums, options.static_argnames
+            self.name, fn, misses.missed, options.static_argnums, options.static_argnames
         )
         donates = bool(options.donate_argnums or options.donate_argnames)
         self.__call__ = _jax.guarded(dispatch, calls.look) if donates else dispatch
@@ -169,11 +171,12 @@ class JitFunction:
     def clear_cache(self) -> None:
         """Forget all programs: the next call traces, plans and compiles anew."""
         self._dispatch._clear_cache()
+        self._misses.clear_cache()
         self._calls.clear()
 
     def _cache_size(self) -> int:
         """How many kinds of calls JAX's dispatch runs by itself."""
-        return self._dispatch._cache_size()
+        return self._dispatch._cache_size() + self._misses.cache_size()
 
 
 class BoundJitFunction(functools.partial):

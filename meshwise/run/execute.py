@@ -90,12 +90,8 @@ class Executable:
             for t, s in zip(program.out_types, program.out_shardings, strict=True)
         ]
         self._uneven_out = positions_of_uneven(program.out_types, out_padded)
-        self._empty_out = [
-            i
-            for i, (t, s) in enumerate(zip(program.out_types, self.out_shardings, strict=True))
-            if 0 in t.shape and not s.is_fully_replicated
-        ]
-        self._call: Callable[..., list[Any]] | None = None
+        made = enumerate(zip(program.out_types, self.out_shardings, strict=True))
+        self._empty_out = [i for i, (t, s) in made if 0 in t.shape and not s.is_fully_replicated]
         self._held = [
             x if x.sharding.is_equivalent_to(s, x.ndim) else jax.device_put(x, s)
             for x, s in zip(held, self.in_shardings, strict=False)
@@ -103,11 +99,9 @@ class Executable:
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
         """Results of one call: `jax.Array`, or `UnevenArray` where a dim does not divide."""
-        call = self._call or self._prepare()
-        if self._held:
-            args = [*self._held, *args]
+        args = [*self._held, *args]
         try:
-            outs = call(*(self._padded(args) if self._uneven_in else args))
+            outs = self._call(*(self._padded(args) if self._uneven_in else args))
         except (TypeError, ValueError):
             # There is no other form of the program than the compiled one.
             if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
@@ -118,7 +112,7 @@ class Executable:
             placed = self._placed(args)
             if all(new is old for new, old in zip(placed, args, strict=True)):
                 raise
-            outs = call(*(self._padded(placed) if self._uneven_in else placed))
+            outs = self._call(*(self._padded(placed) if self._uneven_in else placed))
         if self._is_in_one_mesh:
             outs = [jax.device_put(o, s) for o, s in zip(outs, self.out_shardings, strict=True)]
         for i in self._empty_out:
@@ -191,16 +185,21 @@ class Executable:
     def fast_path(self, args: Sequence[Any], out_tree: Any, outs: Sequence[Any]) -> Any:
         """What `_jax.dispatcher` needs to make the same call from C++, None if it cannot.
 
-        `outs` are the results of a call with `args`, the leaves of `out_tree`. It cannot where a
-        dim is uneven or a result without elements is sharded, where the program calls back to the
-        host, or where an argument had to be moved: C++ would not move it, nor look.
+        `outs` are the results of a call with `args`, the leaves of `out_tree`; of uneven ones C++
+        takes and gives the padded arrays. It cannot where a result without elements is sharded, the
+        program calls back to the host, or an argument had to be moved: C++ neither moves nor looks.
         """
-        if self._uneven_in or self._uneven_out or self._empty_out or self._is_in_one_mesh:
-            return None
         args = [*self._held, *args]
-        if any(new is not old for new, old in zip(self._placed(args), args, strict=True)):
+        in_place = (
+            not (self._empty_out or self._is_in_one_mesh)
+            and all(new is old for new, old in zip(self._placed(args), args, strict=True))
+            and all(self._is_padded(i, args[i]) for i in self._uneven_in)
+            and all(isinstance(outs[i], UnevenArray) for i in self._uneven_out)
+        )
+        if not in_place:
             return None
-        return _jax.fast_path(self._compiled, out_tree, outs, self._held)
+        padded = [o.padded if isinstance(o, UnevenArray) else o for o in outs]
+        return _jax.fast_path(self._compiled, out_tree, padded, self._held)
 
     def as_function(self) -> Callable[[Sequence[Any]], list[Any]]:
         """A function of logical arrays that may be traced: pads, runs on all devices, cuts.
@@ -230,25 +229,27 @@ class Executable:
         function.__name__ = self.name
         return function
 
-    def _prepare(self) -> Callable[..., list[Any]]:
-        call = self._call = _jax.caller(self._compiled)
-        return call
-
     def _padded(self, args: Sequence[Any]) -> list[Any]:
         """The arguments with those of uneven dims in their padded layout."""
         args = list(args)
         for i in self._uneven_in:
             arg, shape, sharding = args[i], self._in_padded[i], self.in_shardings[i]
+            if self._is_padded(i, arg):
+                args[i] = arg.padded
+                continue
             if isinstance(arg, UnevenArray):
-                if arg.padded.shape == shape and arg.padded.sharding == sharding:
-                    args[i] = arg.padded
-                    continue
                 arg = arg.value
             if isinstance(arg, _jax.Tracer):
                 return self._placed(args)
             self._check_devices(args)
             args[i] = pad_array(arg, shape, sharding)
         return args
+
+    def _is_padded(self, i: int, arg: Any) -> bool:
+        """Whether an argument is held as the program wants it, padding included."""
+        held = arg.padded if isinstance(arg, UnevenArray) else None
+        shape, sharding = self._in_padded[i], self.in_shardings[i]
+        return held is not None and held.shape == shape and held.sharding == sharding
 
     def _placed(self, args: Sequence[Any]) -> list[Any]:
         """The arguments, those that lie otherwise on the same devices moved to their place."""
@@ -275,10 +276,10 @@ class Executable:
             )
 
     def _check_devices(self, args: Sequence[Any]) -> None:
-        devices = self._devices
+        devices, named = self._devices, zip(self.arg_names, args, strict=True)
         offenders = [
             f"{name} is on {_show_devices(arg.sharding.device_set)}"
-            for name, arg in zip(self.arg_names, args, strict=True)
+            for name, arg in named
             if _is_committed(arg) and arg.sharding.device_set != devices
         ]
         if offenders:
@@ -306,6 +307,10 @@ class Executable:
     @cached_property
     def _compiled(self) -> Any:
         return self.lower().compile()
+
+    @cached_property
+    def _call(self) -> Callable[..., list[Any]]:
+        return _jax.caller(self._compiled)
 
     @cached_property
     def _is_in_one_mesh(self) -> bool:
