@@ -4,9 +4,12 @@ Collectives of integers of two bits are those of bytes: XLA packs four of them i
 and joins some of the wrong ones (under `jax.jit` too); it sums none. Results of Fourier transforms
 lie row by row: XLA may choose another layout where a collective follows, and then fails when it
 runs.
+
+And as it compiles into less memory: an argument whose borders are sent is read behind a barrier.
 """
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -22,10 +25,46 @@ _AXES = ("axis_name", "axes")
 
 def as_cpu_compiles(jaxpr: Any) -> Any:
     """The same per-device jaxpr; itself where nothing is to be said otherwise."""
+    return _borders_in_order(_compiling(jaxpr))
+
+
+def _compiling(jaxpr: Any) -> Any:
     before = opened(jaxpr).eqns
-    eqns = [new for eqn in before for new in _said(with_bodies(eqn, as_cpu_compiles))]
+    eqns = [new for eqn in before for new in _said(with_bodies(eqn, _compiling))]
     same = len(eqns) == len(before) and all(map(lambda new, old: new is old, eqns, before))
     return jaxpr if same else rewritten(jaxpr, eqns=eqns)
+
+
+def _borders_in_order(jaxpr: Any) -> Any:
+    """With a barrier behind each argument of which several pieces are cut and sent on.
+
+    XLA enters a region by hand with the readers of its parameters in reverse, and takes them in
+    that order. Then the piece that was cut first is sent last, and what is received finds no place
+    in the result's buffer. The barrier, of which nothing is left in the end, reverses them again.
+    """
+    body = opened(jaxpr)
+    sends = [eqn for eqn in body.eqns if eqn.primitive is lax.ppermute_p]
+    sent = {a for eqn in sends for a in eqn.invars if not isinstance(a, Literal)}
+    cut = Counter(
+        eqn.invars[0]
+        for eqn in body.eqns
+        if eqn.primitive is lax.slice_p and not sent.isdisjoint(eqn.outvars)
+    )
+    behind = {var: Var(var.aval) for var in body.invars if cut[var] > 1}
+    if not behind:
+        return jaxpr
+    barriers = [
+        new_eqn(lax.optimization_barrier_p, [var], [held], {}, body.eqns[0])
+        for var, held in behind.items()
+    ]
+    eqns = [_reading(eqn, behind) for eqn in body.eqns]
+    return rewritten(jaxpr, eqns=[*barriers, *eqns])
+
+
+def _reading(eqn: JaxprEqn, others: Mapping[Any, Var]) -> JaxprEqn:
+    """An equation with other operands in the place of some."""
+    read = [a if isinstance(a, Literal) else others.get(a, a) for a in eqn.invars]
+    return eqn if read == eqn.invars else eqn.replace(invars=read)
 
 
 def _said(eqn: JaxprEqn) -> list[JaxprEqn]:
