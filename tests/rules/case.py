@@ -37,7 +37,6 @@ class Case:
     timid: factor (by letter) -> why it is whole although a naive split is right.
     unclaimed: operands -> why a sum may not pass although it would.
     tolerance: relative, where it is not a few roundings of the result's dtype.
-    slow: its splits are left out of the default suite, as others there are like it.
     """
 
     name: str
@@ -48,7 +47,6 @@ class Case:
     timid: str = ""
     unclaimed: str = ""
     tolerance: float = 0.0
-    slow: bool = False
 
     def values(self) -> list[Any]:
         """Random arguments, the same in every run."""
@@ -58,12 +56,17 @@ class Case:
     @cached_property
     def equation(self) -> JaxprEqn:
         """The equation that the case is about."""
-        return self._capture[0]
+        for eqn in _equations(self._traced.jaxpr):
+            if eqn.primitive.name == self.primitive:
+                return eqn
+        raise AssertionError(f"{self.name} has no equation {self.primitive}: {self._traced}")
 
-    @property
+    @cached_property
     def operands(self) -> list[Any]:
         """Values of the equation's operands for the random arguments; literals included."""
-        return self._capture[1]
+        closed = self._traced
+        walk = _walk(closed.jaxpr, [*closed.consts, *self.values()])
+        return next(operands for eqn, operands in walk if eqn is self.equation)
 
     @cached_property
     def rule(self) -> OpRule:
@@ -71,13 +74,17 @@ class Case:
         return REGISTRY.describe(self.equation)
 
     @cached_property
-    def _capture(self) -> tuple[JaxprEqn, list[Any]]:
-        values = self.values()
-        closed = jax.make_jaxpr(self.function)(*values)
-        for eqn, operands in _walk(closed.jaxpr, [*closed.consts, *values]):
-            if eqn.primitive.name == self.primitive:
-                return eqn, operands
-        raise AssertionError(f"{self.name} has no equation {self.primitive}: {closed}")
+    def _traced(self) -> Any:
+        return jax.make_jaxpr(self.function)(*self.values())
+
+
+def _equations(jaxpr: Any) -> Iterator[JaxprEqn]:
+    """Each equation; calls are entered."""
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "jit":
+            yield from _equations(eqn.params["jaxpr"].jaxpr)
+        else:
+            yield eqn
 
 
 def _walk(jaxpr: Any, values: Sequence[Any]) -> Iterator[tuple[JaxprEqn, list[Any]]]:
@@ -97,7 +104,7 @@ def _walk(jaxpr: Any, values: Sequence[Any]) -> Iterator[tuple[JaxprEqn, list[An
 
 
 def apply(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
-    """The results of one equation; compiled once for the same types."""
+    """The results of one equation by XLA; compiled once for the same types."""
     out = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
     return list(out) if eqn.primitive.multiple_results else [out]
 
@@ -119,8 +126,8 @@ def _random(rng: np.random.Generator, dtype: str, dims: str, source: str) -> Any
             outside = rng.choice([-bound - 3, -2, -1, bound, bound + 1, 2 * bound], shape)
             third = np.arange(found.size).reshape(shape) % 3 == 1
             found = np.where(third, outside, found)
-        return jnp.asarray(found, DTYPES[dtype])
-    return jnp.asarray(numbers(rng, DTYPES[dtype], shape, source))
+        return np.asarray(found, DTYPES[dtype])
+    return np.asarray(numbers(rng, DTYPES[dtype], shape, source))
 
 
 def numbers(rng: np.random.Generator, dtype: Any, shape: Sequence[int], source: str = "") -> Any:

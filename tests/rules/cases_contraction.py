@@ -96,7 +96,7 @@ PRODUCT = [
 REDUCTION = [
     Case("reduce_sum", "reduce_sum", lambda x: lax.reduce_sum(x, (1,)), "f32[5,6,7]",
          "i j k -> i k | sum=j"),
-    Case("reduce_sum of all", "reduce_sum", lambda x: lax.reduce_sum(x, (0, 1)), "f32[5,6]",
+    Case("reduce_sum of all", "reduce_sum", lambda x: lax.reduce_sum(x, (0, 1)), "f32[5,6]+",
          "i j ->  | sum=i j"),
     Case("reduce_sum of none", "reduce_sum", lambda x: lax.reduce_sum(x, ()), "f32[5,6]",
          "i j -> i j"),

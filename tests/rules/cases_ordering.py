@@ -108,7 +108,7 @@ SORTED = [
          "i j -> i j | permute=j"),
     Case("sort of many", "sort", by_last, "i8[1001]<3 f32[1001]", "i, i -> i, i | permute=i"),
     Case("sort of many by two keys", "sort", by_last, "u8[2000]<3 bool[2000] f16[2000]",
-         "i, i, i -> i, i, i | permute=i", slow=True),
+         "i, i, i -> i, i, i | permute=i"),
 ]  # fmt: skip
 
 CASES = [*RUNNING, *LARGEST, *FIRST, *SORTED]

@@ -1,4 +1,7 @@
-"""Pretended devices: cut operands into shards, run a local rule on each, join the results."""
+"""Pretended devices: cut operands into shards, run a local rule on each, join the results.
+
+Local programs are evaluated with numpy; where `compiled` is said, by XLA, which takes far longer.
+"""
 
 import functools
 import itertools
@@ -11,10 +14,13 @@ import numpy as np
 
 from meshwise._jax import JaxprEqn, Literal, make_jaxpr_over_axes
 from meshwise.ir.factors import FactorRule, Strategy, operand_sharding, result_sharding
-from meshwise.ir.mesh import Mesh
+from meshwise.ir.mesh import Mesh, refine_mesh
 from meshwise.ir.sharding import Reduction, Sharding, local_shape, padded_shape
 from meshwise.rules.identity import reduction_identity
-from meshwise.rules.registry import LocalContext, OpRule
+from meshwise.rules.registry import REGISTRY, LocalContext, OpRule
+from tests.fuzz.evaluate.collectives import Grid
+from tests.fuzz.evaluate.keys import keys_of, words_of
+from tests.fuzz.evaluate.run import run as run_with_numpy
 
 JOIN = {
     Reduction.SUM: np.add,
@@ -72,7 +78,12 @@ def cut(
             padded[(slice(None),) * d + (slice(array.shape[d], None),)] = fill
     padded[tuple(slice(n) for n in array.shape)] = array
     local = local_shape(array.shape[:rank], sharding, mesh)
-    return {device: padded[_box(sharding, local, mesh, device)] for device in coordinates(mesh)}
+    held: dict[Coordinates, np.ndarray] = {}  # devices that hold the same hold one object
+    found = {}
+    for device in coordinates(mesh):
+        box = _box(sharding, local, mesh, device)
+        found[device] = held.setdefault(tuple(s.start for s in box), padded[box])
+    return found
 
 
 def _box(
@@ -118,6 +129,7 @@ def run(
     strategy: Strategy,
     mesh: Mesh,
     shards: Sequence[dict[Coordinates, np.ndarray]],
+    compiled: bool = False,
 ) -> list[dict[Coordinates, np.ndarray]]:
     """The local results of every device; a list of results, each a map from devices."""
     context = LocalContext(eqn, rule.factors, strategy, mesh)
@@ -126,14 +138,47 @@ def run(
     def local(*operands: Any) -> list[Any]:
         return list(compute(context, *operands))
 
-    devices = coordinates(mesh)
-    first = [_like(s[devices[0]], a.aval) for s, a in zip(shards, eqn.invars, strict=True)]
-    closed = make_jaxpr_over_axes(local, list(zip(mesh.names, mesh.sizes, strict=True)), first)
+    types = []
+    for shard, atom in zip(shards, eqn.invars, strict=True):
+        shape = next(iter(shard.values())).shape
+        inner = len(_key_words(atom.aval.dtype))
+        types.append(jax.ShapeDtypeStruct(shape[: len(shape) - inner], atom.aval.dtype))
+    closed = make_jaxpr_over_axes(local, list(zip(mesh.names, mesh.sizes, strict=True)), types)
     for i, aval in enumerate(closed.out_avals):
         assert aval.shape == context.local_result_shape(i), (aval, context.local_result_shape(i))
         assert aval.dtype == eqn.outvars[i].aval.dtype, (aval, eqn.outvars[i].aval)
+    dtypes = {v.aval.dtype for v in (*eqn.invars, *eqn.outvars)}
+    if not compiled and all(_key_words(d) in ((), (2,)) for d in dtypes):
+        return _run_with_numpy(closed, mesh, eqn, shards)
     exchanges = any(e.primitive.name in COLLECTIVES for e in closed.jaxpr.eqns)
     return (_run_together if exchanges else _run_alone)(closed, mesh, eqn, shards)
+
+
+@functools.cache
+def _key_words(dtype: Any) -> tuple[int, ...]:
+    """The dim that a key's words are in an array of raw words; none of numbers."""
+    if not jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+        return ()
+    return jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct((), dtype)).shape
+
+
+def _run_with_numpy(
+    closed: Any, mesh: Mesh, eqn: JaxprEqn, shards: Sequence[dict[Coordinates, Any]]
+) -> list[dict[Coordinates, np.ndarray]]:
+    """All devices in step; each equation once for every different set of operands."""
+    values = []
+    for shard, atom in zip(shards, eqn.invars, strict=True):
+        is_key = bool(_key_words(atom.aval.dtype))
+        held = {id(x): keys_of(x) if is_key else x for x in shard.values()}
+        values.append([held[id(x)] for x in shard.values()])
+    with np.errstate(all="ignore"):
+        grid = Grid(tuple(mesh.names), tuple(mesh.sizes))
+        results = run_with_numpy(closed.jaxpr, closed.consts, values, grid)
+    found = []
+    for arrays, var in zip(results, eqn.outvars, strict=True):
+        words = [words_of(x) for x in arrays] if _key_words(var.aval.dtype) else arrays
+        found.append(dict(zip(coordinates(mesh), words, strict=True)))
+    return found
 
 
 def _run_alone(
@@ -285,14 +330,30 @@ def join(
 
 
 def split_and_join(
-    eqn: JaxprEqn, rule: OpRule, strategy: Strategy, mesh: Mesh, operands: Sequence[Any]
+    eqn: JaxprEqn,
+    rule: OpRule,
+    strategy: Strategy,
+    mesh: Mesh,
+    operands: Sequence[Any],
+    compiled: bool = False,
 ) -> list[np.ndarray]:
     """The global results of running an equation split by a strategy."""
-    local = run(eqn, rule, strategy, mesh, split(eqn, rule, strategy, mesh, operands))
+    local = run(eqn, rule, strategy, mesh, split(eqn, rule, strategy, mesh, operands), compiled)
     return [
         join(values, var.aval.shape, result_sharding(rule.factors, strategy, i), mesh)
         for i, (values, var) in enumerate(zip(local, eqn.outvars, strict=True))
     ]
+
+
+def on_one_device(
+    eqn: JaxprEqn, operands: Sequence[Any], compiled: bool = False
+) -> list[np.ndarray]:
+    """The results of an equation that is not split."""
+    nowhere = refine_mesh((), ())
+    whole = OpRule(REGISTRY.describe(eqn).factors)
+    strategy = Strategy(((),) * len(whole.factors.sizes))
+    shards = [{(): raw(value)} for value in operands]
+    return [value[()] for value in run(eqn, whole, strategy, nowhere, shards, compiled)]
 
 
 def assert_close(found: np.ndarray, expected: np.ndarray, tolerance: float, what: str) -> None:

@@ -24,7 +24,7 @@ def split_in_two(eqn: Any, key: Any) -> np.ndarray:
     rule = REGISTRY.describe(eqn)
     axes = ((("a",),) + ((),) * len(rule.factors.sizes))[: len(rule.factors.sizes)]
     mesh = refine_mesh(("a",), (2,))
-    return split_and_join(eqn, rule, Strategy(axes), mesh, [key])[0]
+    return split_and_join(eqn, rule, Strategy(axes), mesh, [key], compiled=True)[0]
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from tests.rules.devices import (
     assert_close,
     coordinates,
     join,
+    on_one_device,
     raw,
     run,
     split,
@@ -73,38 +74,48 @@ def every_split(case: Case) -> list[Split]:
     return [*single_splits(factors, free), *double_splits(factors, free)]
 
 
-def some_splits(case: Case) -> list[Split]:
-    """Of these each factor over three devices, where sizes seldom divide, and a few of the rest."""
-    found = every_split(case)
-    singles = [each for each in found if len(each[1].names) == 1]
-    over_three = [each for each in singles if each[1].sizes == (3,)]
-    doubles = [each for each in found if len(each[1].names) > 1]
-    return [*over_three, *[each for each in singles if each not in over_three][:1], *doubles[::2]]
-
-
-def check_splits(case: Case, splits: Sequence[Split]) -> None:
-    expected = [raw(v) for v in apply(case.equation, case.operands)]
+def check_splits(case: Case, splits: Sequence[Split], compiled: bool = False) -> None:
+    expected = on_one_device(case.equation, case.operands, compiled)
     for strategy, mesh in splits:
         if is_declined(case, strategy, mesh):
             continue
-        found = split_and_join(case.equation, case.rule, strategy, mesh, case.operands)
+        found = split_and_join(case.equation, case.rule, strategy, mesh, case.operands, compiled)
         for value, want in zip(found, expected, strict=True):
             assert_close(value, want, case.tolerance, show(case, strategy))
 
 
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(c, marks=pytest.mark.slow if c.slow else ()) for c in CASES],
-    ids=lambda case: case.name,
-)
+@ROWS
 def test_claimed_splits_are_true(case: Case):
-    check_splits(case, some_splits(case))
+    check_splits(case, every_split(case))
 
 
 @pytest.mark.slow
 @ROWS
-def test_every_claimed_split_is_true(case: Case):
-    check_splits(case, every_split(case))
+def test_claimed_splits_are_true_as_xla_computes(case: Case):
+    check_splits(case, every_split(case), compiled=True)
+
+
+MISCOMPILED = {
+    "scatter-add by bytes": "XLA without fusion emitters clips positions at 299 - 256",
+}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(
+            c, marks=pytest.mark.skip(MISCOMPILED[c.name]) if c.name in MISCOMPILED else ()
+        )
+        for c in CASES
+    ],
+    ids=lambda case: case.name,
+)
+def test_numpy_computes_what_xla_does(case: Case):
+    """So that what is shown with numpy is said of the operator that XLA has."""
+    expected = [raw(v) for v in apply(case.equation, case.operands)]
+    found = on_one_device(case.equation, case.operands)
+    for value, want in zip(found, expected, strict=True):
+        assert_close(value, want, max(case.tolerance, 1e-5), case.name)
 
 
 def is_declined(case: Case, strategy: Strategy, mesh: Mesh) -> bool:
@@ -136,7 +147,7 @@ def is_wrong(case: Case, factor: int) -> bool:
         whole=factors.whole - {factor},
         reductions=((factor, Reduction.SUM),) if summed else (),
     )
-    expected = [raw(v) for v in apply(case.equation, case.operands)]
+    expected = on_one_device(case.equation, case.operands)
     splits = list(single_splits(opened, [factor])) if says_something(case) else []
     for strategy, mesh in splits:
         try:
@@ -170,19 +181,19 @@ def sums_pass(case: Case, carried: Sequence[int]) -> bool:
     """Whether applying the operator to terms of some operands gives terms of its results."""
     rule, eqn = case.rule, case.equation
     strategy = Strategy(tuple(() for _ in rule.factors.sizes), ("a",))
-    context = LocalContext(eqn, rule.factors, strategy, refine_mesh(("a",), (3,)))
+    mesh = refine_mesh(("a",), (3,))
     terms = {o: terms_of(case.operands[o], 3, seed=o) for o in carried}
-    on_devices = [
-        [terms[o][device] if o in carried else value for o, value in enumerate(case.operands)]
-        for device in range(3)
+    shards = [
+        {(d,): terms[o][d] if o in carried else raw(value) for d in range(3)}
+        for o, value in enumerate(case.operands)
     ]
     whole = [sum_terms(terms[o]) if o in carried else v for o, v in enumerate(case.operands)]
-    local = [(rule.local or LocalContext.bind)(context, *operands) for operands in on_devices]
+    local = run(eqn, rule, strategy, mesh, shards)
     inexact = [v.dtype for v in whole if jax.dtypes.issubdtype(v.dtype, np.inexact)]
     coarse = max([1e-3, *(16 * float(jnp.finfo(dtype).eps) for dtype in inexact)])
-    for found, want in zip(zip(*local, strict=True), apply(eqn, whole), strict=True):
+    for found, want in zip(local, on_one_device(eqn, whole), strict=True):
         try:
-            assert_close(sum_terms([raw(f) for f in found]), raw(want), coarse, case.name)
+            assert_close(sum_terms(list(found.values())), want, coarse, case.name)
         except AssertionError:
             return False
     return True
@@ -243,7 +254,7 @@ def complete_splits(rule: FactorRule) -> Iterator[tuple[Strategy, Mesh]]:
 
 @pytest.mark.parametrize("case", [c for c in CASES if "(" in c.text], ids=lambda case: case.name)
 def test_minor_factors_split_after_major_ones(case: Case):
-    expected = [raw(v) for v in apply(case.equation, case.operands)]
+    expected = on_one_device(case.equation, case.operands)
     for strategy, mesh in complete_splits(case.rule.factors):
         found = split_and_join(case.equation, case.rule, strategy, mesh, case.operands)
         for value, want in zip(found, expected, strict=True):
@@ -262,7 +273,7 @@ def test_sums_pass_while_factors_are_split(case: Case):
             continue
         terms = {o: terms_of(case.operands[o], 2, seed=o) for o in carried}
         whole = [sum_terms(terms[o]) if o in carried else v for o, v in enumerate(case.operands)]
-        expected = apply(case.equation, whole)
+        expected = on_one_device(case.equation, whole)
         for factor in range(len(factors.sizes)):
             axes = tuple(("b",) if f == factor else () for f in range(len(factors.sizes)))
             strategy = Strategy(axes, ("a",))
@@ -272,7 +283,7 @@ def test_sums_pass_while_factors_are_split(case: Case):
                 continue
             found = carry(case, strategy, mesh, terms)
             for value, want in zip(found, expected, strict=True):
-                assert_close(value, raw(want), 1e-3, show(case, strategy))
+                assert_close(value, want, 1e-3, show(case, strategy))
 
 
 def carry(

@@ -151,6 +151,9 @@ FUNCTIONS = {
     "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor, "eq": np.equal,
     "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater,
     "ge": np.greater_equal, "complex": lambda x, y: x + 1j * y, "clamp": _clamp,
+    "log2": np.log2, "bessel_i0e": special.i0e, "bessel_i1e": special.i1e,
+    "igamma": special.gammainc, "igammac": special.gammaincc, "zeta": special.zeta,
+    "regularized_incomplete_beta": special.betainc, "polygamma": special.polygamma,
 }  # fmt: skip
 
 

@@ -33,8 +33,9 @@ def _triangular_solve(params: Any, matrix: np.ndarray, right: np.ndarray) -> np.
 
 
 def _cholesky(params: Any, matrix: np.ndarray) -> np.ndarray:
+    above = np.triu(matrix, 1)  # as LAPACK leaves it
     try:
-        return np.linalg.cholesky(matrix)
+        return np.linalg.cholesky(matrix) + above
     except np.linalg.LinAlgError:
         raise NotImplementedError("cholesky of what has none") from None
 
