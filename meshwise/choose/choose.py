@@ -1,13 +1,16 @@
 """Program and completion -> Plan."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 from meshwise._jax import Var
 from meshwise.choose.descend import descend
 from meshwise.choose.graph import build_graph, is_remade
+from meshwise.choose.holding import peak_bytes
 from meshwise.choose.plan import EquationPlan, Plan, Rejected
 from meshwise.choose.search import Search
-from meshwise.choose.starts import completion_start, forward_start, limits_of
+from meshwise.choose.starts import Limits, completion_start, forward_start, limits_of
 from meshwise.choose.tree import Edge, reshard_tree
 from meshwise.cost.hardware import Hardware
 from meshwise.ir.factors import Strategy, operand_sharding, result_sharding
@@ -20,6 +23,12 @@ DRIVERS = ("descend", "gspmd")
 
 Copies = dict[Var, tuple[float, tuple[Edge, ...]]]  # of each value: seconds, and its reshards
 Lost = dict[int, tuple[Rejected, ...]]
+
+# A plan is taken for holding less where the cheapest holds so many times as much, and at least as
+# many times as the fourth power of how many times it is as dear: a tenth more for a third less.
+MUCH_LIGHTER = 1.2
+DEARER = 4
+HOLDING = 0.3  # what all that is held costs in the search for one, as a part of the cheapest plan
 
 
 def choose(
@@ -40,16 +49,60 @@ def choose(
     completed = Search(graph, start, carries=False)
     stopping = _copies(completed, stop_at_completion=True)
     completion_seconds = _total(completed, stopping)
-    plans: list[tuple[float, Search, Copies, Lost]] = []
+    found: list[Found] = []
     if driver == "descend":
-        for axes in dict.fromkeys((tuple(start), tuple(forward_start(graph, limits)))):
-            search = Search(graph, axes)
-            lost = descend(search, limits)
-            copies = _copies(search, stop_at_completion=False)
-            plans.append((_total(search, copies), search, copies, lost))
-    plans.append((completion_seconds, completed, stopping, {}))
-    seconds, best, copies, lost = min(plans, key=lambda plan: plan[0])
-    return _plan(best, copies, lost, seconds, completion_seconds, driver)
+        starts = dict.fromkeys((tuple(start), tuple(forward_start(graph, limits))))
+        found += [_descended(Search(graph, axes), limits) for axes in starts]
+    found.append(Found(completion_seconds, completed, stopping, {}))
+    best = min(found, key=lambda one: one.seconds)
+    if driver == "descend":
+        best = _lighter(best, found, limits)
+    return _plan(best, completion_seconds, driver)
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """A placement of all nodes that was found, the reshards that it takes, and what lost."""
+
+    seconds: float
+    search: Search
+    copies: Copies
+    lost: Lost
+
+    @cached_property
+    def peak_bytes(self) -> int:
+        """What a device holds at once."""
+        return peak_bytes(self.search)
+
+
+def _descended(search: Search, limits: Limits) -> Found:
+    lost = descend(search, limits)
+    copies = _copies(search, stop_at_completion=False)
+    return Found(_total(search, copies), search, copies, lost)
+
+
+def _lighter(best: Found, found: Sequence[Found], limits: Limits) -> Found:
+    """What holds far less than the cheapest and costs little more, where there is such.
+
+    It is looked for where completion, the last found, holds far less: by a descent from there that
+    has to pay for what it holds. It may cost no more than completion.
+    """
+    completed = found[-1]
+    if best.peak_bytes < MUCH_LIGHTER * min(one.peak_bytes for one in found):
+        return best
+    graph = best.search.graph
+    held = sum(best.search.held_bytes(value) for value in graph.values.values())
+    axes = [placed.strategy.axes for placed in completed.search.placed]
+    paying = Search(graph, axes, seconds_per_byte=HOLDING * best.seconds / max(held, 1))
+    found = [_descended(paying, limits), *found]
+    worth = [one for one in found if _is_worth_it(one, best, completed.seconds)]
+    return min(worth, key=lambda one: one.seconds**DEARER * one.peak_bytes, default=best)
+
+
+def _is_worth_it(one: Found, best: Found, most_seconds: float) -> bool:
+    saved = best.peak_bytes / one.peak_bytes
+    dearer = one.seconds / best.seconds
+    return one.seconds <= most_seconds and saved >= max(MUCH_LIGHTER, dearer**DEARER)
 
 
 def _copies(search: Search, stop_at_completion: bool) -> Copies:
@@ -87,16 +140,9 @@ def _total(search: Search, copies: Copies) -> float:
     return sum(c for c, _ in copies.values()) + sum(p.seconds for p in search.placed)
 
 
-def _plan(
-    search: Search,
-    copies: Copies,
-    lost: Lost,
-    seconds: float,
-    completion_seconds: float,
-    driver: str,
-) -> Plan:
-    graph = search.graph
-    equations = [_equation_plan(search, i, lost) for i in range(len(graph.rules))]
+def _plan(found: Found, completion_seconds: float, driver: str) -> Plan:
+    graph = found.search.graph
+    equations = [_equation_plan(found.search, i, found.lost) for i in range(len(graph.rules))]
     return Plan(
         program=graph.program,
         rules=tuple(graph.rules),
@@ -104,8 +150,8 @@ def _plan(
         equations=tuple(equations),
         in_shardings=graph.in_shardings,
         out_shardings=graph.out_shardings,
-        copies={var: edges for var, (_, edges) in copies.items()},
-        seconds=seconds,
+        copies={var: edges for var, (_, edges) in found.copies.items()},
+        seconds=found.seconds,
         completion_seconds=completion_seconds,
         driver=driver,
         figures=graph.hardware.name,

@@ -16,7 +16,7 @@ from meshwise.choose.tree import IMPOSSIBLE, reshard_tree, tree_bound
 from meshwise.cost.communication import wire_seconds
 from meshwise.ir.factors import Strategy, dims_sharding, operand_sharding
 from meshwise.ir.mesh import Axes
-from meshwise.ir.sharding import DimAxes, Reduction, Sharding, unreduced
+from meshwise.ir.sharding import DimAxes, Reduction, Sharding, local_bytes, unreduced
 from meshwise.rules.registry import LocalContext
 
 
@@ -42,9 +42,19 @@ TreeKey = tuple[tuple[int, ...], int, Sharding, frozenset[Sharding]]
 class Search:
     """Placements of all nodes, priced together."""
 
-    def __init__(self, graph: Graph, axes: Sequence[DimAxes], carries: bool = True):
-        """Place every node by the axes of its factors; carry sums unless told not to."""
+    def __init__(
+        self,
+        graph: Graph,
+        axes: Sequence[DimAxes],
+        carries: bool = True,
+        seconds_per_byte: float = 0.0,
+    ):
+        """Place every node by the axes of its factors; carry sums unless told not to.
+
+        `seconds_per_byte` is what a byte costs that a device holds of a value or a copy of it.
+        """
         self.graph = graph
+        self._seconds_per_byte = seconds_per_byte
         self._known: dict[tuple[int, DimAxes, Axes], Placement] = {}
         self._trees: dict[TreeKey, float] = {}
         self._same: dict[Sharding, Sharding] = {}
@@ -97,25 +107,38 @@ class Search:
 
     def value_seconds(self, value: Value) -> float:
         """Cost of a value's reshards: the cheapest tree from what is produced to all wanted."""
-        key = self._reshards(value)
+        key, holding = self._reshards(value), self._holding_seconds(value)
         if key is None:
-            return 0.0
+            return holding
         seconds = self._trees.get(key)
         if seconds is None:
             seconds = reshard_tree(*key[:2], self.graph.mesh, *key[2:], self.graph.hardware)[0]
             self._trees[key] = seconds
         made = 1.0 if value.maker is None else 1 + COMPUTED_BEFORE
-        return seconds * made * value.trips
+        return seconds * made * value.trips + holding
+
+    def _holding_seconds(self, value: Value) -> float:
+        if not self._seconds_per_byte:
+            return 0.0
+        return self._seconds_per_byte * self.held_bytes(value)
+
+    def held_bytes(self, value: Value) -> int:
+        """Bytes that a device holds of a value, all its copies together."""
+        if value.remade:
+            return 0
+        shardings = {self.produced(value), *self.wanted(value)}
+        what = value.shape, value.itemsize
+        return sum(local_bytes(*what, s, self.graph.mesh) for s in shardings)
 
     def _least_seconds(self, value: Value) -> float:
         """What `value_seconds` is not below, found without looking for reshards."""
-        key = self._reshards(value)
+        key, holding = self._reshards(value), self._holding_seconds(value)
         if key is None:
-            return 0.0
+            return holding
         seconds = self._trees.get(key)
         if seconds is None:
             seconds = tree_bound(*key[:2], self.graph.mesh, *key[2:], self.graph.hardware)
-        return seconds * value.trips
+        return seconds * value.trips + holding
 
     def _reshards(self, value: Value) -> TreeKey | None:
         """From which sharding to which a value is brought; None where that costs nothing."""

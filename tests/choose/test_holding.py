@@ -1,0 +1,90 @@
+"""What a device holds at once, and plans taken because they hold less."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AbstractMesh
+from jax.sharding import PartitionSpec as P
+
+import meshwise as mw
+from meshwise.choose.graph import build_graph
+from meshwise.choose.holding import peak_bytes
+from meshwise.choose.search import Search
+from meshwise.choose.starts import completion_start, limits_of
+from meshwise.cost.hardware import GENERIC
+from meshwise.cost.memory import peak_memory
+
+N8 = AbstractMesh((8,), ("d",))
+
+
+def f32(*shape):
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def completed(function, *args, **hints):
+    """The search of a program, every node placed as completion has it."""
+    plan = mw.jit(function, mesh=N8, **hints).partition(*args).plan
+    graph = build_graph(plan.program, plan.rules, plan.completion, GENERIC)
+    return Search(graph, completion_start(graph, limits_of(graph)), carries=False)
+
+
+def gathered(w, x):
+    """`w` is gathered for the product, and not read after it."""
+    return (x @ w) @ x
+
+
+def in_a_loop(w, x):
+    """`w` is read in every step: gathered before the loop, and held until it ends."""
+    return lax.scan(lambda h, _: ((h @ w) @ x, None), x, None, length=3)[0]
+
+
+SHARD, WHOLE = 2048, 16384
+CASES = {
+    "a copy, while it is read": (gathered, 2 * SHARD + WHOLE + 2 * SHARD),
+    "what a loop reads, throughout": (in_a_loop, 2 * SHARD + 2 * WHOLE + 2 * SHARD),
+}
+
+
+@pytest.mark.parametrize("function, held", CASES.values(), ids=CASES)
+def test_what_is_held(function, held):
+    hints = {"in_shardings": P("d"), "out_shardings": P("d")}
+    assert peak_bytes(completed(function, f32(64, 64), f32(64, 64), **hints)) == held
+
+
+def stages(weights, batches):
+    """A pipeline: stage by stage a weight, and microbatches that move on by one stage a step."""
+
+    def step(state, x):
+        state = jnp.roll(state, 1, axis=0).at[0].set(x)
+        state = jax.vmap(lambda h, w: jnp.tanh(h @ w / 8))(state, weights)
+        return state, state[-1]
+
+    idle = jnp.zeros((7, *batches.shape[1:]))
+    start = jnp.zeros((8, *batches.shape[1:]))
+    outs = lax.scan(step, start, jnp.concatenate([batches, idle]))[1]
+    return outs[7 : 7 + batches.shape[0]]
+
+
+@pytest.mark.parametrize("spec", [P(), P(None, "d")], ids=["whole", "sharded"])
+def test_stages_are_kept(spec):
+    """To gather all weights would send less, and hold several times as much."""
+    function = mw.jit(stages, mesh=N8, in_shardings=(P("d"), spec), out_shardings=spec)
+    program = function.partition(f32(8, 64, 64), f32(12, 16, 64))
+    weights = 8 * 64 * 64 * 4
+    assert all(c.shape[-2:] != (64, 64) for c in program.collectives)
+    per_device = program.per_device
+    sizes = dict(zip(per_device.mesh.names, per_device.mesh.sizes, strict=True))
+    assert peak_memory(per_device.jaxpr, sizes).temporary_bytes < weights
+    draw = np.random.default_rng(0)
+    args = [draw.normal(size=s).astype(np.float32) for s in ((8, 64, 64), (12, 16, 64))]
+    np.testing.assert_allclose(program.simulate(*args), stages(*args), rtol=2e-5, atol=2e-6)
+
+
+def test_a_little_less_memory_is_worth_nothing():
+    """Data parallelism with weights in shards gathers them: completion's plan holds no less."""
+    loss = lambda w, x: (jnp.tanh(x @ w) ** 2).sum()  # noqa: E731
+    hints = {"in_shardings": (P("d"), P("d")), "out_shardings": P("d")}
+    program = mw.jit(jax.grad(loss), mesh=N8, **hints).partition(f32(64, 64), f32(512, 64))
+    assert sorted(str(c.kind) for c in program.collectives) == ["all_gather", "reduce_scatter"]
