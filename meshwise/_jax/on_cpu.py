@@ -5,7 +5,8 @@ and joins some of the wrong ones (under `jax.jit` too); it sums none. Results of
 lie row by row: XLA may choose another layout where a collective follows, and then fails when it
 runs.
 
-And as it compiles into less memory: an argument whose borders are sent is read behind a barrier.
+And as it compiles into less memory, and in less time: an argument whose borders are sent is read
+behind a barrier; the pieces of an exchange are cut alike.
 """
 
 from collections import Counter
@@ -17,15 +18,16 @@ from jax import lax
 from jax import numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
 
+from meshwise._jax.cuts import cut_alike
 from meshwise._jax.jaxprs import JaxprEqn, Literal, Var, new_eqn, opened, rewritten, with_bodies
 
 _BYTES = {jnp.dtype(jnp.int2): jnp.int8, jnp.dtype(jnp.uint2): jnp.uint8}
 _AXES = ("axis_name", "axes")
 
 
-def as_cpu_compiles(jaxpr: Any) -> Any:
-    """The same per-device jaxpr; itself where nothing is to be said otherwise."""
-    return _borders_in_order(_compiling(jaxpr))
+def as_cpu_compiles(jaxpr: Any, sizes: Mapping[str, int]) -> Any:
+    """The same per-device jaxpr over axes of some sizes; itself where nothing is said otherwise."""
+    return cut_alike(_borders_in_order(_compiling(jaxpr)), sizes)
 
 
 def _compiling(jaxpr: Any) -> Any:

@@ -332,7 +332,7 @@ class Executable:
         local = off_mesh(jaxpr)
         is_abstract = isinstance(self.user_mesh, AbstractMesh)
         if not is_abstract and any(d.platform == "cpu" for d in self._devices):
-            local = _jax.as_cpu_compiles(local)
+            local = _jax.as_cpu_compiles(local, self.program.mesh.axis_size)
         flat = _jax.jaxpr_as_fun(local)
         # XLA refuses a region whose arguments all are without elements: these are made inside.
         made = {i for i, aval in enumerate(jaxpr.in_avals) if _is_made_inside(aval)}
