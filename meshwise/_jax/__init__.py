@@ -111,6 +111,7 @@ from meshwise._jax.manual import Region as Region
 from meshwise._jax.manual import run_local as run_local
 from meshwise._jax.manual import run_region as run_region
 from meshwise._jax.manual import shard_map_jaxpr as shard_map_jaxpr
+from meshwise._jax.mapped import mapped as mapped
 from meshwise._jax.named_meshes import meshes_in as meshes_in
 from meshwise._jax.on_cpu import as_cpu_compiles as as_cpu_compiles
 from meshwise._jax.platforms import on_platform as on_platform

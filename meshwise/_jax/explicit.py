@@ -9,7 +9,6 @@ Over Auto axes a function may close over arrays that lie on an Explicit mesh; wh
 is entered their types say nothing of it.
 """
 
-import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -34,7 +33,14 @@ from meshwise._jax.jaxprs import (
     with_bodies,
 )
 
-_TRACE = threading.local()
+
+class _Trace(threading.local):
+    """What types say in a thread."""
+
+    is_plain = False
+
+
+_TRACE = _Trace()
 
 
 def is_explicit(mesh: Any) -> bool:
@@ -82,7 +88,7 @@ def struct_of(aval: Any, mesh: Any = None) -> jax.ShapeDtypeStruct:
 def plain_types() -> Iterator[None]:
     """Types of arrays from outside say nothing of an Explicit mesh, in this thread."""
     _watch_types()
-    before = getattr(_TRACE, "is_plain", False)
+    before = _TRACE.is_plain
     _TRACE.is_plain = True
     try:
         yield
@@ -90,23 +96,24 @@ def plain_types() -> Iterator[None]:
         _TRACE.is_plain = before
 
 
-@functools.cache
 def _watch_types() -> None:
     """From now on JAX asks here for the types of arrays and tracers."""
     types = _core.pytype_aval_mappings
     for kind in (*ARRAY_CLASSES, _core.Tracer, _pe.DynamicJaxprTracer):
-        types[kind] = _plain_where_wanted(types[kind])
+        if not hasattr(types[kind], "watched"):
+            types[kind] = _plain_where_wanted(types[kind])
 
 
 def _plain_where_wanted(type_of: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def plain_or_not(value: Any) -> Any:
         aval = type_of(value)
-        if not getattr(_TRACE, "is_plain", False) or not isinstance(aval, _core.ShapedArray):
+        if not _TRACE.is_plain or not isinstance(aval, _core.ShapedArray):
             return aval
         if is_explicit(aval.sharding.mesh) and not is_explicit(jax.sharding.get_abstract_mesh()):
             return plain_type(aval)
         return aval
 
+    vars(plain_or_not)["watched"] = type_of
     return plain_or_not
 
 

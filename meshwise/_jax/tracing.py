@@ -186,10 +186,15 @@ def without_context_mesh(jaxpr: Any) -> Any:
     JAX evaluates an equation in the context it was traced in; one traced under `jax.set_mesh`
     would clash with the mesh of the `shard_map` it is evaluated in.
     """
-    return rewritten(jaxpr, eqns=[_without_context_mesh(eqn) for eqn in opened(jaxpr).eqns])
+    before = opened(jaxpr).eqns
+    eqns = [_without_context_mesh(eqn) for eqn in before]
+    same = all(new is old for new, old in zip(eqns, before, strict=True))
+    return jaxpr if same else rewritten(jaxpr, eqns=eqns)
 
 
 def _without_context_mesh(eqn: JaxprEqn) -> JaxprEqn:
+    eqn = with_bodies(eqn, without_context_mesh)
+    if eqn.ctx.cur_abstract_mesh.empty:
+        return eqn
     with eqn.ctx.manager, without_mesh():
-        context = _core.JaxprEqnContext()
-    return with_bodies(eqn, without_context_mesh).replace(ctx=context)
+        return eqn.replace(ctx=_core.JaxprEqnContext())

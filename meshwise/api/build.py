@@ -56,6 +56,7 @@ from meshwise.propagate.transforms import split_transforms
 from meshwise.rules import describe_all
 from meshwise.rules.control_flow import has_independent_steps
 from meshwise.rules.registry import OpRule
+from meshwise.run.garbage import garbage_later
 from meshwise.run.placement import value_off_mesh
 from meshwise.trace import make_program
 
@@ -178,7 +179,7 @@ def partition_typed(
     for what nobody foresaw.
     """
     wanted = specs_of_types(out_avals, out_specs)
-    with planning(name):
+    with planning(name), garbage_later():
         plan = plan_jaxpr(closed, mesh, in_specs, wanted, choices, name, *paths)
         if (pins := pinned(plan, out_avals, wanted, are_even)) is not None:
             wanted = pins

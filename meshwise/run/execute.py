@@ -15,13 +15,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import AbstractMesh, NamedSharding
 
 from meshwise import _jax
 from meshwise.errors import MeshError, message
 from meshwise.ir.per_device import PerDeviceProgram
 from meshwise.ir.sharding import padded_shape
+from meshwise.run.empty import cut_empty, is_made_inside, with_made
+from meshwise.run.garbage import garbage_later
 from meshwise.run.padding import cut_end, pad_array, pad_end, positions_of_uneven
 from meshwise.run.placement import (
     explicit_axes,
@@ -116,7 +117,7 @@ class Executable:
         if self._is_in_one_mesh:
             outs = [jax.device_put(o, s) for o, s in zip(outs, self.out_shardings, strict=True)]
         for i in self._empty_out:
-            outs[i] = _cut_empty(outs[i], self.out_shardings[i])
+            outs[i] = cut_empty(outs[i], self.out_shardings[i])
         for i in self._uneven_out:
             uneven = UnevenArray(outs[i], self.program.out_types[i].shape)
             is_keys = jnp.issubdtype(outs[i].dtype, _jax.extended)
@@ -140,9 +141,8 @@ class Executable:
     def lower(self) -> Any:
         """JAX's `Lowered` of the program for its shapes (padded where uneven)."""
         self._check_has_devices()
-        traced = self._traced(self._mapped, 0)
-        with _jax.without_mesh():
-            return traced.lower()
+        with garbage_later(), _jax.without_mesh():
+            return self._traced(self._mapped, 0).lower()
 
     def lower_for(self, platforms: Any, parameters: Any) -> Any:
         """The same for other platforms, what is held being constants of it."""
@@ -153,8 +153,9 @@ class Executable:
         if platforms is None:
             self._check_has_devices()
         without_held.__name__ = self.name
-        traced = self._traced(without_held if self._held else self._mapped, len(self._held))
-        with _jax.without_mesh():
+        function = without_held if self._held else self._mapped
+        with garbage_later(), _jax.without_mesh():
+            traced = self._traced(function, len(self._held))
             return _jax.lower_flat(traced, platforms, parameters)
 
     def _traced(self, function: Callable[..., Any], first: int) -> Any:
@@ -333,37 +334,23 @@ class Executable:
         is_abstract = isinstance(self.user_mesh, AbstractMesh)
         if not is_abstract and any(d.platform == "cpu" for d in self._devices):
             local = _jax.as_cpu_compiles(local, self.program.mesh.axis_size)
-        flat = _jax.jaxpr_as_fun(local)
+        program, name = self.program, self.name
         # XLA refuses a region whose arguments all are without elements: these are made inside.
-        made = {i for i, aval in enumerate(jaxpr.in_avals) if _is_made_inside(aval)}
-        shardings = [s for i, s in enumerate(self.program.in_shardings) if i not in made]
+        made = {i for i, aval in enumerate(jaxpr.in_avals) if is_made_inside(aval)}
+        if made:
+            local = with_made(local, made, program.mesh)
+        if not program.mesh.names:
+            run = _jax.jaxpr_as_fun(local)
+        else:
+            ins = [partition_spec(s) for i, s in enumerate(program.in_shardings) if i not in made]
+            outs = [partition_spec(s) for s in program.out_shardings]
+            run = _jax.mapped(local, self._mesh, ins, outs, name)
 
-        def per_device(*args: Any) -> list[Any]:
-            given = iter(args)
-            whole = [
-                jnp.zeros(aval.shape, aval.dtype) if i in made else next(given)
-                for i, aval in enumerate(jaxpr.in_avals)
-            ]
-            return list(flat(*whole))
+        def mapped(*args: Any) -> list[Any]:
+            return list(run(*[a for i, a in enumerate(args) if i not in made]))
 
-        per_device.__name__ = self.name
-        mapped = per_device
-        if self.program.mesh.names:
-            mapped = jax.shard_map(
-                per_device,
-                mesh=self._mesh,
-                in_specs=tuple(partition_spec(s) for s in shardings),
-                out_specs=[partition_spec(s) for s in self.program.out_shardings],
-                check_vma=False,
-            )
-        if not made:
-            return mapped
-
-        def without_made(*args: Any) -> list[Any]:
-            return mapped(*[a for i, a in enumerate(args) if i not in made])
-
-        without_made.__name__ = self.name
-        return without_made
+        mapped.__name__ = name
+        return mapped
 
     @cached_property
     def result_types(self) -> list[NamedSharding]:
@@ -372,18 +359,6 @@ class Executable:
             explicit_sharding(s, self.program.mesh, self.user_mesh, t.shape)
             for s, t in zip(self.program.out_shardings, self.program.out_types, strict=True)
         ]
-
-
-def _is_made_inside(aval: Any) -> bool:
-    numeric = jnp.issubdtype(aval.dtype, np.number) or aval.dtype == np.bool_
-    return numeric and 0 in aval.shape
-
-
-def _cut_empty(array: Any, sharding: NamedSharding) -> Any:
-    """A result without elements in shards of its shape: XLA may give each device all of it."""
-    first = array.addressable_shards[0].data
-    is_cut = first.shape == sharding.shard_shape(array.shape)
-    return array if is_cut else jax.device_put(first, sharding)
 
 
 def _is_committed(arg: Any) -> bool:
