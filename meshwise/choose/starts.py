@@ -83,30 +83,62 @@ def _work_limits(graph: Graph) -> list[float]:
 
     It is the least that the shardings of its own values suggest: a product of two matrices that
     are both sharded over the contracted dim is never computed whole on every device to save an
-    all_reduce. What a local rule cannot follow suggests nothing. Element-wise work is free, if it
-    is not on all pairs of elements; so is other work that takes no longer than reading its
-    operands, where every device has them: a permutation of random numbers is sorted on each, and
-    nothing is sent.
+    all_reduce. What a local rule cannot follow suggests nothing, nor does one matrix alone of a
+    product whose other one has a hint that is against it. Element-wise work is free, if it is not
+    on all pairs of elements; so is other work that takes no longer than reading its operands, where
+    every device has them: a permutation of random numbers is sorted on each, and nothing is sent.
     """
     everywhere = _held_everywhere(graph)
+    hinted = _hinted(graph)
     limits = []
     for node in graph.nodes:
         held = everywhere.issuperset(node.operands)
         element_wise = node.is_region and not _is_of_pairs(graph, node)
         free = element_wise or (held and _is_light(graph, node))
-        key = "work", graph.alike[node.index], tuple(nominal(graph, node))
-        least = IMPOSSIBLE if free else graph.once(key, partial(_least_work, graph, node))
+        once = all(graph.program.trips[m.equation] == 1 for m in node.members)
+        held = tuple([hinted.get(v) if once else None for v in node.operands])
+        key = "work", graph.alike[node.index], tuple(nominal(graph, node)), held
+        least = IMPOSSIBLE if free else graph.once(key, partial(_least_work, graph, node, held))
         limits.append(least * (1 + 1e-9))
     return limits
 
 
-def _least_work(graph: Graph, node: Node) -> float:
-    """Of the strategies that the shardings of a node's own values suggest, in seconds."""
+def _hinted(graph: Graph) -> dict[Var, DimAxes]:
+    """The dims' axes of arguments and values that have hints."""
+    inputs = zip(graph.program.inputs, graph.program.in_hints, graph.in_shardings, strict=True)
+    found = {var: sharding.dims for var, hint, sharding in inputs if hint is not None}
+    for equation in graph.program.hints:
+        var = graph.program.equations[equation].outvars[0]
+        found[var] = graph.nominal(var)
+    return found
+
+
+def _least_work(graph: Graph, node: Node, held: Sequence[DimAxes | None]) -> float:
+    """Of the strategies that the shardings of a node's own values suggest, in seconds.
+
+    `held` are the shardings of operands that have hints, where one of them may be against a sum
+    over what another one is sharded over.
+    """
     natural = natural_candidates(node, graph.mesh, nominal(graph, node))
+    natural = [_summed_as_held(node, axes, held) for axes in natural]
     followed = [a for a in natural if node_seconds(graph, node, a) < IMPOSSIBLE]
     return min(
         (work_seconds(graph, node, axes, padded=False) for axes in followed), default=IMPOSSIBLE
     )
+
+
+def _summed_as_held(node: Node, axes: DimAxes, held: Sequence[DimAxes | None]) -> DimAxes:
+    """Without the axes of sums over which an operand with a hint is not sharded."""
+    summed = {f for over in node.reduced for f, _ in over}
+    against = {
+        f
+        for dims, given in zip(node.rule.operands, held, strict=True)
+        if given is not None
+        for factors, own in zip(dims, given, strict=True)
+        for f in summed.intersection(factors)
+        if not set(axes[f]) <= set(own)
+    }
+    return tuple([() if f in against else own for f, own in enumerate(axes)])
 
 
 def _held_everywhere(graph: Graph) -> set[Var]:
