@@ -9,6 +9,8 @@ is shared out anew over the devices, and then the slice again. So, in a traced p
   a convolution) becomes the window's own padding and dilation;
 - two pads with zero that share no row, added up, are rows laid side by side;
 - two slices laid side by side the other way round (`jnp.roll`, its gradient) become one roll;
+- a sum of what was scattered into zeros (the gradient of a loss that reads one logit a row) becomes
+  a sum of what was scattered;
 - a reshape that transposes first becomes a transpose and a reshape;
 - a slice, or an update of most of a dim, at positions that are known while tracing becomes a
   plain slice, or a pad and a choice between old and new (`u.at[1:-1].set(...)` of a stencil).
@@ -18,13 +20,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from meshwise._jax import JaxprEqn, Var
-from meshwise.borders import joins, rows, updates
+from meshwise.borders import joins, rows, sums, updates
 from meshwise.pairing import Counts
 
 _MERGES: Mapping[str, Callable[..., list[JaxprEqn] | None]] = {
     "reshape": rows.split_transpose,
     "slice": rows.merge_slice,
     "pad": rows.merge_pad,
+    "reduce_sum": sums.merge_reduce_sum,
     "reduce_window_sum": rows.merge_reduce_window_sum,
     "conv_general_dilated": rows.merge_convolution,
     "concatenate": joins.merge_concatenate,
