@@ -5,6 +5,9 @@ other sums at an addition: then one reduction after it serves them all. A value 
 is where it is reduced, and so is one that the next equation would make larger, or that a loop
 would reduce in every step.
 
+Something whole may be added to a sum on its way: one device adds it to its term. So it does where
+a sum over dims follows that leaves less to be reduced, as the mean of a loss does.
+
 What a loop carries along may be such a sum too, where each step only adds to it: then it is reduced
 once, after the loop. What it starts from then is one device's term, and the others' are zero.
 So may what a loop stacks, row by row. What only goes into these may have several uses, and grow: a
@@ -33,7 +36,7 @@ class Carries:
     """For each equation the operands through which a sum passes together (empty: none).
 
     `adopting` are values that lie as the sum that is added to them: what a step of a loop adds to,
-    and zeros in which terms of that are placed.
+    zeros in which terms of that are placed, and what is whole.
     """
 
     of: tuple[Carry, ...]
@@ -50,12 +53,12 @@ def find_carries(program: Program, rules: Sequence[OpRule]) -> Carries:
     sums = _accumulators(program, rules, uses)
     while True:
         gathered = _gathered(program, rules, uses, sums)
-        carries = _follow(program, rules, uses, sums, zeros, gathered)
+        carries, wholes = _follow(program, rules, uses, sums, zeros, gathered)
         lost = {n for n in sums if not carries[n]}
         if not lost:
             begins = [program.equations[program.carried[n]] for n in sums]
             starts = {eqn.outvars[0] for eqn in begins}
-            return Carries(tuple(carries), frozenset(starts | zeros))
+            return Carries(tuple(carries), frozenset(starts | zeros | wholes))
         sums -= lost
 
 
@@ -97,10 +100,12 @@ def _accumulators(
                 found.add(end)
             if index in (end, -1):
                 break
-            inner = ends.get(index)
+            inner, rule = ends.get(index), rules[index]
+            # A step that sums over what was added up before does more than add to it.
+            adds = not rule.factors.reductions
             if inner is not None and inner in found:
                 value = program.equations[inner].outvars[0]
-            elif any(position in s for s in rules[index].linear):
+            elif adds and any(position in s for s in rule.linear):
                 value = program.equations[index].outvars[0]
             else:
                 break
@@ -130,6 +135,27 @@ def _gathered(
     return found
 
 
+def _shrinking(
+    program: Program, rules: Sequence[OpRule], uses: dict[Var, list[Use]]
+) -> set[Var]:  # fmt: skip
+    """Values whose one use leads, through linear equations, to a sum of fewer bytes."""
+    found: set[Var] = set()
+    for eqn in reversed(program.equations):
+        for var in eqn.outvars:
+            if len(uses[var]) != 1 or uses[var][0][0] < 0:
+                continue
+            index, position = uses[var][0]
+            user, rule = program.equations[index], rules[index]
+            passes = any(
+                position in group and not any(isinstance(user.invars[i], Literal) for i in group)
+                for group in rule.linear
+            )
+            smaller = _bytes(user.outvars) < _bytes([var])
+            if passes and (smaller or not found.isdisjoint(user.outvars)):
+                found.add(var)
+    return found
+
+
 def _follow(
     program: Program,
     rules: Sequence[OpRule],
@@ -137,36 +163,74 @@ def _follow(
     sums: Iterable[int],
     zeros: Set[Var],
     gathered: Mapping[Var, int],
-) -> list[Carry]:
+) -> tuple[list[Carry], set[Var]]:
+    """The operands that each equation carries, and what is whole where it is carried."""
     starts = {program.carried[n] for n in sums}
     ends = set(sums)
     made = {v: n for e, n in zip(program.equations, program.trips, strict=True) for v in e.outvars}
-    may_be_unreduced: set[Var] = set()
+    shrinking = _shrinking(program, rules, uses)
+    known = _Known(uses, made, zeros, gathered, shrinking, set())
+    wholes: set[Var] = set()
     carries = []
     for index, (eqn, rule) in enumerate(zip(program.equations, rules, strict=True)):
         carry: Carry = frozenset()
-        linear = ((1,),) if index in ends else rule.linear
-        stacks = eqn.primitive is stack_p  # each row is as large as what it is made of
-        for operands in linear:
-            atoms = [eqn.invars[i] for i in operands]
-            travels = all(
-                not isinstance(a, Literal)
-                and (a in may_be_unreduced or (a in zeros and eqn.outvars[0] in gathered))
-                and (a in gathered or len(uses[a]) == atoms.count(a))
-                and (a in zeros or made[a] >= program.trips[index])
-                for a in atoms
-            )
-            terms = [a for a in atoms if isinstance(a, Literal) or a not in zeros]
-            most = _bytes(terms) * gathered.get(eqn.outvars[0], 1) if terms else -1
-            if travels and (stacks or _bytes(eqn.outvars) <= most):
+        for operands in ((1,),) if index in ends else rule.linear:
+            whole = known.whole(eqn, operands, program.trips[index])
+            if known.passes(eqn, operands, whole, program.trips[index]):
                 carry = frozenset(operands)
+                wholes |= whole
                 break
         if index in starts:
             carry = _START
         carries.append(carry)
         if carry or Reduction.SUM in rule.factors.reduction_of.values():
-            may_be_unreduced.update(eqn.outvars)
-    return carries
+            known.unreduced.update(eqn.outvars)
+    return carries, wholes
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What tells where sums may pass; `unreduced` are the values that may be sums so far."""
+
+    uses: Mapping[Var, Sequence[Use]]
+    made: Mapping[Var, int]
+    zeros: Set[Var]
+    gathered: Mapping[Var, int]
+    shrinking: Set[Var]
+    unreduced: set[Var]
+
+    def whole(self, eqn: JaxprEqn, operands: Iterable[int], trips: int) -> set[Var]:
+        """Operands that one device may add to a sum: as often as they are made."""
+        if self.shrinking.isdisjoint(eqn.outvars):
+            return set()
+        atoms = [eqn.invars[i] for i in operands]
+        others = [a for a in atoms if not isinstance(a, Literal) and a not in self.unreduced]
+        return {a for a in others if self.made.get(a, 1) == trips}
+
+    def passes(
+        self, eqn: JaxprEqn, operands: Iterable[int], whole: Set[Var], trips: int
+    ) -> bool:  # fmt: skip
+        """Whether a sum may pass, to which one device adds what is whole."""
+        atoms = [eqn.invars[i] for i in operands]
+        terms = [a for a in atoms if isinstance(a, Literal) or a not in whole]
+        sums = [self._is_sum(a, atoms.count(a), eqn.outvars, trips) for a in terms]
+        if not sums or not all(sums):
+            return False
+        if eqn.primitive is stack_p:  # each row is as large as what it is made of
+            return True
+        counted = [a for a in terms if a not in self.zeros]
+        rows = max((self.gathered.get(v, 1) for v in eqn.outvars), default=1)
+        return bool(counted) and _bytes(eqn.outvars) <= _bytes(counted) * rows
+
+    def _is_sum(self, atom: Any, count: int, results: Sequence[Var], trips: int) -> bool:
+        """Whether an operand may be a sum, or zeros around terms of one, and stay one."""
+        if isinstance(atom, Literal):
+            return False
+        if atom in self.zeros:
+            terms = atom in self.unreduced or any(v in self.gathered for v in results)
+            return terms and (atom in self.gathered or len(self.uses[atom]) == count)
+        alone = atom in self.gathered or len(self.uses[atom]) == count
+        return atom in self.unreduced and alone and self.made.get(atom, 1) >= trips
 
 
 def _bytes(atoms: Sequence[Any]) -> int:
