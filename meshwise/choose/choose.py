@@ -88,7 +88,7 @@ def _lighter(best: Found, found: Sequence[Found], limits: Limits) -> Found:
     has to pay for what it holds. It may cost no more than completion.
     """
     completed = found[-1]
-    if best.peak_bytes < MUCH_LIGHTER * min(one.peak_bytes for one in found):
+    if best.peak_bytes <= MUCH_LIGHTER * min(one.peak_bytes for one in found):
         return best
     graph = best.search.graph
     held = sum(best.search.held_bytes(value) for value in graph.values.values())
@@ -96,13 +96,16 @@ def _lighter(best: Found, found: Sequence[Found], limits: Limits) -> Found:
     paying = Search(graph, axes, seconds_per_byte=HOLDING * best.seconds / max(held, 1))
     found = [_descended(paying, limits), *found]
     worth = [one for one in found if _is_worth_it(one, best, completed.seconds)]
-    return min(worth, key=lambda one: one.seconds**DEARER * one.peak_bytes, default=best)
+    return min(worth, key=_weighed, default=best)
 
 
 def _is_worth_it(one: Found, best: Found, most_seconds: float) -> bool:
-    saved = best.peak_bytes / one.peak_bytes
-    dearer = one.seconds / best.seconds
-    return one.seconds <= most_seconds and saved >= max(MUCH_LIGHTER, dearer**DEARER)
+    much = MUCH_LIGHTER * one.peak_bytes <= best.peak_bytes
+    return much and one.seconds <= most_seconds and _weighed(one) <= _weighed(best)
+
+
+def _weighed(one: Found) -> float:
+    return one.seconds**DEARER * one.peak_bytes
 
 
 def _copies(search: Search, stop_at_completion: bool) -> Copies:

@@ -172,7 +172,7 @@ def fetch_rows(x: Any, dim: int, axes: Axes, mesh: Mesh, fetch: Fetch) -> Any:
     placed = sorted(fetch.pieces, key=lambda p: p.first + (p.offset or 0))
     if _tiles(placed):
         return _laid_end_to_end(x, dim, axes, mesh, fetch, placed)
-    return _taken_by_number(x, dim, axes, mesh, fetch)
+    return _placed_by_number(x, dim, axes, mesh, fetch)
 
 
 def mask_rows(x: Any, dim: int, first: Any, size: int, value: Any) -> Any:
@@ -239,32 +239,47 @@ def _sent(part: Any, piece: Piece, axes: Axes, mesh: Mesh) -> Any:
     return lax.ppermute(part, mesh.permute_order(axes), pairs)
 
 
-def _taken_by_number(x: Any, dim: int, axes: Axes, mesh: Mesh, fetch: Fetch) -> Any:
-    """Pieces laid end to end as they come, then every row taken from where it is."""
+def _placed_by_number(x: Any, dim: int, axes: Axes, mesh: Mesh, fetch: Fetch) -> Any:
+    """Each piece moved to where this device needs it, its rows chosen among those of the others.
+
+    A slice of the piece with as many rows around it as are needed can be taken at any distance.
+    All of it is one kernel: laid end to end the pieces would take memory of their own.
+    """
     shards = len(fetch.starts)
-    rows = lax.iota(np.int32, fetch.length)
-    places = lax.full_like(rows, 0)
-    parts: list[Any] = []
-    before = 0
+    row: Any = None
+    found: Any = None
     for piece in fetch.pieces:
-        starts, begins, to, counts = ([0] * shards for _ in range(4))
+        starts, shifts, to, ends = ([0] * shards for _ in range(4))
         for o in piece.overlaps:
             # A slice is kept inside the sender's rows.
             starts[o.sender] = min(o.start, fetch.block - piece.rows) if piece.is_sent else 0
-            begins[o.receiver] = o.start - starts[o.sender]
-            to[o.receiver], counts[o.receiver] = o.to, o.rows
+            shifts[o.receiver] = fetch.length + o.start - starts[o.sender] - o.to
+            to[o.receiver], ends[o.receiver] = o.to, o.to + o.rows
         part = x
         if piece.is_sent:
-            start = shard_entry(starts, axes, mesh)
-            part = lax.dynamic_slice_in_dim(x, start, piece.rows, dim)
-        parts.append(_sent(part, piece, axes, mesh))
-        first = shard_entry(to, axes, mesh)
-        last = lax.add(first, shard_entry(counts, axes, mesh))
-        mine = lax.bitwise_and(
-            lax.ge(rows, lax.broadcast(first, rows.shape)),
-            lax.lt(rows, lax.broadcast(last, rows.shape)),
+            part = _rows_at(x, shard_entry(starts, axes, mesh), piece.rows, dim)
+        part = _sent(part, piece, axes, mesh)
+        part = _rows_at(
+            _surrounded(part, dim, fetch), shard_entry(shifts, axes, mesh), fetch.length, dim
         )
-        shift = lax.add(lax.sub(shard_entry(begins, axes, mesh), first), np.int32(before))
-        places = lax.select(mine, lax.add(rows, lax.broadcast(shift, rows.shape)), places)
-        before += part.shape[dim]
-    return take_rows(lax.concatenate(parts, dim), places, dim)
+        if found is None:
+            found, row = part, lax.broadcasted_iota(np.int32, part.shape, dim)
+            continue
+        first, end = (lax.full_like(row, shard_entry(t, axes, mesh)) for t in (to, ends))
+        mine = lax.bitwise_and(lax.ge(row, first), lax.lt(row, end))
+        found = lax.select(mine, part, found)
+    return found
+
+
+def _rows_at(x: Any, start: Any, rows: int, dim: int) -> Any:
+    starts: list[Any] = [np.int32(0)] * x.ndim
+    starts[dim] = start
+    sizes = (*x.shape[:dim], rows, *x.shape[dim + 1 :])
+    return lax.dynamic_slice(x, starts, sizes, allow_negative_indices=False)
+
+
+def _surrounded(part: Any, dim: int, fetch: Fetch) -> Any:
+    """A piece with as many rows before it and after it as a device needs."""
+    around = [(0, 0, 0)] * part.ndim
+    around[dim] = (fetch.length, fetch.length, 0)
+    return lax.pad(part, lax.full((), 0, part.dtype), around)

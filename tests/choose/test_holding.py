@@ -88,3 +88,8 @@ def test_a_little_less_memory_is_worth_nothing():
     hints = {"in_shardings": (P("d"), P("d")), "out_shardings": P("d")}
     program = mw.jit(jax.grad(loss), mesh=N8, **hints).partition(f32(64, 64), f32(512, 64))
     assert sorted(str(c.kind) for c in program.collectives) == ["all_gather", "reduce_scatter"]
+
+
+def test_of_nothing_nothing_is_held():
+    program = mw.jit(jnp.cumsum, mesh=N8, in_shardings=P("d")).partition(f32(0))
+    assert program.wire_bytes == 0
