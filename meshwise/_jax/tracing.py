@@ -47,7 +47,7 @@ def threefry_partitionable() -> bool:
 
 def trace_function(
     function: Callable[..., Any],
-    arguments_of: Callable[[Sequence[Any]], tuple[list[Any], dict[str, Any]]],
+    arguments_of: Callable[[Sequence[Any]], tuple[Sequence[Any], dict[str, Any]]],
     types: Sequence[Any],
     static_argnums: Sequence[int],
     static_argnames: Sequence[str],
