@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import AbstractMesh
 
 from meshwise import _jax
-from meshwise.api.calibrate import kept
+from meshwise.api.calibrate import kept, kept_of_mesh
 from meshwise.api.meshes import platform_of
 from meshwise.api.policies import Policy, policies
 from meshwise.api.schedule import Schedule
@@ -194,9 +194,11 @@ def _check(measure: str, mesh: Any) -> None:
         )
 
 
-def _hardware_of(mesh: Any, measure: str) -> Hardware:
+def _hardware_of(mesh: Any, measure: str) -> Hardware | Links:
     """Measured figures where programs are timed anyway; what goes by cost is alike everywhere."""
-    measured = kept(list(mesh.devices.flat)) if measure == "time" else None
+    measured = None
+    if measure == "time":
+        measured = kept_of_mesh(mesh) or kept(list(mesh.devices.flat))
     return measured or (CPU if platform_of(mesh) == "cpu" else GENERIC)
 
 

@@ -1,53 +1,73 @@
 """`mw.calibrate`: the figures of the devices at hand, measured once and kept.
 
 They are kept in a file of the user's cache folder (`XDG_CACHE_HOME`, else `~/.cache`), one for each
-kind and number of devices. `mw.autotune` predicts with them where it times programs, and says so
-in its table; `mw.jit` plans with them where it is told to, `hardware="measured"`, and `explain()`
-says so. Otherwise plans are the same on every machine.
+kind and number of devices, and for each shape of a mesh that was measured. `mw.autotune` predicts
+with them where it times programs, and says so in its table; `mw.jit` plans with them where it is
+told to, `hardware="measured"`, and `explain()` says so. Otherwise plans are the same on every
+machine.
 """
 
 import dataclasses
 import json
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import date
-from typing import Any
+from typing import Any, overload
 
 import jax
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, Mesh
 
 from meshwise.cost.hardware import Hardware
+from meshwise.cost.links import Links
 from meshwise.errors import ArgumentError, message
 from meshwise.run.calibrate import calibrate as measure
+from meshwise.run.calibrate import calibrate_axes as measure_axes
 
 
-def calibrate(devices: Sequence[Any] | None = None, *, again: bool = False) -> Hardware:
+@overload
+def calibrate(devices: Sequence[Any] | None = None, *, again: bool = False) -> Hardware: ...
+
+
+@overload
+def calibrate(devices: Mesh, *, again: bool = False) -> Links: ...
+
+
+def calibrate(
+    devices: Sequence[Any] | Mesh | None = None, *, again: bool = False
+) -> Hardware | Links:
     """Figures of some devices (by default all): those kept, or measured now and kept.
 
-    Each kind of collective is run at two sizes, a product and a sum on all devices at once; that
-    takes some seconds. `again` measures although there are figures.
+    Each kind of collective is run at three sizes, for its latency and its bandwidth; a product and
+    a sum on all devices at once. That takes some seconds. Of a `jax.sharding.Mesh` the link of each
+    axis is measured too: all groups along it at once. `again` measures although there are figures.
     """
+    if isinstance(devices, Mesh):
+        known = None if again else kept_of_mesh(devices)
+        if known is not None:
+            return known
+        links = measure_axes(devices)
+        axes = [(axis, _dated(figures)) for axis, figures in links.axes]
+        links = dataclasses.replace(links, device=_dated(links.device), axes=tuple(axes))
+        _keep(_path(list(devices.devices.flat), devices), links)
+        return links
     chosen = list(devices or jax.devices())
     known = None if again else kept(chosen)
     if known is not None:
         return known
-    figures = measure(chosen)
-    figures = dataclasses.replace(figures, source=f"{figures.source}, {date.today().isoformat()}")
-    path = _path(chosen)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(dataclasses.asdict(figures), indent=1), encoding="utf-8")
+    figures = _dated(measure(chosen))
+    _keep(_path(chosen), figures)
     return figures
 
 
 def kept(devices: Sequence[Any]) -> Hardware | None:
     """The figures that an earlier `calibrate` measured of such devices, None where none did."""
-    try:
-        fields = json.loads(_path(devices).read_text(encoding="utf-8"))
-        fields["byte_factors"] = tuple((str(k), float(v)) for k, v in fields["byte_factors"])
-        return Hardware(**fields)
-    except (OSError, ValueError, KeyError, TypeError):  # none, or of another version
-        return None
+    return _read(_path(devices), _hardware)
+
+
+def kept_of_mesh(mesh: Mesh) -> Links | None:
+    """The figures that an earlier `calibrate` measured of such a mesh, None where none did."""
+    return _read(_path(list(mesh.devices.flat), mesh), _links)
 
 
 def figures_of(hardware: Hardware | str, mesh: Any) -> Hardware:
@@ -66,7 +86,9 @@ def figures_of(hardware: Hardware | str, mesh: Any) -> Hardware:
                 "Leave it out to plan by bytes.",
             )
         )
-    known = None if isinstance(mesh, AbstractMesh) else kept(list(mesh.devices.flat))
+    known = None
+    if not isinstance(mesh, AbstractMesh):
+        known = kept(list(mesh.devices.flat)) or getattr(kept_of_mesh(mesh), "device", None)
     if known is None:
         raise ArgumentError(
             message(
@@ -79,10 +101,40 @@ def figures_of(hardware: Hardware | str, mesh: Any) -> Hardware:
     return known
 
 
-def _path(devices: Sequence[Any]) -> pathlib.Path:
-    """Where figures of devices like these are kept."""
+def _dated(figures: Hardware) -> Hardware:
+    source = f"{figures.source}, {date.today().isoformat()}"
+    return dataclasses.replace(figures, source=source)
+
+
+def _keep(path: pathlib.Path, figures: Hardware | Links) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(dataclasses.asdict(figures), indent=1), encoding="utf-8")
+
+
+def _read(path: pathlib.Path, made_of: Callable[[Any], Any]) -> Any:
+    try:
+        return made_of(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError):  # none, or of another version
+        return None
+
+
+def _hardware(fields: Any) -> Hardware:
+    for name in ("byte_factors", "launch_factors"):
+        fields[name] = tuple((str(kind), float(factor)) for kind, factor in fields[name])
+    return Hardware(**fields)
+
+
+def _links(fields: Any) -> Links:
+    axes = tuple((str(axis), _hardware(figures)) for axis, figures in fields["axes"])
+    return Links(_hardware(fields["device"]), axes)
+
+
+def _path(devices: Sequence[Any], mesh: Mesh | None = None) -> pathlib.Path:
+    """Where figures of devices like these are kept, or of a mesh of them."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     kind = str(devices[0].device_kind).replace(" ", "_").replace("/", "_")
     hosts = len({d.process_index for d in devices})
-    name = f"{devices[0].platform}-{kind}-{len(devices)}-of-{hosts}-{os.cpu_count()}.json"
+    axes = [f"-{axis}{size}" for axis, size in mesh.shape.items()] if mesh else []
+    where = f"{len(devices)}{''.join(axes)}-of-{hosts}-{os.cpu_count()}"
+    name = f"{devices[0].platform}-{kind}-{where}.json"
     return pathlib.Path(cache) / "meshwise" / name

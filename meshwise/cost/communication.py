@@ -22,4 +22,4 @@ def wire_seconds(
 ) -> float:
     """Seconds of collectives of one kind that together send so many wire bytes a device."""
     byte_s = hardware.byte_factor(kind) / hardware.link_bytes_per_s
-    return launches * hardware.launch_s + sent_bytes * byte_s
+    return launches * hardware.start_s(kind) + sent_bytes * byte_s

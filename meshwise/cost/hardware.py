@@ -22,6 +22,7 @@ class Hardware:
     known: "round" is a byte of a piece that is cut, sent and written (as "ppermute" where not
     listed); "minor all_gather" one of an all_gather of a dim that is not the leading one, which
     must be put in order afterwards (as "all_gather"); "slice" a byte that is only copied (free).
+    `launch_factors` lists in the same way kinds that take longer to start, and how many times.
 
     `kernel_s` is the time a kernel on the compute unit takes before it does anything.
 
@@ -36,6 +37,7 @@ class Hardware:
     memory_bytes_per_s: float
     source: str
     byte_factors: tuple[tuple[str, float], ...] = ()
+    launch_factors: tuple[tuple[str, float], ...] = ()
     round_s: float | None = None
     bytes_first: float = 0.0
     kernel_s: float = 0.0
@@ -46,6 +48,10 @@ class Hardware:
         if kind == "slice":
             return listed.get(kind, 0.0)
         return listed.get(kind, listed.get(_LIKE.get(kind, kind), 1.0))
+
+    def start_s(self, kind: str) -> float:
+        """The time that a collective of this kind takes before its first byte."""
+        return self.launch_s * dict(self.launch_factors).get(kind, 1.0)
 
 
 # To compare designs by wire bytes where nothing is known of the machine. A launch costs as much as

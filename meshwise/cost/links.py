@@ -41,7 +41,8 @@ class Links:
 
     def launch_s(self, collective: Collective, axis_sizes: Mapping[str, int]) -> float:
         """What one collective takes before its first byte: the longest of its links."""
-        return max((f.launch_s for f, _ in self._used(collective, axis_sizes)), default=0.0)
+        used = self._used(collective, axis_sizes)
+        return max((figures.start_s(collective.kind) for figures, _ in used), default=0.0)
 
     def seconds(self, collective: Collective, axis_sizes: Mapping[str, int]) -> float:
         """How long all runs of a collective take, one after another, alone on its links."""

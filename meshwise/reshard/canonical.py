@@ -96,6 +96,7 @@ def prices_of(hardware: Hardware) -> Prices:
         slice=hardware.byte_factor("slice"),
         close=1.0 if hardware.bytes_first else _CLOSE,
         slack=0.5 if hardware.bytes_first else 0.0,  # half a byte is no difference in bytes
+        launch_factors=hardware.launch_factors,
     )
 
 

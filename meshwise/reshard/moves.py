@@ -89,7 +89,7 @@ class Moves(Transfers):
         gathered = 0.0 if terms else max(self._wanted_bytes - self.local_bytes(blocks), 0)
         gather_price = min(p.prices.all_gather, p.prices.minor_all_gather, p.prices.round)
         dearer = gathered * (gather_price - self._least_price)
-        launch = 0.0 if chain else min(p.prices.launch, p.prices.round_launch)
+        launch = 0.0 if chain else p.prices.least_launch
         return missing * self._least_price + dearer + launch
 
     def moves(self, state: State) -> Sequence[Move]:
@@ -110,7 +110,7 @@ class Moves(Transfers):
 
     def _priced(self, state: State) -> Iterator[Move]:
         for kind, parts, new, launches, sent, peak, joins in self.transfers(state):
-            cost = launches * self._launch + sent * self._price(kind, parts, state[1])
+            cost = launches * self._launch_of[kind] + sent * self._price(kind, parts, state[1])
             yield Move(kind, parts, new, cost, peak, joins)
 
     def _price(self, kind: StepKind, parts: tuple[IdPart, ...], blocks: Ids) -> float:
@@ -122,8 +122,12 @@ class Moves(Transfers):
         return self._gather_price(blocks, dim)
 
     @cached_property
-    def _launch(self) -> float:
-        return self.problem.prices.launch
+    def _launch_of(self) -> dict[StepKind, float]:
+        p = self.problem
+        as_what = {StepKind.REALIGN: StepKind.PERMUTE}
+        if p.gathers_terms:
+            as_what[StepKind.ALL_REDUCE] = StepKind.ALL_GATHER
+        return {kind: p.prices.launch_of(as_what.get(kind, kind)) for kind in StepKind}
 
     @cached_property
     def _price_of(self) -> dict[StepKind, float]:
@@ -156,12 +160,12 @@ class Moves(Transfers):
         p = self.problem
         dims, before, terms, chain = state
         shared = _smallest(p.sizes, p.gathers_terms, dims, terms, chain, self.free_axes(state))
-        scale, launch, blocks_of = self.scale, self._launch, self._blocks_of
+        scale, launch_of, blocks_of = self.scale, self._launch_of, self._blocks_of
         for kind, parts, (new_dims, _, left, new_chain), launches, sent, peak, joins in shared:
             blocks = blocks_of.get(new_dims)
             if blocks is None:
                 blocks = blocks_of[new_dims] = self.canonical_blocks(new_dims)
-            cost = launches * launch + sent * scale * self._price(kind, parts, before)
+            cost = launches * launch_of[kind] + sent * scale * self._price(kind, parts, before)
             new = new_dims, blocks, left, new_chain
             yield Move(kind, parts, new, cost, peak * scale, joins)
 

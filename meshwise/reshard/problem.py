@@ -12,6 +12,7 @@ MAX_FREE_SEARCH = 5
 class Prices:
     """What a launch and a byte of each kind cost, in bytes of the plain link.
 
+    A launch costs `launch`, of kinds that are listed so many times more (`launch_factors`).
     A path that costs at most `close` times the lower bound and `slack` is as good as the best.
     """
 
@@ -27,6 +28,17 @@ class Prices:
     slice: float = 0.0
     close: float = 1.0
     slack: float = 0.0
+    launch_factors: tuple[tuple[str, float], ...] = ()
+
+    def launch_of(self, kind: str) -> float:
+        """What a launch of a kind costs."""
+        return self.launch * dict(self.launch_factors).get(kind, 1.0)
+
+    @property
+    def least_launch(self) -> float:
+        """The least that anything that is sent takes to start."""
+        factors = [1.0, *dict(self.launch_factors).values()]
+        return min(self.round_launch, self.launch * min(factors))
 
     @property
     def least(self) -> float:

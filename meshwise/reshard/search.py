@@ -229,7 +229,7 @@ def _cheapest(moves: Moves, cap: float) -> Path | None:
     if path is None:
         return shortest_path(moves, cap, below=math.inf)
     prices = moves.problem.prices
-    extra = prices.round_launch - min(prices.launch, prices.round_launch)
+    extra = prices.round_launch - prices.least_launch
     if _is_close(path, moves) or path.cost <= moves.bound(moves.start) + extra:
         return path
     return shortest_path(moves, cap, below=path.cost * (1 - _ROUNDING)) or path
@@ -308,9 +308,8 @@ def _trace_back(
         path.append(move)
     peak = max([moves.end_bytes, *(move.peak_bytes for move in path)])
     path.reverse()
-    return Path(
-        tuple(path), cost + _launches_apart(moves, path) * moves.problem.prices.launch, peak
-    )
+    launch = moves.problem.prices.launch_of(StepKind.ALL_GATHER)
+    return Path(tuple(path), cost + _launches_apart(moves, path) * launch, peak)
 
 
 def _launches_apart(moves: Moves, path: Sequence[Move]) -> int:

@@ -10,7 +10,14 @@ from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
 from meshwise.api import calibrate as api
+from meshwise.cost.links import Links
+from meshwise.run import calibrate as run
+from meshwise.run.calibrate import Sizes
 from meshwise.run.calibrate import calibrate as measure
+from meshwise.run.calibrate import calibrate_axes as measure_axes
+
+LAUNCHED = {"all_gather", "all_reduce", "all_to_all", "reduce_scatter"}
+SMALL = Sizes(small_bytes=1 << 11, large_bytes=1 << 14, repeats=1)
 
 
 @pytest.fixture
@@ -21,9 +28,15 @@ def quick(monkeypatch, tmp_path):
 
     def small(devices):
         made.append(len(devices))
-        return measure(devices, small_bytes=1 << 10, large_bytes=1 << 14, repeats=1)
+        return measure(devices, SMALL)
+
+    def small_axes(mesh):
+        made.append(dict(mesh.shape))
+        return measure_axes(mesh, SMALL)
 
     monkeypatch.setattr(api, "measure", small)
+    monkeypatch.setattr(api, "measure_axes", small_axes)
+    monkeypatch.setattr(run, "_ENOUGH_S", 0.0)
     return made
 
 
@@ -51,6 +64,24 @@ def test_plans_use_them_when_told_and_say_so(quick, mesh8):
     assert program.plan.seconds != plain.plan.seconds
     assert figures.name in str(mw.autotune(program, x, x, rounds=1))
     assert figures.name not in str(mw.autotune(program, measure="cost"))
+
+
+def test_the_link_of_each_axis(quick, mesh2x4):
+    links = mw.calibrate(mesh2x4)
+    assert isinstance(links, Links)
+    assert mw.calibrate(mesh2x4) == links
+    assert quick == [dict(mesh2x4.shape)]
+    assert [axis for axis, _ in links.axes] == list(mesh2x4.axis_names)
+    for axis in mesh2x4.axis_names:
+        figures = links.figures(axis)
+        assert figures != links.device
+        assert dict(figures.launch_factors).keys() == LAUNCHED
+        assert figures.start_s("all_to_all") > 0
+    x = np.ones((16, 16), np.float32)
+    options = {"mesh": mesh2x4, "in_shardings": (P("x", "y"), P("x"))}
+    program = mw.jit(lambda a, b: a @ b, **options, hardware="measured").partition(x, x)
+    assert links.device.name in program.explain()
+    assert links.device.name in str(mw.autotune(program, x, x, rounds=1))
 
 
 def test_what_is_kept_by_another_version_is_measured_again(quick):

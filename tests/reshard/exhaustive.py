@@ -63,7 +63,7 @@ def least_seconds(
             joins = kind if kind == "reduce_scatter" else ""
             if kind == "all_gather":  # large gathers of several dims go one by one
                 joins = f"all_gather {dim}" if is_large else "all_gather"
-            launch = 0.0 if not kind or _joined(joins, state[2]) else hardware.launch_s
+            launch = 0.0 if not kind or _joined(joins, state[2]) else hardware.start_s(kind)
             price = hardware.byte_factor(kind) + hardware.bytes_first
             seconds = launch + sent * price / hardware.link_bytes_per_s
             reached = (*after, joins)

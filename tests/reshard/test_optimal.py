@@ -1,16 +1,20 @@
 """Plans cost no more than an exhaustive search finds, keep the memory law, and add up."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
-from meshwise.cost.hardware import GENERIC, LARGE_ARRAYS, TPU_V5E
+from meshwise.cost.hardware import GENERIC, LARGE_ARRAYS, TPU_V5E, Hardware
 from meshwise.ir.sharding import Reduction, Sharding, local_bytes, unreduced
 from meshwise.reshard.plan import ReshardPlan, StepKind
 from meshwise.reshard.search import plan_reshard, reshard_cost
 from tests.reshard.cases import MESHES, Pair, all_shardings, user_shardings
 from tests.reshard.exhaustive import least_seconds, moves
 
+STARTS_UNLIKE = replace(
+    TPU_V5E, launch_factors=(("all_to_all", 4.0), ("all_gather", 0.5)), round_s=8e-6
+)
 SHAPES = [(24,), (24, 48), (24, 24, 48)]
 BIG = [(24 * 64,), (24 * 64, 24 * 64), (24 * 8, 24 * 8, 24 * 8)]
 # How many pairs of each rank are compared with the exhaustive search.
@@ -53,13 +57,24 @@ def test_no_plan_costs_less(mesh, shape, terms, counts):
             assert found <= least * 1.0301, (str(source), str(target), found / least)
 
 
-def priced(plan: ReshardPlan) -> float:
+@pytest.mark.parametrize("mesh", ["2x4", "2x3"])
+@pytest.mark.parametrize("terms", [False, True], ids=["values", "terms"])
+def test_no_plan_costs_less_where_kinds_start_unlike(mesh, terms):
+    for source, target in sampled_pairs(mesh, 2, 15, terms):
+        args = (24, 48), 4, MESHES[mesh], source, target, STARTS_UNLIKE
+        plan = plan_reshard(*args)
+        assert plan.seconds <= least_seconds(*args) * 1.0301, (str(source), str(target))
+        assert plan.seconds == pytest.approx(priced(plan, STARTS_UNLIKE), rel=1e-9)
+
+
+def priced(plan: ReshardPlan, hardware: Hardware = GENERIC) -> float:
     """Seconds of a plan from its steps."""
     total = 0.0
     for step in plan.steps:
         kind = {StepKind.ROUNDS: "round", StepKind.REALIGN: "ppermute"}.get(step.kind, step.kind)
-        launch = GENERIC.round_s if step.kind is StepKind.ROUNDS else GENERIC.launch_s
-        total += step.wire_bytes * GENERIC.byte_factor(kind) / GENERIC.link_bytes_per_s
+        launch = hardware.round_s if kind == "round" else hardware.start_s(kind)
+        assert launch is not None
+        total += step.wire_bytes * hardware.byte_factor(kind) / hardware.link_bytes_per_s
         total += step.launches * launch
     return total
 

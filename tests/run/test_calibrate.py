@@ -4,11 +4,11 @@ from meshwise.cost.hardware import CPU
 from meshwise.ir.mesh import refine_mesh
 from meshwise.ir.sharding import Sharding
 from meshwise.reshard.search import plan_reshard
-from meshwise.run.calibrate import calibrate
+from meshwise.run.calibrate import Sizes, calibrate
 
 
 def test_every_kind_is_measured():
-    measured = calibrate(small_bytes=1 << 12, large_bytes=1 << 16, repeats=1)
+    measured = calibrate(sizes=Sizes(small_bytes=1 << 12, large_bytes=1 << 16, repeats=1))
     names = [name for name, _ in measured.byte_factors]
     assert names == [
         "all_gather",
