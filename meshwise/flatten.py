@@ -121,6 +121,8 @@ def _inline(
         if flat.enters(eqn):
             control = Control(_jax.rename(eqn, operands, eqn.outvars, call), eqn)
             results = _enter(control, flat)
+        elif _jax.hands_on(eqn):
+            results = operands
         elif body is None:
             outvars = [_jax.new_var(v.aval) for v in eqn.outvars]
             renamed = _jax.rename(eqn, operands, outvars, call)

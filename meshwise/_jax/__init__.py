@@ -19,6 +19,7 @@ from meshwise._jax import derivatives as derivatives
 from meshwise._jax.bodies import CallBody as CallBody
 from meshwise._jax.bodies import call_body as call_body
 from meshwise._jax.bodies import constraint_of as constraint_of
+from meshwise._jax.bodies import hands_on as hands_on
 from meshwise._jax.bodies import has_constants_in_calls as has_constants_in_calls
 from meshwise._jax.bodies import has_jaxpr as has_jaxpr
 from meshwise._jax.bodies import scan_counts as scan_counts

@@ -120,6 +120,13 @@ def constraint_of(eqn: JaxprEqn) -> Any:
     return None
 
 
+def hands_on(eqn: JaxprEqn) -> bool:
+    """Whether an equation results in its operands: a `device_put` that names no place for any."""
+    return eqn.primitive.name == "device_put" and not any(
+        place is not None for place in (*eqn.params["devices"], *eqn.params["srcs"])
+    )
+
+
 def has_constants_in_calls(jaxpr: Any) -> bool:
     """Whether a call in a jaxpr has constants of its own."""
     bodies = [body for eqn in opened(jaxpr).eqns if (body := call_body(eqn))]

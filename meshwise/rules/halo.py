@@ -175,6 +175,19 @@ def fetch_rows(x: Any, dim: int, axes: Axes, mesh: Mesh, fetch: Fetch) -> Any:
     return _placed_by_number(x, dim, axes, mesh, fetch)
 
 
+def turn_blocks(x: Any, axes: Axes, mesh: Mesh) -> Any:
+    """The local array of the device as far from the end of some axes as this one from their start.
+
+    Whole blocks of reversed dims change places so, of several dims in one step.
+    """
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        data = turn_blocks(jax.random.key_data(x), axes, mesh)
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
+    number = mesh.permute_numbers(axes)
+    pairs = list(zip(number, reversed(number), strict=True))
+    return lax.ppermute(x, mesh.permute_order(axes), pairs)
+
+
 def mask_rows(x: Any, dim: int, first: Any, size: int, value: Any) -> Any:
     """Overwrite what lies outside a dim of `size` rows; `x` begins with row number `first`."""
     row = lax.add(lax.broadcasted_iota(np.int32, x.shape, dim), lax.full(x.shape, first, np.int32))

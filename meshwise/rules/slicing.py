@@ -10,14 +10,17 @@ size; where a few rows are taken of many, or added to many, their border would b
   takes from it what it needs.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from jax import lax
 
+from meshwise.ir.collectives import CollectiveKind
+from meshwise.ir.mesh import Axes
 from meshwise.rules.factoring import Dim, Factoring, Kind, shapes
-from meshwise.rules.halo import Fetch, fetch_rows, take_rows
+from meshwise.rules.halo import Fetch, fetch_rows, take_rows, turn_blocks
 from meshwise.rules.identity import nothing_like
 from meshwise.rules.indexing import picked
 from meshwise.rules.registry import Application, Exchange, LocalContext, OpRule, register
@@ -56,11 +59,25 @@ def _rev_rule(application: Application) -> OpRule:
     )
 
 
+def _turned_axes(context: LocalContext) -> Axes:
+    """The axes of dims whose blocks change places whole: device k's go to the k-th from behind."""
+    return tuple(
+        axis
+        for d in context.params["dimensions"]
+        if _is_fetched(context, 0, d) and not _is_uneven(context, d)
+        for axis in context.operand_axes(0, d)
+    )
+
+
+def _is_uneven(context: LocalContext, dim: int) -> bool:
+    return bool(context.global_shape(0)[dim] % context.mesh.size(context.operand_axes(0, dim)))
+
+
 def _rev_fetches(context: LocalContext) -> list[tuple[int, Fetch]]:
-    """For each sharded dim that is reversed, the rows that are a shard's when they are."""
+    """For each uneven dim that is reversed, the rows that are a shard's when they are."""
     found = []
     for d in context.params["dimensions"]:
-        if _is_fetched(context, 0, d):
+        if _is_fetched(context, 0, d) and _is_uneven(context, d):
             size, block = context.global_shape(0)[d], context.local_shape(0)[d]
             shards = context.mesh.size(context.operand_axes(0, d))
             starts = tuple(size - (shard + 1) * block for shard in range(shards))
@@ -69,10 +86,17 @@ def _rev_fetches(context: LocalContext) -> list[tuple[int, Fetch]]:
 
 
 def _rev_exchanges(context: LocalContext) -> list[Exchange] | None:
-    return exchanges(_rev_fetches(context), context.local_shape(0), context.itemsize(0))
+    shape, itemsize = context.local_shape(0), context.itemsize(0)
+    found = exchanges(_rev_fetches(context), shape, itemsize)
+    if found is None or not _turned_axes(context):
+        return found
+    return [Exchange(CollectiveKind.PERMUTE, math.prod(shape) * itemsize), *found]
 
 
 def _rev_local(context: LocalContext, operand: Any) -> list[Any]:
+    axes = _turned_axes(context)
+    if axes:
+        operand = turn_blocks(operand, axes, context.mesh)
     for d, fetch in _rev_fetches(context):
         operand = fetch_rows(operand, d, context.operand_axes(0, d), context.mesh, fetch)
     return context.bind(operand)

@@ -197,3 +197,14 @@ def test_scopes_and_trips():
 def test_a_loop_left_whole_is_one_equation():
     closed = jax.make_jaxpr(scanned)(X, W)
     assert [e.primitive.name for e in flatten(closed).jaxpr.eqns] == ["scan"]
+
+
+def test_a_move_to_no_place_is_what_it_moves():
+    found = flat(lambda x: jnp.sin(jax.device_put((x, jnp.zeros_like(x)))[1]), X)
+    assert [e.primitive.name for e in found.eqns] == ["broadcast_in_dim", "sin"]
+    assert found.eqns[1].invars[0] is found.eqns[0].outvars[0]
+
+
+def test_a_move_to_another_memory_stays():
+    found = flat(lambda x: jax.device_put(x, jax.memory.Space.Host), X)
+    assert [e.primitive.name for e in found.eqns] == ["device_put"]
