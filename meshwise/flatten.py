@@ -6,8 +6,7 @@ be recomputed in the backward pass (`jax.checkpoint`, once differentiated) is in
 stays a computation of its own. Every hint, whichever way it was written
 (`mw.shard`, `lax.with_sharding_constraint`, `jax.sharding.reshard`, shardings of a nested call),
 becomes one `hint` equation. Positions that count along a batch are said to be one (`pairing.py`),
-and moves of rows in several steps are written as one (`borders/`).
-Dead equations are dropped.
+and moves of rows in several steps are written as one (`borders/`). Dead equations are dropped.
 
 Loops and conditionals may stay equations of one piece, or be *entered*: their bodies then stand in
 the flat program too, once each, told by marks (`_jax/control.py`). A body reads values around it

@@ -100,16 +100,30 @@ def _accumulators(
                 found.add(end)
             if index in (end, -1):
                 break
-            inner, rule = ends.get(index), rules[index]
-            # A step that sums over what was added up before does more than add to it.
-            adds = not rule.factors.reductions
+            inner = ends.get(index)
             if inner is not None and inner in found:
                 value = program.equations[inner].outvars[0]
-            elif adds and any(position in s for s in rule.linear):
+            elif _passes_on(rules[index], position):
                 value = program.equations[index].outvars[0]
             else:
                 break
     return found
+
+
+def _passes_on(rule: OpRule, position: int) -> bool:
+    """Whether a result is linear in an operand, and no sum of it.
+
+    A product that is a sum over a dim of what is carried makes a new sum of it, and adds nothing;
+    a scatter adds a sum over its updates, which pass together with what they are added to.
+    """
+    for operands in rule.linear:
+        dims = [rule.factors.operands[i] for i in {*operands} - {position}]
+        added = {factor for operand in dims for dim in operand for factor in dim}
+        own = {factor for dim in rule.factors.operands[position] for factor in dim}
+        summed = {factor for factor, _ in rule.factors.reductions}
+        if position in operands and summed <= added - own:
+            return True
+    return False
 
 
 def _gathered(

@@ -342,6 +342,12 @@ FREE = [
     Row("a hint on a literal that is carried", with_hinted_literal, (X,), (8,), (P("x"),), None),
     Row("added to the largest", added_to_largest, (ROWS,), (8,), (STACK,), P(), None, 1e-5),
     Row("loops in vain", in_vain, (reals(13, 6), np.int32(3)), (8,), (P("x"), P()), P("x")),
+    Row("products of what is carried, contracted", lambda a, x: lax.fori_loop(0, 4,
+        lambda _, x: a.T @ (a @ x), x), (reals(16, 6), reals(6)), (8,), (P("x"), P()), P(), None,
+        1e-5),
+    Row("sums of what is carried", lambda a, x: lax.fori_loop(0, 3,
+        lambda _, x: (a * (a * x).sum(1, keepdims=True)).sum(0), x), (reals(16, 6), reals(6)),
+        (2, 4), (P(("x", "y")), P()), P("x"), None, 1e-5),
     Row("no steps", lambda x: lax.scan(lambda c, r: (c + r, c), x[0] if len(x) else 1.0,
         jnp.zeros((0, 6))), (reals(13, 6),), (8,), (P("x"),), None, None, 1e-5),
 ]  # fmt: skip
