@@ -10,10 +10,10 @@ it exists; an uneven dim may hold the padding of its other end, unless `max_byte
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import chain, islice, zip_longest
+from itertools import islice, zip_longest
 
 from meshwise.cost.hardware import Hardware
 from meshwise.errors import MemoryLimitError, message
@@ -24,7 +24,7 @@ from meshwise.reshard.moves import Move, Moves, State, moves_of
 from meshwise.reshard.plan import Part, ReshardPlan, Step, StepKind
 from meshwise.reshard.problem import Problem
 from meshwise.reshard.steps import LARGE_BYTES, gathered_in_turn, steps_of
-from meshwise.reshard.straight import straight_moves
+from meshwise.reshard.straight import Straight, straight_moves
 
 # Costs are sums of bytes; two that differ by less than this part of one another are equal.
 _ROUNDING = 1e-9
@@ -209,12 +209,12 @@ def solve(problem: Problem, max_bytes: int | None = None) -> tuple[Path, bool]:
     it fits in so much. Where there is no such path, it is one of least peak.
     """
     moves = moves_of(problem)
-    path = _cheapest(moves, math.inf)
+    path = shortest_path(moves, math.inf)
     assert path is not None, f"no path: {problem}"
     allowed = _allowed(moves, max_bytes)
     if path.peak_bytes > allowed:
         caps = (allowed, moves.end_bytes, least_peak(moves))
-        fitting = (_cheapest(moves, cap) for cap in caps)
+        fitting = (shortest_path(moves, cap) for cap in caps)
         path = next(filter(None, fitting), path)
     return path, _is_close(path, moves) and path.peak_bytes <= allowed
 
@@ -223,43 +223,52 @@ def _allowed(moves: Moves, max_bytes: int | None) -> int:
     return moves.padded_end_bytes if max_bytes is None else max_bytes
 
 
-def _cheapest(moves: Moves, cap: float) -> Path | None:
-    """The cheapest path within a cap; rounds are looked at where collectives alone leave room."""
-    path = shortest_path(moves, cap)
-    if path is None:
-        return shortest_path(moves, cap, below=math.inf)
-    prices = moves.problem.prices
-    extra = prices.round_launch - prices.least_launch
-    if _is_close(path, moves) or path.cost <= moves.bound(moves.start) + extra:
-        return path
-    return shortest_path(moves, cap, below=path.cost * (1 - _ROUNDING)) or path
-
-
 def _is_close(path: Path, moves: Moves) -> bool:
     """Whether nothing better is worth looking for."""
     prices = moves.problem.prices
     return path.cost <= moves.bound(moves.start) * prices.close + prices.slack
 
 
-def shortest_path(moves: Moves, cap: float, below: float | None = None) -> Path | None:
+# What a queue holds: a state, or rounds from it that are not found yet.
+_Waiting = tuple[float, int, int, State, Straight | bool]
+
+
+def shortest_path(moves: Moves, cap: float) -> Path | None:
     """A* from source to target through arrays of at most `cap` bytes; None where there is none.
 
-    With `below` only paths that cost less, and those with rounds too.
+    Rounds take long to find. What stands for them waits at a cost that they are not below, first
+    for all rounds from a state, then for those to each other state; what comes first is found.
     """
     start = moves.start
     costs: dict[State, float] = {start: 0.0}
     came: dict[State, tuple[State, Move]] = {}
-    queue = [(moves.bound(start), 0, 0, start)]
+    queue: list[_Waiting] = [(moves.bound(start), 0, 0, start, False)]
+    left: dict[State, float] = {}  # at what cost the moves from a state were looked at
+    late = _rounds_from(moves)
     count = 0
     while queue:
-        _, length, _, state = heapq.heappop(queue)
+        rank, length, _, state, rounds = heapq.heappop(queue)
         cost = costs[state]
-        if moves.is_end(state):
+        if rounds is True:
+            for straight in straight_moves(moves, state):
+                least = max(rank, cost + straight.least + moves.bound(straight.end))
+                count += 1
+                heapq.heappush(queue, (least, length, count, state, straight))
+            continue
+        if rounds:
+            found = rounds.found()
+            options: Iterable[Move] = () if found is None else (found,)
+        elif moves.is_end(state):
             return _trace_back(moves, state, cost, came)
-        options = moves.moves(state)
-        is_early = state == start or came[state][1].kind in _BEFORE_ROUNDS
-        if below is not None and is_early:
-            options = chain(options, straight_moves(moves, state, below - cost))
+        elif left.get(state) == cost:
+            continue
+        else:
+            left[state] = cost
+            options = moves.moves(state)
+            if state == start or came[state][1].kind in _BEFORE_ROUNDS:
+                count += 1
+                least = max(late, cost + moves.bound(state)) * (1 + _ROUNDING)
+                heapq.heappush(queue, (least, length, count, state, True))
         for move in options:
             if move.peak_bytes > cap:
                 continue
@@ -267,14 +276,19 @@ def shortest_path(moves: Moves, cap: float, below: float | None = None) -> Path 
             known = costs.get(move.state)
             if known is not None and new_cost >= known * (1 - _ROUNDING):
                 continue
-            rank = new_cost + moves.bound(move.state)
-            if below is not None and rank >= below:
-                continue
             costs[move.state] = new_cost
             came[move.state] = state, move
             count += 1
-            heapq.heappush(queue, (rank, length + 1, count, move.state))
+            rank = new_cost + moves.bound(move.state)
+            heapq.heappush(queue, (rank, length + 1, count, move.state, False))
     return None
+
+
+def _rounds_from(moves: Moves) -> float:
+    """The cost up to which collectives alone are as good as rounds."""
+    prices, bound = moves.problem.prices, moves.bound(moves.start)
+    extra = prices.round_launch - prices.least_launch
+    return max(bound * prices.close + prices.slack, bound + extra)
 
 
 def least_peak(moves: Moves) -> int:

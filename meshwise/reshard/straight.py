@@ -6,6 +6,7 @@ one launch, where rounds would take one for each.
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 
 from meshwise.reshard.moves import Move, Moves, moves_of
@@ -21,27 +22,44 @@ from meshwise.reshard.transfers import State
 MOST_DEVICES = 16
 
 
-def straight_moves(moves: Moves, state: State, below: float) -> Iterator[Move]:
-    """Moves in rounds; those are left out that with what must follow would cost `below` or more."""
+@dataclass(frozen=True, slots=True)
+class Straight:
+    """Rounds that are not found yet, from one state to another, and a cost that they are not below.
+
+    In bytes, as the costs of moves are.
+    """
+
+    moves: Moves
+    start: State
+    end: State
+    least: float
+
+    def found(self) -> Move | None:
+        """The rounds; None where they would be too many, or nothing is to be sent."""
+        p, moves = self.moves.problem, self.moves
+        before, after = self.start[:2], self.end[:2]
+        rounds = _rounds(p.sizes, p.shape, before, after)
+        if rounds is None or before[0] == after[0]:
+            return None
+        sent = [moves.local_bytes(r.shape) for r in rounds if r.is_sent]
+        kept = sum(moves.local_bytes(r.shape) for r in rounds) - sum(sent)
+        cost = len(sent) * p.prices.round_launch + sum(sent) * p.prices.round
+        cost += kept * p.prices.slice
+        peak = max(moves.local_bytes(before[1]), moves.local_bytes(after[1]))
+        parts = ((tuple(range(len(p.sizes))), None, None),)
+        return Move(StepKind.ROUNDS, parts, self.end, cost, peak)
+
+
+def straight_moves(moves: Moves, state: State) -> Iterator[Straight]:
+    """Rounds from a state to the target, or to what one all_gather makes the target of."""
     dims, blocks, terms, _ = state
     p = moves.problem
     if terms or math.prod(p.sizes) > MOST_DEVICES:
         return
     for new_dims, new_blocks in _before_gathers(p):
-        new = new_dims, new_blocks, (), None
         least = _received(moves, (dims, blocks), (new_dims, new_blocks)) * p.prices.round
         launch = p.prices.round_launch if least else 0.0
-        if least + moves.bound(new) + launch >= below:
-            continue
-        rounds = _rounds(p.sizes, p.shape, (dims, blocks), (new_dims, new_blocks))
-        if rounds is not None and new_dims != dims:
-            sent = [moves.local_bytes(r.shape) for r in rounds if r.is_sent]
-            kept = sum(moves.local_bytes(r.shape) for r in rounds) - sum(sent)
-            cost = len(sent) * p.prices.round_launch + sum(sent) * p.prices.round
-            cost += kept * p.prices.slice
-            peak = max(moves.local_bytes(blocks), moves.local_bytes(new_blocks))
-            parts = ((tuple(range(len(p.sizes))), None, None),)
-            yield Move(StepKind.ROUNDS, parts, new, cost, peak)
+        yield Straight(moves, state, (new_dims, new_blocks, (), None), least + launch)
 
 
 Lying = tuple[DimIds, Ids]  # the axes of each dim, and its local size
