@@ -10,7 +10,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
-from tests.drop_in.side_by_side import X, assert_same_outcome, mesh_of, named, put
+from tests.drop_in.same import X, assert_same_outcome, mesh_of, named, put
 
 ROWS, COLUMNS, WHOLE = named("x"), named(None, "x"), named()
 

@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
-from tests.drop_in.side_by_side import X, assert_same_outcome, mesh_of, named, put
+from tests.drop_in.same import X, assert_same_outcome, mesh_of, named, put
 
 Pair = collections.namedtuple("Pair", "left right")
 

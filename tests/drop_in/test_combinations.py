@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from tests.drop_in.side_by_side import assert_same_outcome, mesh_of, named, put
+from tests.drop_in.same import assert_same_outcome, mesh_of, named, put
 
 SPECS = ((), ("x",), (None, "y"), ("x", "y"), (("x", "y"),), ("y", "x"))
 ROWS = 8

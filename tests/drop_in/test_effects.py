@@ -12,15 +12,15 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
-from tests.drop_in.beside_jax import X, check_same, mesh_of, on
+from tests.drop_in.same import X, assert_same_outcome, mesh_of, put
 
-MESH = mesh_of(x=4, y=2)
+MESH = mesh_of(4, 2)
 SCALAR = jax.ShapeDtypeStruct((), np.float32)
 WHERE = {
     "one device": lambda: X,
-    "rows": lambda: on(MESH, "x"),
-    "blocks": lambda: on(MESH, "x", "y"),
-    "whole": lambda: on(MESH),
+    "rows": lambda: put("x"),
+    "blocks": lambda: put("x", "y"),
+    "whole": put,
 }
 
 
@@ -56,14 +56,16 @@ PRINTS = {
 @pytest.mark.parametrize("name", PRINTS)
 def test_prints(name):
     for where in ("rows", "blocks"):
-        check_same(lambda jit, where=where: jit(PRINTS[name])(WHERE[where]()), shardings=False)
+        assert_same_outcome(
+            lambda jit, where=where: jit(PRINTS[name])(WHERE[where]()), places=False
+        )
 
 
 def test_prints_of_calls_in_traces():
     fn = PRINTS["sums"]
-    check_same(lambda jit: jax.vmap(jit(fn))(on(MESH, "x")), shardings=False)
-    check_same(lambda jit: jax.grad(lambda x: jit(fn)(x).sum())(on(MESH, "x")), shardings=False)
-    check_same(lambda jit: jax.jit(lambda x: jit(fn)(x) * 2)(on(MESH, "x")), shardings=False)
+    assert_same_outcome(lambda jit: jax.vmap(jit(fn))(put("x")), places=False)
+    assert_same_outcome(lambda jit: jax.grad(lambda x: jit(fn)(x).sum())(put("x")), places=False)
+    assert_same_outcome(lambda jit: jax.jit(lambda x: jit(fn)(x) * 2)(put("x")), places=False)
 
 
 @pytest.mark.parametrize("where", WHERE)
@@ -88,7 +90,7 @@ def test_the_host_is_called_once(where, ordered):
         jax.effects_barrier()
         return *outs, np.array(log)
 
-    check_same(calls, shardings=False)
+    assert_same_outcome(calls, places=False)
 
 
 TYPES = ["float32", "bfloat16", "int8", "uint32", "bool", "complex64", "float16"]
@@ -103,7 +105,7 @@ def test_answers_of_the_host_reach_every_device(dtype):
         told = io_callback(lambda a: answer, jax.ShapeDtypeStruct((4,), dtype), x)
         return told, jnp.tile(told, 4)
 
-    told, tiled = mw.jit(fn, out_shardings=NamedSharding(MESH, P()))(on(MESH, "x"))
+    told, tiled = mw.jit(fn, out_shardings=NamedSharding(MESH, P()))(put("x"))
     for shard in told.addressable_shards:
         assert np.asarray(shard.data).tobytes() == answer.tobytes()
     assert np.asarray(tiled).tobytes() == np.tile(answer, 4).tobytes()
@@ -124,9 +126,9 @@ PURE = {
 
 @pytest.mark.parametrize("name", PURE)
 def test_pure_functions_of_the_host(name):
-    check_same(lambda jit: jit(PURE[name])(on(MESH, "x")), shardings=False)
+    assert_same_outcome(lambda jit: jit(PURE[name])(put("x")), places=False)
     there = NamedSharding(MESH, P("x"))
-    check_same(lambda jit: jit(lambda x: PURE[name](x) * 1, out_shardings=there)(on(MESH, "y")))
+    assert_same_outcome(lambda jit: jit(lambda x: PURE[name](x) * 1, out_shardings=there)(put("y")))
 
 
 def test_answers_of_another_shape():
@@ -136,7 +138,7 @@ def test_answers_of_another_shape():
         return jax.pure_callback(lambda a: np.zeros(2, "f"), SCALAR, x)
 
     with pytest.raises(Exception, match="shape"):
-        jax.block_until_ready(mw.jit(wrong)(on(MESH, "x")))
+        jax.block_until_ready(mw.jit(wrong)(put("x")))
 
 
 def test_callbacks_that_are_told_parts():
@@ -147,12 +149,12 @@ def test_callbacks_that_are_told_parts():
             jax.debug.callback(lambda a: seen.append(np.shape(a)), x, partitioned=partitioned)
             return x
 
-        jax.block_until_ready(jit(fn)(on(MESH, "x", "y")))
+        jax.block_until_ready(jit(fn)(put("x", "y")))
         jax.effects_barrier()
         return len(seen), np.array(sorted(seen))
 
     for partitioned in (True, False):
-        check_same(lambda jit, p=partitioned: calls(jit, p))
+        assert_same_outcome(lambda jit, p=partitioned: calls(jit, p))
 
 
 def test_inspections_are_told_what_was_decided():
@@ -170,13 +172,13 @@ def test_inspections_are_told_what_was_decided():
         jax.debug.inspect_array_sharding(x, callback=tell)
         return x
 
-    check_same(lambda jit: seen_by(jit, constrained, on(MESH, "x", "y")))
-    check_same(lambda jit: seen_by(jit, argument, on(MESH, "x")))
+    assert_same_outcome(lambda jit: seen_by(jit, constrained, put("x", "y")))
+    assert_same_outcome(lambda jit: seen_by(jit, argument, put("x")))
 
     def drawn(jit):
-        return jit(lambda x: (jax.debug.visualize_array_sharding(x), x)[1])(on(MESH, "x", "y"))
+        return jit(lambda x: (jax.debug.visualize_array_sharding(x), x)[1])(put("x", "y"))
 
-    check_same(drawn)
+    assert_same_outcome(drawn)
 
 
 def on_the_host(x):
@@ -208,7 +210,7 @@ WORDS = {
 
 @pytest.mark.parametrize("name", WORDS)
 def test_words_around_a_computation(name):
-    check_same(lambda jit: jit(WORDS[name])(on(MESH, "x")))
+    assert_same_outcome(lambda jit: jit(WORDS[name])(put("x")))
 
 
 SETTINGS = {
@@ -226,9 +228,9 @@ def test_settings(name):
 
     def run(jit):
         with setting():
-            return jit(fn)(on(MESH, "x"))
+            return jit(fn)(put("x"))
 
-    check_same(run)
+    assert_same_outcome(run)
 
 
 def test_order_over_calls():
@@ -245,8 +247,8 @@ def test_order_over_calls():
         steps = [noted("f"), noted("g")]
         for i in range(3):
             for step in steps:
-                step(on(MESH, "x", array=np.full(8, i, np.float32)))
+                step(put("x", x=np.full(8, i, np.float32)))
         jax.effects_barrier()
         return np.array(log)
 
-    check_same(run)
+    assert_same_outcome(run)

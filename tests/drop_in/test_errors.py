@@ -9,7 +9,7 @@ from jax.experimental.layout import Layout
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
-from tests.drop_in.side_by_side import X, mesh_of, named, outcome, put
+from tests.drop_in.same import X, mesh_of, named, outcome, put
 
 ROWS, COLUMNS = named("x"), named(None, "y")
 
@@ -164,14 +164,14 @@ def _twice(jit):
     "code", [*WHEN_JITTED.values(), *IN_A_CALL.values()], ids=[*WHEN_JITTED, *IN_A_CALL]
 )
 def test_jaxs_errors_come_through(code):
-    (_, theirs), (_, ours) = outcome(code, jax.jit), outcome(code, mw.jit)
+    theirs, ours = (outcome(code, jit).error for jit in (jax.jit, mw.jit))
     assert theirs is not None
     assert type(ours) is type(theirs), ours
 
 
 @pytest.mark.parametrize("code", FOUND_BY_US.values(), ids=FOUND_BY_US)
 def test_our_errors_are_of_jaxs_classes(code):
-    (_, theirs), (_, ours) = outcome(code, jax.jit), outcome(code, mw.jit)
+    theirs, ours = (outcome(code, jit).error for jit in (jax.jit, mw.jit))
     assert theirs is not None
     assert isinstance(ours, mw.MeshwiseError), ours
     assert isinstance(ours, type(theirs)), (ours, theirs)

@@ -13,7 +13,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
-from tests.drop_in.beside_jax import X, check_same, mesh_of, on
+from tests.drop_in.same import X, assert_same_outcome, mesh_of, put
 
 
 def shard_alike(x, y):
@@ -21,8 +21,8 @@ def shard_alike(x, y):
     return importlib.import_module("jax.experimental.shard_alike").shard_alike(x, y)
 
 
-MESH = mesh_of(x=4, y=2)
-OTHER = mesh_of(a=2, b=4)
+MESH = mesh_of(4, 2)
+OTHER = mesh_of(2, 4, names="ab")
 ROUND = [(i, (i + 1) % 4) for i in range(4)]
 XY = {"in_specs": P("x", "y"), "out_specs": P("x", "y")}
 SUMMED = {"in_specs": P("x", "y"), "out_specs": P(None, "y")}
@@ -103,8 +103,8 @@ FREE = {"another mesh", "nested"}
 @pytest.mark.parametrize("name", REGIONS)
 def test_regions(name):
     fn = REGIONS[name]
-    check_same(lambda jit: jit(fn)(X))
-    check_same(lambda jit: jit(fn)(on(MESH, "x", "y")), shardings=name not in FREE)
+    assert_same_outcome(lambda jit: jit(fn)(X))
+    assert_same_outcome(lambda jit: jit(fn)(put("x", "y")), places=name not in FREE)
 
 
 @pytest.mark.parametrize("name", REGIONS)
@@ -112,7 +112,7 @@ def test_gradients_of_regions(name):
     def loss(x):
         return (REGIONS[name](x * 2) ** 2).sum()
 
-    check_same(lambda jit: jit(jax.grad(loss))(on(MESH, "x")), shardings=False)
+    assert_same_outcome(lambda jit: jit(jax.grad(loss))(put("x")), places=False)
 
 
 @pytest.mark.slow
@@ -127,10 +127,10 @@ def test_regions_amid_a_program_and_in_a_context(name):
         with jax.set_mesh(MESH):
             return jit(fn)(X)
 
-    check_same(amid, shardings=False)
+    assert_same_outcome(amid, places=False)
     if name != "another mesh":
-        check_same(in_context)
-    check_same(lambda jit: jax.grad(lambda x: (jit(fn)(x) ** 2).sum())(X), shardings=False)
+        assert_same_outcome(in_context)
+    assert_same_outcome(lambda jit: jax.grad(lambda x: (jit(fn)(x) ** 2).sum())(X), places=False)
 
 
 def test_a_region_keeps_its_collectives():
@@ -161,14 +161,14 @@ REFUSED = {
     "an axis that is none": (lambda x: lax.psum(x, "z"), {}, X),
     "no dims for a spec": (lambda x: x.sum(), {}, X),
     "another tree": (lambda x, y: x, {"in_specs": (P("x"),)}, X),
-    "other devices": (lambda x: x, {"mesh": mesh_of(x=2, y=2)}, on(MESH, "x")),
+    "other devices": (lambda x: x, {"mesh": mesh_of(2, 2)}, put("x")),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_regions_that_are_refused(name):
     fn, options, arg = REFUSED[name]
-    check_same(lambda jit: jit(region(fn, **options))(arg))
+    assert_same_outcome(lambda jit: jit(region(fn, **options))(arg))
 
 
 def test_regions_of_the_context():
@@ -185,9 +185,9 @@ def test_regions_of_the_context():
             x = jax.device_put(X, P("x", "y"))
             return jit(jax.shard_map(lambda x: x * 2, out_specs=P("x", "y")))(x)
 
-    check_same(mapped)
-    check_same(explicit)
-    check_same(lambda jit: jit(jax.pmap(lambda z: z * 2))(X))
+    assert_same_outcome(mapped)
+    assert_same_outcome(explicit)
+    assert_same_outcome(lambda jit: jit(jax.pmap(lambda z: z * 2))(X))
 
 
 def test_a_program_inside_a_region():
@@ -234,9 +234,9 @@ def at_x(spec):
 def test_functions_that_partition_themselves():
     sine = partitioned(jnp.sin, "i j -> i j")
     total = partitioned(lambda x: x.sum(0), "i j -> j", lambda x: lax.psum(x.sum(0), "x"))
-    check_same(lambda jit: jit(lambda x: sine(x) * 2)(on(MESH, "x", "y")))
-    check_same(lambda jit: jit(at_x(P("x")))(on(MESH, "x")))
-    got = mw.jit(total)(on(MESH, "x"))
+    assert_same_outcome(lambda jit: jit(lambda x: sine(x) * 2)(put("x", "y")))
+    assert_same_outcome(lambda jit: jit(at_x(P("x")))(put("x")))
+    got = mw.jit(total)(put("x"))
     np.testing.assert_allclose(got, X.sum(0), rtol=1e-5, atol=1e-5)
 
 
@@ -257,14 +257,14 @@ ALIKE = {
 @pytest.mark.parametrize("name", ALIKE)
 def test_values_sharded_alike(name):
     fn, specs = ALIKE[name]
-    args = [X if s is None else on(MESH, *s) for s in specs]
-    check_same(lambda jit: jit(fn)(*args))
+    args = [X if s is None else put(*s) for s in specs]
+    assert_same_outcome(lambda jit: jit(fn)(*args))
 
 
 def test_programs_in_programs():
     def nest(jit):
         halves = NamedSharding(MESH, P("x")), NamedSharding(MESH, P("x", "y"))
         inner = jit(partial(jnp.matmul, X), in_shardings=halves[0], out_shardings=halves[1])
-        return jit(lambda x: jax.jit(lambda y: inner(y) + 1)(x * 2))(on(MESH, "x"))
+        return jit(lambda x: jax.jit(lambda y: inner(y) + 1)(x * 2))(put("x"))
 
-    check_same(nest)
+    assert_same_outcome(nest)

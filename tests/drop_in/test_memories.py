@@ -13,16 +13,16 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
-from tests.drop_in.beside_jax import X, check_same, mesh_of, on
+from tests.drop_in.same import X, assert_same_outcome, mesh_of, put
 
-MESH = mesh_of(x=4, y=2)
+MESH = mesh_of(4, 2)
 Space = jax.memory.Space
 ROWS = NamedSharding(MESH, P("x"))
 HOST = ROWS.with_memory_kind("pinned_host")
 
 
 def rows():
-    return on(MESH, "x")
+    return put("x")
 
 
 def on_host():
@@ -51,7 +51,7 @@ RESULTS = {
 def test_results_in_memories(name):
     fn, options = RESULTS[name]
     # The steps of a loop are shared out or not, as is cheaper.
-    check_same(lambda jit: jit(fn, **options)(rows()), shardings="loop" not in name)
+    assert_same_outcome(lambda jit: jit(fn, **options)(rows()), places="loop" not in name)
 
 
 ARGUMENTS = {
@@ -67,7 +67,7 @@ ARGUMENTS = {
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_arguments_in_memories(name):
     fn, options = ARGUMENTS[name]
-    check_same(lambda jit: jit(fn, **options)(on_host()))
+    assert_same_outcome(lambda jit: jit(fn, **options)(on_host()), falls_back=True)
 
 
 def test_a_mesh_that_was_given_refuses_them():
@@ -77,7 +77,7 @@ def test_a_mesh_that_was_given_refuses_them():
 
 @pytest.mark.parametrize("arg", [rows, on_host])
 def test_two_memories_in_one_sum(arg):
-    check_same(lambda jit: jit(lambda x, y: x + y)(arg(), rows()))
+    assert_same_outcome(lambda jit: jit(lambda x, y: x + y)(arg(), rows()))
 
 
 NAMES = {"names_which_can_be_saved": ["y"], "names_which_can_be_offloaded": ["z"]}
@@ -103,7 +103,7 @@ def test_residuals_in_the_memory_of_the_host(policy):
     once = jax.grad(lambda x: layer(x)[0].sum())
     looped = jax.grad(lambda x: lax.scan(layer, x, None, length=3)[0].sum())
     for fn in (once, looped):
-        check_same(lambda jit, fn=fn: jit(fn)(rows()), shardings=False)
+        assert_same_outcome(lambda jit, fn=fn: jit(fn)(rows()), places=False)
     # The local program moves what the user's moves.
     moves = [str(made).count("<host>") > 0 for made in (jax.make_jaxpr(once)(X), local(once))]
     assert moves[0] == moves[1]
@@ -123,7 +123,7 @@ def test_layouts(name):
         out = jit(lambda x: x * 2 + 1, **FORMATS[name])(X)
         return out, np.array(out.format.layout.major_to_minor)
 
-    check_same(run)
+    assert_same_outcome(run)
 
 
 def test_layouts_inside_and_chosen():
@@ -135,6 +135,6 @@ def test_layouts_inside_and_chosen():
         free = {"in_shardings": Format(Layout.AUTO), "out_shardings": Format(Layout.AUTO)}
         return jit(lambda x: x.T, **free).lower(jax.ShapeDtypeStruct(X.shape, X.dtype)).compile()(X)
 
-    check_same(inside)
-    check_same(chosen)
-    check_same(lambda jit: jit(lambda x: x, out_shardings=BY_ROWS)(X))
+    assert_same_outcome(inside)
+    assert_same_outcome(chosen)
+    assert_same_outcome(lambda jit: jit(lambda x: x, out_shardings=BY_ROWS)(X))
