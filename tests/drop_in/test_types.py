@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import jaxlib
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding
@@ -56,6 +57,8 @@ NARROW = (
     " float16 bfloat16 bool"
 ).split()
 QUICK = ("float8_e4m3fn", "int4", "int2", "bool")
+# The emitters that tests/conftest.py chooses, as they are quicker, fail for these.
+TWO_BITS = {"xla_cpu_use_fusion_emitters": True} if jaxlib.__version__.startswith("0.10.") else {}
 
 
 def moved(x: Any) -> Any:
@@ -74,12 +77,14 @@ def moved(x: Any) -> Any:
 )
 @pytest.mark.parametrize("spec", [P("x", "y"), P(("y", "x"))], ids=str)
 def test_narrow_types_move(dtype, spec):
-    x = jnp.asarray(np.abs(INTEGERS) % 2 if dtype in ("int2", "uint2", "uint4") else INTEGERS)
-    x = jnp.abs(x).astype(dtype) if dtype == "float8_e8m0fnu" else x.astype(dtype)
-    step = ours(moved, in_shardings=spec)
-    assert_same(step(x), jax.jit(moved)(x))
+    x = np.abs(INTEGERS) % 2 if dtype in ("int2", "uint2", "uint4") else INTEGERS
+    x = jnp.asarray((np.abs(x) if dtype == "float8_e8m0fnu" else x).astype(jnp.dtype(dtype)))
+    options = {"compiler_options": TWO_BITS if dtype in ("int2", "uint2") else {}}
+    step = ours(moved, in_shardings=spec, **options)
+    wanted = jax.jit(moved, **options)(x)
+    assert_same(step(x), wanted)
     placed = jax.device_put(x, NamedSharding(MESH, spec))
-    assert_same(ours(moved)(placed), jax.jit(moved)(x))
+    assert_same(ours(moved, **options)(placed), wanted)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int8"])
