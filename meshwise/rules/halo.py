@@ -82,6 +82,16 @@ class Fetch:
         """What is sent, and what each shard keeps, by the cheaper way."""
         return _pieces(self)
 
+    @property
+    def has_zeros_outside(self) -> bool:
+        """Whether rows outside the dim come as zeros, which is what who receives nothing has.
+
+        So it is where shards are full, pieces have places of their own, and all shards keep theirs.
+        """
+        if self.wraps or self.size != self.block * len(self.starts) or not _tiles(self.pieces):
+            return False
+        return all(p.is_sent or len(p.overlaps) == len(self.starts) for p in self.pieces)
+
     def exchange(self, row_bytes: float) -> Exchange:
         """The collectives it takes, for rows of so many bytes."""
         sent = [piece.rows for piece in self.pieces if piece.is_sent]
@@ -169,9 +179,8 @@ def fetch_rows(x: Any, dim: int, axes: Axes, mesh: Mesh, fetch: Fetch) -> Any:
     if not fetch.pieces or 0 in x.shape:
         shape = (*x.shape[:dim], fetch.length, *x.shape[dim + 1 :])
         return lax.full(shape, 0, x.dtype)
-    placed = sorted(fetch.pieces, key=lambda p: p.first + (p.offset or 0))
-    if _tiles(placed):
-        return _laid_end_to_end(x, dim, axes, mesh, fetch, placed)
+    if _tiles(fetch.pieces):
+        return _laid_end_to_end(x, dim, axes, mesh, fetch)
     return _placed_by_number(x, dim, axes, mesh, fetch)
 
 
@@ -186,6 +195,20 @@ def turn_blocks(x: Any, axes: Axes, mesh: Mesh) -> Any:
     number = mesh.permute_numbers(axes)
     pairs = list(zip(number, reversed(number), strict=True))
     return lax.ppermute(x, mesh.permute_order(axes), pairs)
+
+
+def fetch_filled(
+    x: Any, dim: int, axes: Axes, mesh: Mesh, fetch: Fetch, size: int, fill: Any
+) -> Any:
+    """The rows a device needs; `fill` for those outside of the first `size` rows of the dim."""
+    rows = fetch_rows(x, dim, axes, mesh, fetch)
+    if size == fetch.size and fetch.has_zeros_outside and _is_zero(fill):
+        return rows
+    return mask_rows(rows, dim, shard_entry(fetch.starts, axes, mesh), size, fill)
+
+
+def _is_zero(fill: Any) -> bool:
+    return not isinstance(fill, jax.Array) and not any(np.asarray(fill).tobytes())
 
 
 def mask_rows(x: Any, dim: int, first: Any, size: int, value: Any) -> Any:
@@ -214,24 +237,27 @@ def shard_entry(table: Sequence[int], axes: Axes, mesh: Mesh) -> Any:
     return lax.dynamic_slice(numbers, (index,), (1,), allow_negative_indices=False).reshape(())
 
 
-def _tiles(placed: Sequence[Piece]) -> bool:
+def _tiles(pieces: Sequence[Piece]) -> bool:
     """Whether every piece has its own place, the same for all receivers."""
-    if any(piece.offset is None for piece in placed):
+    if any(piece.offset is None for piece in pieces):
         return False
-    return all(_end(a) <= b.first + (b.offset or 0) for a, b in pairwise(placed))
+    placed = sorted(pieces, key=_begin)
+    return all(_end(a) <= _begin(b) for a, b in pairwise(placed))
+
+
+def _begin(piece: Piece) -> int:
+    return piece.first + (piece.offset or 0)
 
 
 def _end(piece: Piece) -> int:
-    return piece.first + (piece.offset or 0) + piece.rows
+    return _begin(piece) + piece.rows
 
 
-def _laid_end_to_end(
-    x: Any, dim: int, axes: Axes, mesh: Mesh, fetch: Fetch, placed: Sequence[Piece]
-) -> Any:
+def _laid_end_to_end(x: Any, dim: int, axes: Axes, mesh: Mesh, fetch: Fetch) -> Any:
     parts: list[Any] = []
     at = 0
-    for piece in placed:
-        parts.append(_nothing(x, dim, piece.first + (piece.offset or 0) - at))
+    for piece in sorted(fetch.pieces, key=_begin):
+        parts.append(_nothing(x, dim, _begin(piece) - at))
         part = lax.slice_in_dim(x, piece.first, piece.first + piece.rows, axis=dim)
         parts.append(_sent(part, piece, axes, mesh))
         at = _end(piece)

@@ -14,7 +14,7 @@ from jax import lax
 
 from meshwise.ir.sharding import Reduction
 from meshwise.rules.factoring import Dim, Factoring, Kind, shapes, total_size
-from meshwise.rules.halo import Fetch, fetch_rows, mask_rows, shard_entry
+from meshwise.rules.halo import Fetch, fetch_filled, shard_entry
 from meshwise.rules.identity import reduction_identity
 from meshwise.rules.registry import (
     Application,
@@ -280,8 +280,7 @@ def _select_and_scatter_add_local(context: LocalContext, source: Any, operand: A
 def _fetched(
     context: LocalContext, x: Any, d: int, axes: Sequence[str], fetch: Fetch, fill: Any
 ) -> Any:
-    x = fetch_rows(x, d, tuple(axes), context.mesh, fetch)
-    return mask_rows(x, d, shard_entry(fetch.starts, tuple(axes), context.mesh), fetch.size, fill)
+    return fetch_filled(x, d, tuple(axes), context.mesh, fetch, fetch.size, fill)
 
 
 @register("select_and_scatter")

@@ -18,7 +18,7 @@ import numpy as np
 from jax import lax
 
 from meshwise.ir.mesh import Axes, Mesh
-from meshwise.rules.halo import MOST_PIECES, Fetch, fetch_rows, mask_rows, shard_entry
+from meshwise.rules.halo import MOST_PIECES, Fetch, fetch_filled, fetch_rows, shard_entry
 from meshwise.rules.registry import Exchange
 
 
@@ -130,14 +130,12 @@ def read_rows(x: Any, reading: Reading, mesh: Mesh, fill: Any, everywhere: bool 
     What lies outside the operand is filled where rows of the result read it; with `everywhere`,
     also where only their padding does.
     """
-    fetch = reading.fetch
-    x = fetch_rows(x, reading.dim, reading.axes, mesh, fetch)
+    fetch, where = reading.fetch, (reading.dim, reading.axes, mesh)
     size = fetch.size if everywhere else reading.size  # rows after the last one read were not sent
     beyond = max(fetch.starts) + fetch.length > size
     if reading.reads_outside or (everywhere and (beyond or min(fetch.starts) < 0)):
-        first = shard_entry(fetch.starts, reading.axes, mesh)
-        x = mask_rows(x, reading.dim, first, size, fill)
-    return x
+        return fetch_filled(x, *where, fetch, size, fill)
+    return fetch_rows(x, *where, fetch)
 
 
 def dilate(x: Any, reading: Reading, mesh: Mesh, fill: Any) -> Any:

@@ -1,0 +1,82 @@
+"""Rows that shards fetch of each other: the right ones, and zeros outside where that is claimed."""
+
+import itertools
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from meshwise.ir.mesh import refine_mesh
+from meshwise.rules.halo import Fetch, fetch_filled, fetch_rows
+
+SHARDS = 4
+MESH = refine_mesh(("x",), (SHARDS,))
+AXES = MESH.names, MESH
+FILLS = [np.float32(fill) for fill in (0, -0.0, 7, -np.inf)]
+# Of 4 shards in blocks: where each begins to read, and how many rows.
+BLOCKS = {"full": (12, 3), "uneven": (10, 3), "the last one empty": (9, 3)}
+STARTS = {
+    "halo": ((-1, 2, 5, 8), 5),
+    "wide halo": ((-4, -1, 2, 5), 11),
+    "before only": ((-2, 1, 4, 7), 5),
+    "after only": ((1, 4, 7, 10), 3),
+    "other blocks": ((-2, 2, 6, 10), 4),
+    "backwards": ((9, 6, 3, 0), 3),
+    "all of the first": ((0, 0, 0, 0), 3),
+    "one of nobody": ((-3, 0, 3, 12), 3),
+    "own ones but the last": ((0, 3, 6, 12), 3),
+}
+CASES = list(itertools.product(BLOCKS, STARTS))
+
+
+def rows_of(blocks, starts):
+    size, block = BLOCKS[blocks]
+    return Fetch(size, block, *STARTS[starts])
+
+
+def run(fetch):
+    """What each shard gets of rows numbered from one (padding is 99): as fetched, and filled."""
+    held = np.full(SHARDS * fetch.block, 99.0, np.float32)
+    held[: fetch.size] = 1 + np.arange(fetch.size)
+
+    def body(x):
+        filled = [fetch_filled(x, 0, *AXES, fetch, fetch.size, fill) for fill in FILLS]
+        return fetch_rows(x, 0, *AXES, fetch), *filled
+
+    devices = np.array(jax.devices()[:SHARDS]).reshape(MESH.sizes)
+    spec = P(MESH.names)
+    mapped = jax.shard_map(
+        body,
+        mesh=jax.sharding.Mesh(devices, MESH.names),
+        in_specs=spec,
+        out_specs=spec,
+        check_vma=False,
+    )
+    return [np.asarray(x).reshape(SHARDS, fetch.length) for x in jax.jit(mapped)(held)]
+
+
+def wanted(fetch, fill):
+    rows = np.array([np.arange(fetch.length) + s for s in fetch.starts])
+    return np.where((rows >= 0) & (rows < fetch.size), 1 + rows, fill)
+
+
+@pytest.mark.parametrize("blocks, starts", CASES)
+def test_rows_are_those_asked_for(blocks, starts):
+    fetch = rows_of(blocks, starts)
+    fetched, *filled = run(fetch)
+    right = wanted(fetch, np.nan)
+    inside = ~np.isnan(right)
+    np.testing.assert_array_equal(fetched[inside], right[inside])
+    if fetch.has_zeros_outside:
+        np.testing.assert_array_equal(fetched, wanted(fetch, 0))
+    for fill, got in zip(FILLS, filled, strict=True):
+        np.testing.assert_array_equal(got, wanted(fetch, fill))
+        np.testing.assert_array_equal(np.signbit(got), np.signbit(wanted(fetch, fill)))
+
+
+def test_zeros_are_claimed_where_shards_are_full():
+    claimed = {case for case in CASES if rows_of(*case).has_zeros_outside}
+    assert {blocks for blocks, _ in claimed} == {"full"}
+    assert {("full", "halo"), ("full", "one of nobody")} <= claimed
+    assert ("full", "own ones but the last") not in claimed
