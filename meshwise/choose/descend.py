@@ -4,11 +4,12 @@ Each node in turn takes the strategy that is cheapest given its neighbours: its 
 plus for every value it touches the cheapest tree of reshards from the produced sharding to all
 that its users want. A node whose neighbour changed is looked at again. Then all users of a value
 move together to one sharding of it: a gather that three products share is worth more than any of
-them can see alone. The sum only falls, so the descent ends, never dearer than where it began.
+them can see alone. They do so without the node that makes the value, and with it. The sum only
+falls, so the descent ends, never dearer than where it began.
 """
 
 from bisect import insort
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 
 from meshwise.choose.candidates import candidates
 from meshwise.choose.graph import Value
@@ -129,17 +130,22 @@ def _move_shared_values(search: Search, free: Set[int], limits: Limits) -> set[i
     dirty: set[int] = set()
     for value in search.graph.values.values():
         users = sorted({n for n, _ in value.uses} & free)
-        if len(users) > 1 and not value.remade:
-            changes = _move_users(search, value, users, limits)
+        if (len(users) > 1 or (users and value.maker in free)) and not value.remade:
+            changes = _move_users(search, value, users, free, limits)
             if changes:
                 dirty |= search.keep(changes) & free
     return dirty
 
 
-def _move_users(search: Search, value: Value, users: Sequence[int], limits: Limits) -> list[Change]:
-    """Move the users that can to one sharding of a value, if that pays; what changed."""
+def _move_users(
+    search: Search, value: Value, users: Sequence[int], free: Set[int], limits: Limits
+) -> list[Change]:
+    """Move the users that can to one sharding of a value, if that pays; what changed.
+
+    Its maker may move with them: neither it nor they would without the other.
+    """
     best: tuple[float, list[Choice]] = (-WORTH_IT, [])
-    for offers in _offers(search, value, users, limits).values():
+    for offers in _moves_of(search, value, users, free, limits):
         hoped = [(search.graph.nodes[i], min(found)[2]) for i, found in offers.items()]
         if len(hoped) < 2 or _together(search, hoped, search.least_delta) > best[0] + WORTH_IT:
             continue
@@ -152,6 +158,27 @@ def _move_users(search: Search, value: Value, users: Sequence[int], limits: Limi
         if len(moves) > 1 and saved < best[0]:
             best = saved, moves
     return [c for node, axes in best[1] for c in search.put(node, axes)]
+
+
+def _moves_of(
+    search: Search, value: Value, users: Sequence[int], free: Set[int], limits: Limits
+) -> Iterator[dict[int, list[Priced]]]:
+    """For each sharding of a value how its users could read it so, then with its maker as well."""
+    offered = _offers(search, value, users, limits)
+    yield from offered.values()
+    if value.maker in free and value.maker not in users:
+        assert value.maker is not None
+        made: dict[Sharding, list[Priced]] = {}
+        node = search.graph.nodes[value.maker]
+        for k, axes in enumerate(_choices(search, node, limits)):
+            changes = search.put(node, axes)
+            least = search.least_delta(changes, without=value)
+            if least < IMPOSSIBLE:
+                made.setdefault(search.produced(value).reduced, []).append((least, k, axes))
+            search.undo(changes)
+        for sharding, offers in offered.items():
+            if sharding in made:
+                yield {**offers, value.maker: made[sharding]}
 
 
 def _together(

@@ -41,6 +41,12 @@ def gradient(function: Callable[..., Any]) -> Callable[..., Any]:
     return jax.grad(lambda *args: (function(*args) ** 2).sum())
 
 
+def best_paths(moves: Any, seen: Any) -> Any:
+    """From which state the best path to each comes, in every step (Viterbi)."""
+    return lax.scan(lambda score, own: ((score[:, None] + moves).max(0) + own,
+        jnp.argmax(score[:, None] + moves, 0)), seen[0], seen[1:])[1]  # fmt: skip
+
+
 def accumulated(w: Any, x: Any) -> Any:
     """A gradient that is added up over microbatches."""
 
@@ -342,12 +348,11 @@ FREE = [
     Row("a hint on a literal that is carried", with_hinted_literal, (X,), (8,), (P("x"),), None),
     Row("added to the largest", added_to_largest, (ROWS,), (8,), (STACK,), P(), None, 1e-5),
     Row("loops in vain", in_vain, (reals(13, 6), np.int32(3)), (8,), (P("x"), P()), P("x")),
+    Row("best paths, states sharded: scores whole", best_paths, (reals(32, 32), reals(6, 32)), (8,),
+        (STACK, STACK), STACK, {"all_gather": gathered(11, 32)}),
     Row("products of what is carried, contracted", lambda a, x: lax.fori_loop(0, 4,
         lambda _, x: a.T @ (a @ x), x), (reals(16, 6), reals(6)), (8,), (P("x"), P()), P(), None,
         1e-5),
-    Row("sums of what is carried", lambda a, x: lax.fori_loop(0, 3,
-        lambda _, x: (a * (a * x).sum(1, keepdims=True)).sum(0), x), (reals(16, 6), reals(6)),
-        (2, 4), (P(("x", "y")), P()), P("x"), None, 1e-5),
     Row("no steps", lambda x: lax.scan(lambda c, r: (c + r, c), x[0] if len(x) else 1.0,
         jnp.zeros((0, 6))), (reals(13, 6),), (8,), (P("x"),), None, None, 1e-5),
 ]  # fmt: skip
