@@ -7,9 +7,11 @@ what joins them again, and nothing more is copied or sent.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from math import prod
 from typing import Any
 
+import jax
 import numpy as np
 from jax import lax
 from jax.extend.mlir.dialects import stablehlo
@@ -17,31 +19,57 @@ from jax.interpreters import ad, batching, mlir
 
 from meshwise._jax.jaxprs import JaxprEqn, Primitive, Var, new_eqn, opened, rewritten, with_bodies
 
-# An array, as its pieces along a dim joined again.
+_VIEWS = (
+    lax.reshape_p,
+    lax.transpose_p,
+    lax.squeeze_p,
+    lax.broadcast_in_dim_p,
+    lax.convert_element_type_p,
+    lax.bitcast_convert_type_p,
+)
+
+# Arrays laid end to end along one dim, as the pieces of all of them along another, joined again.
 cut_and_joined_p = Primitive("cut_and_joined")
 
 
 def cut_alike(jaxpr: Any, sizes: Mapping[str, int]) -> Any:
     """The same per-device jaxpr over axes of some sizes; itself where nothing is exchanged."""
     before = opened(jaxpr).eqns
+    makers = {var: eqn for eqn in before for var in eqn.outvars}
     inner = [with_bodies(eqn, lambda body: cut_alike(body, sizes)) for eqn in before]
-    eqns = [new for eqn in inner for new in _cut(eqn, sizes)]
+    eqns = [new for eqn in inner for new in _cut(eqn, sizes, makers)]
     same = len(eqns) == len(before) and all(map(lambda new, old: new is old, eqns, before))
     return jaxpr if same else rewritten(jaxpr, eqns=eqns)
 
 
-def _cut(eqn: JaxprEqn, sizes: Mapping[str, int]) -> list[JaxprEqn]:
-    """An exchange of what was cut and joined; of anything else the equation itself."""
+def _cut(eqn: JaxprEqn, sizes: Mapping[str, int], makers: Mapping[Any, JaxprEqn]) -> list[JaxprEqn]:
+    """An exchange of what was cut and joined; of anything else the equation itself.
+
+    What was joined along another dim is cut before: it is joined in pieces, and never whole.
+    """
     if eqn.primitive is not lax.all_to_all_p:
         return [eqn]
     (x,) = eqn.invars
     aval: Any = x.aval
-    pieces = _group_size(eqn, sizes)
-    if pieces == 1 or 0 in aval.shape:
+    pieces, along = _group_size(eqn, sizes), eqn.params["split_axis"]
+    params = {"dim": along, "pieces": pieces}
+    parts = [x]
+    maker = makers.get(x)
+    if maker and maker.primitive is lax.concatenate_p and maker.params["dimension"] != along:
+        parts, along = list(maker.invars), maker.params["dimension"]
+    if pieces == 1 or 0 in aval.shape or any(_is_in_pieces(part, makers) for part in parts):
         return [eqn]
     joined = Var(aval)
-    params = {"dim": eqn.params["split_axis"], "pieces": pieces}
-    return [new_eqn(cut_and_joined_p, [x], [joined], params, eqn), eqn.replace(invars=[joined])]
+    made = new_eqn(cut_and_joined_p, parts, [joined], params | {"along": along}, eqn)
+    return [made, eqn.replace(invars=[joined])]
+
+
+def _is_in_pieces(x: Any, makers: Mapping[Any, JaxprEqn]) -> bool:
+    """Whether a value is joined from pieces, of which XLA itself finds those that are wanted."""
+    maker = makers.get(x)
+    while maker and maker.primitive in _VIEWS:
+        maker = makers.get(maker.invars[0])
+    return maker is not None and maker.primitive in (lax.concatenate_p, lax.all_to_all_p)
 
 
 def _group_size(eqn: JaxprEqn, sizes: Mapping[str, int]) -> int:
@@ -52,11 +80,15 @@ def _group_size(eqn: JaxprEqn, sizes: Mapping[str, int]) -> int:
     return len(groups[0]) if groups else prod(sizes[name] for name in names)
 
 
-def _lowered(context: Any, x: Any, *, dim: int, pieces: int) -> Any:
-    """The slices, at places behind a barrier, and their concatenation."""
-    shape = context.avals_in[0].shape
-    size = shape[dim] // pieces
-    sizes = mlir.dense_int_array([size if d == dim else n for d, n in enumerate(shape)])
+def _joined(first: Any, *rest: Any, along: int, **_: Any) -> Any:
+    """What comes of it: the arrays laid end to end."""
+    return lax.concatenate((first, *rest), along) if rest else first
+
+
+def _lowered(context: Any, *parts: Any, dim: int, pieces: int, along: int) -> Any:
+    """Slices of the arrays, at places behind a barrier, and their concatenation."""
+    shapes = [aval.shape for aval in context.avals_in]
+    size = shapes[0][dim] // pieces
     # A number, or an array that one number and a step make, would become part of the kernel.
     firsts = [np.array([piece * size, -1, -1], np.int32) for piece in range(pieces)]
     zero = mlir.ir_constant(np.int32(0))
@@ -64,21 +96,33 @@ def _lowered(context: Any, x: Any, *, dim: int, pieces: int) -> Any:
     cut = []
     for first in stablehlo.OptimizationBarrierOp([mlir.ir_constant(f) for f in firsts]).results:
         place = stablehlo.ReshapeOp(zero.type, stablehlo.SliceOp(first, *one_at).result).result
-        starts = [place if d == dim else zero for d in range(len(shape))]
-        cut.append(stablehlo.DynamicSliceOp(x, starts, sizes).result)
+        piece = []
+        for part, shape in zip(parts, shapes, strict=True):
+            starts = [place if d == dim else zero for d in range(len(shape))]
+            cut_shape = [size if d == dim else n for d, n in enumerate(shape)]
+            sizes = mlir.dense_int_array(cut_shape)
+            piece.append(stablehlo.DynamicSliceOp(part, starts, sizes).result)
+        cut.append(stablehlo.ConcatenateOp(piece, along).result if len(piece) > 1 else piece[0])
     return [stablehlo.ConcatenateOp(cut, dim).result]
 
 
-def _itself(context: Any, x: Any, **_: Any) -> Any:
-    return [x]
+def _type(first: Any, *rest: Any, along: int, **_: Any) -> Any:
+    shape = list(first.shape)
+    shape[along] += sum(aval.shape[along] for aval in rest)
+    return first.update(shape=tuple(shape))
 
 
-def _batched(args: Any, dims: Any, **_: Any) -> Any:
-    return args[0], dims[0]
+def _jvp(primals: Any, tangents: Any, **params: Any) -> Any:
+    tangents = tuple(ad.instantiate_zeros(t) for t in tangents)
+    return jax.jvp(partial(_joined, **params), primals, tangents)
 
 
-cut_and_joined_p.def_abstract_eval(lambda aval, **_: aval)
-mlir.register_lowering(cut_and_joined_p, _itself)
+def _batched(args: Any, dims: Any, **params: Any) -> Any:
+    return jax.vmap(partial(_joined, **params), dims)(*args), 0
+
+
+cut_and_joined_p.def_abstract_eval(_type)
+mlir.register_lowering(cut_and_joined_p, mlir.lower_fun(_joined, multiple_results=False))
 mlir.register_lowering(cut_and_joined_p, _lowered, platform="cpu")
-ad.deflinear2(cut_and_joined_p, lambda cotangent, *_, **__: [cotangent])
+ad.primitive_jvps[cut_and_joined_p] = _jvp
 batching.primitive_batchers[cut_and_joined_p] = _batched

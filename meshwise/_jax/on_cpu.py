@@ -1,9 +1,10 @@
 """A per-device program as XLA on CPU compiles it right.
 
 Collectives of integers of two bits are those of bytes: XLA packs four of them in a byte, and sends
-and joins some of the wrong ones (under `jax.jit` too); it sums none. Results of Fourier transforms
-lie row by row: XLA may choose another layout where a collective follows, and then fails when it
-runs.
+and joins some of the wrong ones (under `jax.jit` too); it sums none. Short floats that are only
+moved go as their bits: XLA would make them twice as long and send them so. Results of Fourier
+transforms lie row by row: XLA may choose another layout where a collective follows, and then fails
+when it runs.
 
 And as it compiles into less memory, and in less time: an argument whose borders are sent is read
 behind a barrier; the pieces of an exchange are cut alike.
@@ -23,6 +24,9 @@ from meshwise._jax.jaxprs import JaxprEqn, Literal, Var, new_eqn, opened, rewrit
 
 _BYTES = {jnp.dtype(jnp.int2): jnp.int8, jnp.dtype(jnp.uint2): jnp.uint8}
 _AXES = ("axis_name", "axes")
+# Floats that XLA on CPU moves as wider ones, and collectives that only move.
+_WIDENED = {jnp.dtype(dtype) for dtype in (jnp.bfloat16, jnp.float8_e4m3fn, jnp.float8_e5m2)}
+_MOVES = (lax.all_to_all_p, lax.all_gather_p, lax.ppermute_p)
 
 
 def as_cpu_compiles(jaxpr: Any, sizes: Mapping[str, int]) -> Any:
@@ -92,31 +96,39 @@ def _row_by_row(rank: int) -> Callable[[Any], Any]:
 
 
 def _sent(eqn: JaxprEqn) -> list[JaxprEqn]:
-    if not any(a in eqn.params for a in _AXES) or not any(map(_is_small, eqn.invars)):
+    if not any(a in eqn.params for a in _AXES) or not any(_sent_as(eqn, a) for a in eqn.invars):
         return [eqn]
     before: list[JaxprEqn] = []
     after: list[JaxprEqn] = []
     operands: list[Any] = []
     results: list[Any] = []
     for atom in eqn.invars:
-        operands.append(_widened(atom) if _is_small(atom) else atom)
+        operands.append(_other(atom, _sent_as(eqn, atom)))
         if operands[-1] is not atom:
             before.append(_cast(atom, operands[-1], eqn))
     for var in eqn.outvars:
-        results.append(_widened(var) if _is_small(var) else var)
+        results.append(_other(var, _sent_as(eqn, var)))
         if results[-1] is not var:
             after.append(_cast(results[-1], var, eqn))
     return [*before, eqn.replace(invars=operands, outvars=results), *after]
 
 
-def _is_small(atom: Any) -> bool:
-    return not isinstance(atom, Literal) and getattr(atom.aval, "dtype", None) in _BYTES
+def _sent_as(eqn: JaxprEqn, atom: Any) -> Any:
+    """The type in which a collective sends a value, if not in its own."""
+    if isinstance(atom, Literal) or not hasattr(atom.aval, "dtype"):
+        return None
+    dtype = atom.aval.dtype
+    if eqn.primitive in _MOVES and dtype in _WIDENED:
+        return jnp.dtype(f"uint{jnp.finfo(dtype).bits}")
+    return _BYTES.get(dtype)
 
 
-def _widened(atom: Any) -> Var:
-    return Var(atom.aval.update(dtype=jnp.dtype(_BYTES[atom.aval.dtype])))
+def _other(atom: Any, dtype: Any) -> Any:
+    return atom if dtype is None else Var(atom.aval.update(dtype=dtype))
 
 
 def _cast(atom: Any, var: Any, like: JaxprEqn) -> JaxprEqn:
-    params = {"new_dtype": var.aval.dtype, "weak_type": False, "sharding": None}
-    return new_eqn(lax.convert_element_type_p, [atom], [var], params, like)
+    if _WIDENED.isdisjoint((atom.aval.dtype, var.aval.dtype)):
+        params = {"new_dtype": var.aval.dtype, "weak_type": False, "sharding": None}
+        return new_eqn(lax.convert_element_type_p, [atom], [var], params, like)
+    return new_eqn(lax.bitcast_convert_type_p, [atom], [var], {"new_dtype": var.aval.dtype}, like)

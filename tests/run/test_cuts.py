@@ -10,6 +10,7 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 import meshwise as mw
+from meshwise._jax import as_cpu_compiles
 
 P = PartitionSpec
 
@@ -24,6 +25,9 @@ CASES = [
     ({"x": 8}, (16, 24), P(None, "x"), P("x"), jnp.int16),
     ({"x": 8}, (3, 8, 5, 16), P(None, None, None, "x"), P(None, "x"), jnp.complex64),
     ({"x": 8}, (10, 19), P("x"), P(None, "x"), jnp.float32),
+    ({"x": 8}, (16, 24), P("x"), P(None, "x"), jnp.bfloat16),
+    ({"x": 8}, (16, 24), P(None, "x"), P("x"), jnp.float8_e4m3fn),
+    ({"x": 8}, (16, 24), P("x"), P(None, "x"), jnp.int4),
     ({"x": 2, "y": 4}, (8, 16), P("y"), P(None, "y"), jnp.bool_),
     ({"x": 2, "y": 4}, (16, 16), P(("x", "y")), P(None, ("x", "y")), jnp.float32),
     ({"x": 2, "y": 4}, (8, 8, 8), P("x", "y"), P(None, None, ("y", "x")), jnp.float32),
@@ -44,20 +48,47 @@ def test_what_arrives_is_what_one_device_has(axes, shape, before, after, dtype):
     np.testing.assert_array_equal(y.value if is_value(y) else y, x)
 
 
-def compiled_text(shape, before, after, **axes):
-    mesh = mesh_of(**axes)
+def compiled_text(shape, before, after, dtype=jnp.float32):
+    mesh = mesh_of(x=8)
     move = mw.jit(lambda x: x, mesh=mesh, in_shardings=(before,), out_shardings=after)
-    return move.partition(jax.ShapeDtypeStruct(shape, jnp.float32)).compile().as_text()
+    return move.partition(jax.ShapeDtypeStruct(shape, dtype)).compile().as_text()
 
 
 @pytest.mark.parametrize("before, after", [(P("x"), P(None, "x")), (P(None, "x"), P("x"))])
 def test_pieces_are_cut_by_equal_kernels_and_not_joined_before(before, after):
-    text = compiled_text((16, 24), before, after, x=8)
+    text = compiled_text((16, 24), before, after)
     bodies = re.findall(r"^%fused[^\n]*{\n(.*?)^}", text, re.MULTILINE | re.DOTALL)
     cuts = [b for b in bodies if "dynamic-slice" in b]
     alike = {re.sub(r"%[\w.-]+|, metadata=\{[^}]*\}|stack_frame_id=\d+", "", b) for b in cuts}
     assert len(cuts) == 8 and len(alike) == 1
     assert text.count(" concatenate(") <= 1  # of what was received
+
+
+@pytest.mark.parametrize("after", [P(), P(None, "x")])
+@pytest.mark.parametrize("dtype, bits", [(jnp.bfloat16, 16), (jnp.float8_e5m2, 8)])
+def test_short_floats_are_moved_as_they_are(after, dtype, bits):
+    text = compiled_text((16, 24), P("x"), after, dtype)
+    (moved,) = re.findall(r"= \(?(\w+)\[.* (?:all-to-all|all-gather)\(", text)
+    assert moved == f"u{bits}"
+
+
+def test_arrays_that_travel_together_are_joined_in_pieces():
+    mesh = mesh_of(x=8)
+    draw = np.random.default_rng(0)
+    keys = jnp.asarray(draw.integers(0, 9, (16, 32)), jnp.int32)
+    values = jnp.asarray(draw.normal(size=(16, 32)), jnp.float32)
+    spec = P(None, "x")
+    by_keys = mw.jit(
+        lambda k, v: lax.sort((k, v), dimension=1, num_keys=1),
+        mesh=mesh,
+        in_shardings=(spec, spec),
+        out_shardings=spec,
+    )
+    for found, wanted in zip(by_keys(keys, values), lax.sort((keys, values), num_keys=1), strict=1):
+        np.testing.assert_array_equal(found, wanted)
+    sent = as_cpu_compiles(by_keys.partition(keys, values).jaxpr, {"x": 8}).jaxpr.eqns
+    cuts = [eqn for eqn in sent if eqn.primitive.name == "cut_and_joined"]
+    assert [len(eqn.invars) for eqn in cuts] == [2, 2]  # there and back: keys and values
 
 
 def test_gradients_and_batches_pass_through():
