@@ -279,46 +279,30 @@ def _sent(part: Any, piece: Piece, axes: Axes, mesh: Mesh) -> Any:
 
 
 def _placed_by_number(x: Any, dim: int, axes: Axes, mesh: Mesh, fetch: Fetch) -> Any:
-    """Each piece moved to where this device needs it, its rows chosen among those of the others.
+    """Each piece's rows taken to where this device needs them, and chosen among the others'.
 
-    A slice of the piece with as many rows around it as are needed can be taken at any distance.
-    All of it is one kernel: laid end to end the pieces would take memory of their own.
+    Rows of one piece are taken at a time: laid end to end the pieces would take memory of their
+    own, and so would pads, where several kernels read what is fetched.
     """
     shards = len(fetch.starts)
-    row: Any = None
-    found: Any = None
+    rows, found = lax.iota(np.int32, fetch.length), None
     for piece in fetch.pieces:
         starts, shifts, to, ends = ([0] * shards for _ in range(4))
         for o in piece.overlaps:
             # A slice is kept inside the sender's rows.
             starts[o.sender] = min(o.start, fetch.block - piece.rows) if piece.is_sent else 0
-            shifts[o.receiver] = fetch.length + o.start - starts[o.sender] - o.to
+            shifts[o.receiver] = o.start - starts[o.sender] - o.to
             to[o.receiver], ends[o.receiver] = o.to, o.to + o.rows
         part = x
         if piece.is_sent:
-            part = _rows_at(x, shard_entry(starts, axes, mesh), piece.rows, dim)
+            start = shard_entry(starts, axes, mesh)
+            part = lax.dynamic_slice_in_dim(x, start, piece.rows, dim)
         part = _sent(part, piece, axes, mesh)
-        part = _rows_at(
-            _surrounded(part, dim, fetch), shard_entry(shifts, axes, mesh), fetch.length, dim
+        shift, first, end = (
+            lax.full_like(rows, shard_entry(table, axes, mesh)) for table in (shifts, to, ends)
         )
-        if found is None:
-            found, row = part, lax.broadcasted_iota(np.int32, part.shape, dim)
-            continue
-        first, end = (lax.full_like(row, shard_entry(t, axes, mesh)) for t in (to, ends))
-        mine = lax.bitwise_and(lax.ge(row, first), lax.lt(row, end))
-        found = lax.select(mine, part, found)
+        part = take_rows(part, lax.add(rows, shift), dim)
+        mine = lax.bitwise_and(lax.ge(rows, first), lax.lt(rows, end))
+        chosen = lax.broadcast_in_dim(mine, part.shape, (dim,))
+        found = part if found is None else lax.select(chosen, part, found)
     return found
-
-
-def _rows_at(x: Any, start: Any, rows: int, dim: int) -> Any:
-    starts: list[Any] = [np.int32(0)] * x.ndim
-    starts[dim] = start
-    sizes = (*x.shape[:dim], rows, *x.shape[dim + 1 :])
-    return lax.dynamic_slice(x, starts, sizes, allow_negative_indices=False)
-
-
-def _surrounded(part: Any, dim: int, fetch: Fetch) -> Any:
-    """A piece with as many rows before it and after it as a device needs."""
-    around = [(0, 0, 0)] * part.ndim
-    around[dim] = (fetch.length, fetch.length, 0)
-    return lax.pad(part, lax.full((), 0, part.dtype), around)
