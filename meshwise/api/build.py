@@ -51,6 +51,7 @@ from meshwise.partition.coarsen import coarsen
 from meshwise.partition.partition import partition
 from meshwise.propagate.completion import Completion
 from meshwise.propagate.constants import split_constants
+from meshwise.propagate.pads import pad_inside
 from meshwise.propagate.propagate import propagate
 from meshwise.propagate.transforms import split_transforms
 from meshwise.rules import describe_all
@@ -265,9 +266,9 @@ def _complete(program: Program, choices: Choices) -> Completed:
         _refuse_opaque(program.name, program, rules)
     program, rules = split_constants(program, rules)
     completion = propagate(program, rules)
-    apart = split_transforms(program, completion)
-    if apart is not program:
-        program, rules = apart, describe_all(apart.equations)
+    other = split_transforms(pad_inside(program, rules, completion), completion)
+    if other is not program:
+        program, rules = other, describe_all(other.equations)
         completion = propagate(program, rules)
     return program, rules, completion
 

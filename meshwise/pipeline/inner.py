@@ -29,6 +29,7 @@ from meshwise.pipeline.stages import Cut
 from meshwise.pipeline.tiles import Tiling, axes_of, tiling, whole
 from meshwise.propagate.completion import Completion
 from meshwise.propagate.constants import split_constants
+from meshwise.propagate.pads import pad_inside
 from meshwise.propagate.propagate import propagate
 from meshwise.propagate.transforms import split_transforms
 from meshwise.rules.registry import OpRule, describe_all
@@ -106,9 +107,9 @@ def _completed(program: Program) -> Completed:
     rules = describe_all(program.equations)
     program, rules = split_constants(program, rules)
     completion = propagate(program, rules)
-    apart = split_transforms(program, completion)
-    if apart is not program:
-        program, rules = apart, describe_all(apart.equations)
+    other = split_transforms(pad_inside(program, rules, completion), completion)
+    if other is not program:
+        program, rules = other, describe_all(other.equations)
         completion = propagate(program, rules)
     return program, rules, completion
 

@@ -11,7 +11,7 @@ values between them stay as the first leaves them (Dalcin et al. 2019).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -22,6 +22,7 @@ from meshwise import _jax
 from meshwise._jax import JaxprEqn, Literal, Var
 from meshwise.ir.program import Program, shape_of, type_of
 from meshwise.propagate.completion import Completion
+from meshwise.propagate.rewriting import rewritten
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +36,16 @@ class _Part:
 def split_transforms(program: Program, completion: Completion) -> Program:
     """The program with transforms over sharded dims taken apart; itself where there are none."""
     depth: dict[Var, int] = {}  # how many transforms of these have gone into a value
-    apart: dict[int, list[_Part]] = {}
+    apart: dict[int, list[JaxprEqn]] = {}
     for index, eqn in enumerate(program.equations):
         before = max((depth.get(a, 0) for a in eqn.invars if not isinstance(a, Literal)), default=0)
         sharded = _sharded_dims(eqn, completion)
         if sharded:
-            apart[index] = _parts(
-                eqn, sharded if before % 2 == 0 else sharded[::-1], before % 2 == 1
-            )
+            parts = _parts(eqn, sharded if before % 2 == 0 else sharded[::-1], before % 2 == 1)
+            apart[index] = _one_by_one(eqn, parts)
             before += 1
         depth.update(dict.fromkeys(eqn.outvars, before))
-    return _rewritten(program, apart) if apart else program
+    return rewritten(program, apart)
 
 
 def _sharded_dims(eqn: JaxprEqn, completion: Completion) -> list[int]:
@@ -78,18 +78,6 @@ def _parts(eqn: JaxprEqn, sharded: Sequence[int], sharded_first: bool) -> list[_
         groups.insert(0 if kind == FftType.RFFT else len(groups), (last,))
     others = FftType.IFFT if inverse else FftType.FFT
     return [_Part(kind if real and last in g else others, g) for g in groups if g]
-
-
-def _rewritten(program: Program, apart: dict[int, list[_Part]]) -> Program:
-    eqns: list[JaxprEqn] = []
-    hints = {}
-    for index, eqn in enumerate(program.equations):
-        if index in program.hints:
-            hints[len(eqns)] = program.hints[index]
-        eqns += _one_by_one(eqn, apart[index]) if index in apart else [eqn]
-    flat = program.jaxpr.jaxpr
-    closed = _jax.close_jaxpr(flat.constvars, flat.invars, flat.outvars, eqns, program.jaxpr.consts)
-    return replace(program, jaxpr=closed, hints=hints)
 
 
 def _one_by_one(eqn: JaxprEqn, parts: Sequence[_Part]) -> list[JaxprEqn]:
