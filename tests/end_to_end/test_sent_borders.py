@@ -169,7 +169,7 @@ BORDERS = [
         (X, NONE), X, [hop(1, 32)]),
     Row("rows around by joining", around, (ROWS,), (X,), X, [hop(1, 32), hop(1, 32)]),
     Row("causal shifts by joining", causal, (ROWS,), (X,), X, [hop(3, 32)]),
-    Row("heat", heat, (ROWS,), (X,), X, [hop(2, 32), hop(1, 32)]),
+    Row("heat", heat, (ROWS,), (X,), X, [hop(1, 32), hop(1, 32)]),
     Row("periodic stencil", periodic, (ROWS,), (P("x", "y"),), P("x", "y"),
         [hop(1, 8), hop(32, 1), hop(1, 8), hop(32, 1)], GRID),
 ]  # fmt: skip
