@@ -7,7 +7,7 @@ takes axes at random among all that its factors allow, or what a neighbour sugge
 import random
 
 from meshwise.choose.candidates import candidates
-from meshwise.choose.choose import _plan
+from meshwise.choose.choose import Found, _plan
 from meshwise.choose.graph import Graph, Value, build_graph
 from meshwise.choose.plan import Plan
 from meshwise.choose.regions import Node
@@ -25,7 +25,8 @@ def random_plan(program, rules, completion, seed: int) -> Plan:
     draw = random.Random(seed * 31 + 7)
     search = _Unpriced(graph, _axes_of_nodes(graph, draw))
     copies = {var: (0.0, _edges(search, value, draw)) for var, value in graph.values.items()}
-    return _plan(search, {v: c for v, c in copies.items() if c[1]}, {}, 0.0, 0.0, "dice")
+    found = Found(0.0, search, {v: c for v, c in copies.items() if c[1]}, {})
+    return _plan(found, 0.0, "dice")
 
 
 class _Unpriced(Search):

@@ -14,7 +14,7 @@ from tests.fuzz.programs import MESHES, Case, Input, Step, arguments_of, functio
 from tests.fuzz.shrinking import reproducer, shrink
 
 FEW = 8  # blocks of the default suite, each of so many programs
-OF_EACH = 10
+OF_EACH = 5
 BLOCKS, BLOCK = 20, 25  # of the slow suite
 
 
@@ -32,6 +32,13 @@ def test_random_programs_equal_one_device(block: int):
         case, problems = make(seed, PROFILES)
         assert not problems
         complain(case, ways_of(seed), "numpy")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_many_random_programs_equal_one_device(block: int):
+    for seed in range(400 + block * BLOCK, 400 + (block + 1) * BLOCK):
+        complain(make(seed, PROFILES)[0], ways_of(seed), "numpy")
 
 
 @pytest.mark.parametrize("seed", range(100, 104))
