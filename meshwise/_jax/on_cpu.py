@@ -6,8 +6,9 @@ moved go as their bits: XLA would make them twice as long and send them so. Resu
 transforms lie row by row: XLA may choose another layout where a collective follows, and then fails
 when it runs.
 
-And as it compiles into less memory, and in less time: an argument whose borders are sent is read
-behind a barrier; the pieces of an exchange are cut alike.
+And as it compiles into less memory, in less time, or into what is faster: an argument whose borders
+are sent is read behind a barrier; the pieces of an exchange are cut alike; what is gathered or
+scattered along a minor dim goes along a leading one.
 """
 
 from collections import Counter
@@ -21,6 +22,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 
 from meshwise._jax.cuts import cut_alike
 from meshwise._jax.jaxprs import JaxprEqn, Literal, Var, new_eqn, opened, rewritten, with_bodies
+from meshwise._jax.minor_dims import of_leading_dim
 
 _BYTES = {jnp.dtype(jnp.int2): jnp.int8, jnp.dtype(jnp.uint2): jnp.uint8}
 _AXES = ("axis_name", "axes")
@@ -74,7 +76,9 @@ def _reading(eqn: JaxprEqn, others: Mapping[Any, Var]) -> JaxprEqn:
 
 
 def _said(eqn: JaxprEqn) -> list[JaxprEqn]:
-    return _in_rows(eqn) if eqn.primitive.name == "fft" else _sent(eqn)
+    if eqn.primitive.name == "fft":
+        return _in_rows(eqn)
+    return [new for sent in _sent(eqn) for new in of_leading_dim(sent)]
 
 
 def _in_rows(eqn: JaxprEqn) -> list[JaxprEqn]:
