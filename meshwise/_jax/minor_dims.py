@@ -22,7 +22,8 @@ def of_leading_dim(eqn: JaxprEqn) -> list[JaxprEqn]:
 
 
 def _gathered(eqn: JaxprEqn) -> list[JaxprEqn]:
-    (x,), (out,) = eqn.invars, eqn.outvars
+    x: Any = eqn.invars[0]
+    (out,) = eqn.outvars
     shape, dim, group = x.aval.shape, eqn.params["all_gather_dimension"], eqn.params["axis_size"]
     if _lies_together(x, shape[:dim]):
         return [eqn]
@@ -38,7 +39,8 @@ def _gathered(eqn: JaxprEqn) -> list[JaxprEqn]:
 
 
 def _scattered(eqn: JaxprEqn) -> list[JaxprEqn]:
-    (x,), (out,) = eqn.invars, eqn.outvars
+    x: Any = eqn.invars[0]
+    (out,) = eqn.outvars
     shape, dim, group = x.aval.shape, eqn.params["scatter_dimension"], eqn.params["axis_size"]
     if _lies_together(x, shape[:dim]):
         return [eqn]

@@ -18,6 +18,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from meshwise import _jax
 from meshwise.cost.hardware import GENERIC, Hardware
 from meshwise.cost.links import Links
 from meshwise.ir.collectives import CollectiveKind, wire_bytes
@@ -118,6 +119,13 @@ def _trials(axis: str, count: int) -> list[Trial]:
     def gather(dim: int) -> Callable[[jax.Array], jax.Array]:
         return lambda x: lax.all_gather(x, axis, axis=dim, tiled=True)
 
+    def exchange(x: jax.Array) -> jax.Array:
+        """From rows to columns, in the form that programs have."""
+        rows, columns = x.shape
+        parts = x.reshape(rows, count, columns // count)
+        got = lax.all_to_all(parts, axis, 1, 1, tiled=True)
+        return got.transpose(1, 0, 2).reshape(rows * count, columns // count)
+
     def cut(x: jax.Array) -> jax.Array:
         size = x.shape[0] // count
         return lax.dynamic_slice_in_dim(x, lax.axis_index(axis) * size, size)
@@ -127,7 +135,7 @@ def _trials(axis: str, count: int) -> list[Trial]:
         Trial("ppermute", kinds.PERMUTE, circle),
         Trial("all_gather", kinds.ALL_GATHER, gather(0)),
         Trial("minor all_gather", kinds.ALL_GATHER, gather(1)),
-        Trial("all_to_all", kinds.ALL_TO_ALL, lambda x: lax.all_to_all(x, axis, 1, 0, tiled=True)),
+        Trial("all_to_all", kinds.ALL_TO_ALL, exchange),
         Trial("round", kinds.ALL_TO_ALL, _in_rounds(axis, count), count - 1),
         Trial(
             "reduce_scatter",
@@ -202,9 +210,11 @@ def _median_seconds(
     repeats: int,
 ) -> float:
     """Seconds of a function of each device's part of an array, on all devices."""
+    array = jax.device_put(numbers, NamedSharding(mesh, spec))
+    if mesh.devices.flat[0].platform == "cpu":
+        per_device = _as_programs_are(per_device, mesh, array)
     mapped = jax.shard_map(per_device, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
     program = jax.jit(mapped)
-    array = jax.device_put(numbers, NamedSharding(mesh, spec))
     for _ in range(2):
         jax.block_until_ready(program(array))
     taken = []
@@ -213,3 +223,14 @@ def _median_seconds(
         jax.block_until_ready(program(array))
         taken.append(time.perf_counter() - start)
     return median(taken)
+
+
+def _as_programs_are(
+    per_device: Callable[[jax.Array], jax.Array], mesh: jax.sharding.Mesh, array: jax.Array
+) -> Callable[[jax.Array], jax.Array]:
+    """A function of an array's shards, written as programs are for CPU devices."""
+    shard = jax.ShapeDtypeStruct(array.sharding.shard_shape(array.shape), array.dtype)
+    sizes = dict(mesh.shape)
+    closed = jax.make_jaxpr(per_device, axis_env=[*sizes.items()])(shard)
+    flat = _jax.jaxpr_as_fun(_jax.as_cpu_compiles(closed, sizes))
+    return lambda x: flat(x)[0]
