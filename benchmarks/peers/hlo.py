@@ -149,12 +149,13 @@ def _walk(scope: Scope, count: int, unknown: list[str]) -> Iterator[Collective]:
             trips = trip_count(scope, instruction)
             if trips is None:
                 unknown.append(instruction.name)
-            inner = Scope(
-                scope.module,
-                scope.module.computations[instruction.attribute("body") or ""],
-                (scope, instruction),
-            )
-            yield from _walk(inner, count * (1 if trips is None else trips), unknown)
+            for part in ("condition", "body"):
+                inner = Scope(
+                    scope.module,
+                    scope.module.computations[instruction.attribute(part) or ""],
+                    (scope, instruction),
+                )
+                yield from _walk(inner, count * (1 if trips is None else trips), unknown)
         elif opcode == "conditional":
             # One branch runs; the dearest is a bound for all of them.
             branches = [

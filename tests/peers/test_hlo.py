@@ -228,6 +228,15 @@ def test_a_counter_that_is_copied_is_followed():
     assert hlo.parse(text).by_kind == {"all_reduce": 4}
 
 
+def test_what_a_condition_sends_is_counted():
+    text = looping("9", "parameter(1)", "").replace(
+        "  ROOT %lt",
+        "  %all = s32[] all-reduce(%i), replica_groups=[1,8]<=[8], to_apply=%add\n  ROOT %lt",
+    )
+    assert hlo.parse(text).by_kind == {"all_reduce": 2}
+    assert hlo.parse(text).wire_bytes == 768 + 7
+
+
 def looping(limit: str, first: str, noted: str) -> str:
     return module(
         "%p = f32[8,16] parameter(0)",
