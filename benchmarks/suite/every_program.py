@@ -8,7 +8,9 @@ from benchmarks.suite.programs import (
     convolution,
     indexing,
     matmul,
+    models,
     moe,
+    numerics,
     ordering,
     pipeline,
     reshape,
@@ -29,6 +31,8 @@ PROGRAMS: tuple[Program, ...] = (
     *pipeline.TABLE,
     *reshard.TABLE,
     *science.TABLE,
+    *models.TABLE,
+    *numerics.TABLE,
 )
 
 
