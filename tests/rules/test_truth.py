@@ -29,6 +29,19 @@ from tests.rules.devices import (
 )
 
 ROWS = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+MISCOMPILED = {
+    "scatter-add by bytes": "XLA without fusion emitters clips positions at 299 - 256",
+}
+COMPILED_ROWS = pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(
+            c, marks=pytest.mark.skip(MISCOMPILED[c.name]) if c.name in MISCOMPILED else ()
+        )
+        for c in CASES
+    ],
+    ids=lambda case: case.name,
+)
 
 
 def test_names_are_unique():
@@ -90,26 +103,12 @@ def test_claimed_splits_are_true(case: Case):
 
 
 @pytest.mark.slow
-@ROWS
+@COMPILED_ROWS
 def test_claimed_splits_are_true_as_xla_computes(case: Case):
     check_splits(case, every_split(case), compiled=True)
 
 
-MISCOMPILED = {
-    "scatter-add by bytes": "XLA without fusion emitters clips positions at 299 - 256",
-}
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(
-            c, marks=pytest.mark.skip(MISCOMPILED[c.name]) if c.name in MISCOMPILED else ()
-        )
-        for c in CASES
-    ],
-    ids=lambda case: case.name,
-)
+@COMPILED_ROWS
 def test_numpy_computes_what_xla_does(case: Case):
     """So that what is shown with numpy is said of the operator that XLA has."""
     expected = [raw(v) for v in apply(case.equation, case.operands)]
