@@ -12,7 +12,7 @@ from meshwise.choose.regions import Node
 from meshwise.choose.search import node_seconds, work_seconds
 from meshwise.choose.tree import IMPOSSIBLE
 from meshwise.ir.factors import Strategy, dims_sharding, operand_sharding
-from meshwise.ir.sharding import DimAxes, Reduction, Sharding, local_bytes, unreduced
+from meshwise.ir.sharding import DimAxes, Reduction, local_bytes, sharding_of, unreduced
 from meshwise.reshard.search import reshard_bound, reshard_cost
 
 _STACKS = (step_p, stack_p)
@@ -53,11 +53,11 @@ def _held_limits(graph: Graph) -> dict[int, int]:
         if graph.program.equations[node.members[0].equation].primitive not in _STACKS:
             continue
         dims = nominal(graph, node)
-        operands = [Sharding(d) for d in dims[: len(node.operands)]]
+        operands = [sharding_of(d) for d in dims[: len(node.operands)]]
         options = candidates(node, graph.mesh, operands, (), dims, None)
         least = min(_stack_bytes(graph, node, axes) for axes in options)
         value, own = _stack(graph, node), dims[_stack_position(node)]
-        given = local_bytes(value.shape, value.itemsize, Sharding(own), graph.mesh)
+        given = local_bytes(value.shape, value.itemsize, sharding_of(own), graph.mesh)
         found[node.index] = max(least, given)
     return found
 
@@ -75,7 +75,8 @@ def _stack(graph: Graph, node: Node) -> Value:
 def _stack_bytes(graph: Graph, node: Node, axes: DimAxes) -> int:
     value, position = _stack(graph, node), _stack_position(node)
     dims = (*node.rule.operands, *node.rule.results)[position]
-    return local_bytes(value.shape, value.itemsize, Sharding(dims_sharding(dims, axes)), graph.mesh)
+    held = sharding_of(dims_sharding(dims, axes))
+    return local_bytes(value.shape, value.itemsize, held, graph.mesh)
 
 
 def _work_limits(graph: Graph) -> list[float]:
@@ -243,7 +244,7 @@ def _cheapest(
 def _find_cheapest(
     graph: Graph, node: Node, tensors: Sequence[DimAxes], limits: Limits, keep_results: bool
 ) -> DimAxes:
-    operands = [Sharding(dims) for dims in tensors[: len(node.operands)]]
+    operands = [sharding_of(dims) for dims in tensors[: len(node.operands)]]
     found = candidates(node, graph.mesh, operands, (), tensors, None)
     found += natural_candidates(node, graph.mesh, nominal(graph, node))
     allowed = [axes for axes in found if limits.allow(graph, node, axes)]
@@ -289,12 +290,12 @@ def _price(
         if value.remade or (result >= 0 and not keep_results):
             continue
         if result < 0:
-            source, target = Sharding(dims), operand_sharding(node.rule, strategy, k)
+            source, target = sharding_of(dims), operand_sharding(node.rule, strategy, k)
         else:
             over = [a for f, _ in node.reduced[result] for a in axes[f]]
             operator = node.reduced[result][0][1] if over else Reduction.SUM
             made = dims_sharding(node.rule.results[result], axes)
-            source, target = unreduced(made, over, operator), Sharding(dims)
+            source, target = unreduced(made, over, operator), sharding_of(dims)
         total += value.trips * cost(
             value.shape, value.itemsize, graph.mesh, source, target, graph.hardware
         )

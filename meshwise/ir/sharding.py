@@ -15,6 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import lru_cache
 
 from meshwise.ir.mesh import Axes, Mesh
 
@@ -78,10 +79,19 @@ def replicated(rank: int) -> Sharding:
 
 
 def unreduced(dims: DimAxes, axes: Sequence[str], reduction: Reduction) -> Sharding:
-    """A sharding with unreduced axes, in canonical form."""
+    """A sharding with unreduced axes, in canonical form; of the same axes the same object."""
     if not axes:
-        return Sharding(dims)
-    return Sharding(dims, tuple(sorted(axes)), reduction)
+        return sharding_of(dims)
+    return _made(dims, tuple(sorted(axes)), reduction)
+
+
+def sharding_of(dims: DimAxes) -> Sharding:
+    """A sharding with nothing unreduced; of the same axes the same object."""
+    return _made(dims)
+
+
+# Searches ask for few shardings, and for each of them thousands of times.
+_made = lru_cache(maxsize=1 << 16)(Sharding)
 
 
 def local_shape(shape: Sequence[int], sharding: Sharding, mesh: Mesh) -> tuple[int, ...]:
