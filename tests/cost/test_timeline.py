@@ -1,63 +1,32 @@
-"""Timelines: exact on programs timed by hand, laws on random ones, and what the text shows."""
+"""Timelines: exact on programs timed by hand."""
 
-import itertools
-import json
-import math
 from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from jax import lax
-from jax.sharding import AbstractMesh, AxisType
-from jax.sharding import PartitionSpec as P
 
-import meshwise as mw
-from meshwise._jax import make_jaxpr_over_axes
 from meshwise.cost.communication import wire_seconds
-from meshwise.cost.gantt import Event, draw, show_seconds
-from meshwise.cost.hardware import CPU, DGX2_RING, DGX2_SHARED_CARDS, GENERIC, H100, V100, Hardware
-from meshwise.cost.links import Links, dgx2
-from meshwise.cost.orders import Ordered, orders_of
+from meshwise.cost.hardware import CPU, GENERIC, H100
+from meshwise.cost.links import Links
 from meshwise.cost.timeline import timeline
 from meshwise.ir.collectives import collectives_of
-
-SIZES = {"a": 2, "b": 4}
-
-# One flop and one byte of memory a nanosecond, a byte of wire in ten; a launch of a microsecond for
-# a collective, half of one for a kernel.
-MACHINE = Hardware("test", 1e8, 1e-6, 1e9, 1e9, "made up", kernel_s=0.5e-6)
-NS = 1e-9
-
-
-def array(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
-
-
-def traced(function, *args):
-    return make_jaxpr_over_axes(function, list(SIZES.items()), args)
-
-
-def run(function, *args, hardware=MACHINE, overlaps=True):
-    return timeline(traced(function, *args), SIZES, hardware, overlaps=overlaps)
-
-
-def shown(found):
-    """Events as (first word of the name, resource, start, end) in nanoseconds."""
-    return [
-        (e.name.split()[0], e.resource, round(e.start_s / NS), round(e.end_s / NS))
-        for e in found.events
-    ]
-
-
-X = array(8, 8)  # 256 bytes, 64 elements
-PRODUCT = 500 + 1024  # ns: 2 * 8 * 8 * 8 flops take longer than 768 bytes
-ELEMENTS = 500 + 512  # ns: of one operand, read and written
-REDUCE_A = 1000 + 10 * 256  # ns: 2 * 1/2 * 256 bytes over two devices
-REDUCE_B = 1000 + 10 * 384  # ns: 2 * 3/4 * 256 bytes over four
+from tests.cost.timelines import (
+    ELEMENTS,
+    MACHINE,
+    NS,
+    PRODUCT,
+    REDUCE_A,
+    REDUCE_B,
+    SHIFT,
+    SIZES,
+    X,
+    array,
+    run,
+    shown,
+    traced,
+)
 
 
 def test_a_chain_takes_all_its_parts():
@@ -111,9 +80,6 @@ def test_one_link_takes_one_at_a_time():
     both = run(lambda x, y: (lax.psum(x, "a"), lax.psum(y, "b")), X, X, hardware=shared)
     assert [e.resource for e in both.events] == ["link a+b"] * 2
     assert both.seconds == pytest.approx((REDUCE_A + REDUCE_B) * NS)
-
-
-SHIFT = [(i, (i + 1) % 4) for i in range(4)]
 
 
 def ring(x, w, steps):
@@ -291,282 +257,3 @@ def test_a_fused_call_with_collectives_hides_the_shorter_of_the_two():
     assert one.seconds == pytest.approx(sent * NS)
     assert {e.resource for e in one.events} == {"compute", "link b"}
     assert run(apart, X, tile).seconds > one.seconds
-
-
-# --- laws ---
-
-
-@st.composite
-def programs(draw):
-    """Random programs over both axes, as a function of their arguments' size and its steps."""
-    steps = draw(st.lists(st.tuples(*[st.integers(0, 9)] * 3), min_size=1, max_size=14))
-
-    def function(*arguments):
-        values = list(arguments)
-        for kind, first, second in steps:
-            x, y = values[first % len(values)], values[second % len(values)]
-            match kind:
-                case 0 | 1:
-                    made = x @ y
-                case 2:
-                    made = jnp.tanh(x) + y
-                case 3:
-                    made = lax.psum(x, "a")
-                case 4:
-                    made = lax.psum(x, "b")
-                case 5:
-                    made = lax.psum(x, ("b", "a"))
-                case 6:
-                    made = lax.ppermute(x, "b", SHIFT)
-                case 7:
-                    made = lax.all_gather(x[: len(x) // 4], "b", tiled=True) * y
-                case 8:
-                    made = lax.scan(lambda x, y: (lax.psum(x * y, "a"), None), x, y)[0]
-                case _:
-                    made = x - x.mean(0)
-            values.append(made)
-        return values[len(arguments) :]
-
-    return function
-
-
-speeds = st.sampled_from([1e7, 1e8, 1e9, 1e11])
-
-
-@st.composite
-def machines(draw):
-    device = Hardware("m", draw(speeds), 1e-6, draw(speeds), draw(speeds), "drawn", kernel_s=1e-7)
-    return Links(device, (("a", replace(device, link_bytes_per_s=draw(speeds))),))
-
-
-@given(programs(), machines())
-def test_laws_of_any_timeline(function, machine):
-    """Overlap never takes longer than one after another, nor less than any bound."""
-    serial = run(function, X, X, hardware=machine, overlaps=False)
-    found = run(function, X, X, hardware=machine)
-    least = 1 - 1e-9
-    assert found.seconds * least <= serial.seconds
-    assert found.seconds >= found.longest_chain_s * least
-    assert found.seconds >= max(found.busy_seconds.values()) * least
-    assert serial.longest_chain_s >= found.longest_chain_s * least
-    for timed in (serial, found):
-        ends: dict[str, float] = {}
-        for event in timed.events:  # in order of their starts
-            assert event.start_s >= ends.get(event.resource, 0.0) * least
-            ends[event.resource] = event.end_s
-        assert max(ends.values()) == timed.seconds
-        path = timed.critical_path
-        assert path[0].start_s == 0.0 and path[-1].end_s == timed.seconds
-        assert all(a.end_s == b.start_s for a, b in itertools.pairwise(path))
-
-
-@given(programs(), machines(), st.sampled_from([1.5, 4.0, 50.0]))
-def test_more_work_never_ends_sooner(function, machine, factor):
-    """Slower arithmetic, memory or links, and longer launches, never shorten a timeline."""
-    jaxpr = traced(function, X, X)
-    device = machine.device
-    slower = [
-        replace(device, flops_per_s=device.flops_per_s / factor),
-        replace(device, memory_bytes_per_s=device.memory_bytes_per_s / factor),
-        replace(device, link_bytes_per_s=device.link_bytes_per_s / factor),
-        replace(device, launch_s=device.launch_s * factor),
-        replace(device, kernel_s=device.kernel_s * factor),
-    ]
-    for overlaps in (False, True):
-        before = timeline(jaxpr, SIZES, machine, overlaps=overlaps).seconds
-        for changed in slower:
-            links = replace(machine, device=changed)
-            after = timeline(jaxpr, SIZES, links, overlaps=overlaps).seconds
-            assert after >= before * (1 - 1e-9)
-
-
-@given(programs(), machines())
-def test_larger_arrays_never_end_sooner(function, machine):
-    small, large = [
-        run(function, array(*[n] * 2), array(*[n] * 2), hardware=machine).seconds for n in (8, 16)
-    ]
-    assert large >= small * (1 - 1e-9)
-
-
-@given(programs(), machines())
-def test_the_same_program_has_the_same_timeline(function, machine):
-    first, second = (run(function, X, X, hardware=machine) for _ in range(2))
-    assert first == second and str(first) == str(second)
-
-
-@given(st.lists(st.tuples(st.sets(st.integers(0, 40)), st.integers(0, 3)), max_size=40))
-def test_every_order_takes_all_tasks_after_what_they_wait_for(drawn):
-    kinds = ("compute",), ("link a",), ("link b",), ("link a", "link b")
-    tasks = [
-        Ordered(kinds[kind], tuple(sorted(w % k for w in waits if k)), bool(kind))
-        for k, (waits, kind) in enumerate(drawn)
-    ]
-    orders = orders_of(tasks)
-    assert orders[0] == list(range(len(tasks)))
-    for order in orders:
-        place = {k: i for i, k in enumerate(order)}
-        assert sorted(order) == orders[0]
-        assert all(place[w] < place[k] for k, task in enumerate(tasks) for w in task.waits)
-
-
-def test_gathers_do_not_hold_up_what_is_needed_sooner():
-    """One link for weights of all layers and for sums that the next layer waits for."""
-
-    def function(x, *tiles):
-        for tile in tiles:
-            x = lax.psum(x @ lax.all_gather(tile, "b", tiled=True), "b")
-        return x
-
-    found = run(function, X, *[array(2, 8)] * 6)
-    gather = 1000 + 10 * 192
-    link = 6 * (gather + REDUCE_B)
-    assert found.seconds == pytest.approx((link + PRODUCT) * NS)
-
-
-# --- an emitted program ---
-
-
-def mlp_step(first, second, x, y):
-    def loss(weights):
-        return jnp.mean((jax.nn.gelu(x @ weights[0]) @ weights[1] - y) ** 2)
-
-    value, gradients = jax.value_and_grad(loss)((first, second))
-    return value, [w - 0.1 * g for w, g in zip((first, second), gradients, strict=True)]
-
-
-def emitted():
-    mesh = AbstractMesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
-    specs = (P(None, "model"), P("model", None), P("data", None), P("data", None))
-    args = array(1024, 4096), array(4096, 1024), array(2048, 1024), array(2048, 1024)
-    return mw.jit(mlp_step, mesh=mesh, in_shardings=specs).partition(*args)
-
-
-def test_an_emitted_step_hides_gradients_behind_products():
-    program = emitted()
-    sizes = program.per_device.mesh.axis_size
-    machine = dgx2(inside=("model",), between=("data",))
-    serial, found = (
-        timeline(program.jaxpr, sizes, machine, overlaps=overlaps) for overlaps in (False, True)
-    )
-    sent = sum(machine.seconds(c, sizes) for c in program.collectives)
-    assert serial.exposed_seconds == pytest.approx(sent)
-    assert serial.seconds == pytest.approx(sum(serial.busy_seconds.values()))
-    assert set(found.busy_seconds) == {"compute", "link data", "link model"}
-    assert found.exposed_seconds < serial.exposed_seconds
-    assert found.busy_seconds == pytest.approx(serial.busy_seconds)
-
-
-def test_the_text_fits_and_lists_what_takes_longest():
-    program = emitted()
-    sizes = program.per_device.mesh.axis_size
-    found = timeline(program.jaxpr, sizes, dgx2(("model",), ("data",)), overlaps=True)
-    lines = str(found).splitlines()
-    assert max(map(len, lines)) <= 100
-    rows = [line for line in lines if line.endswith("|")]
-    assert [row.split()[0] for row in rows] == ["compute", "link", "link"]
-    longest = max(found.events, key=lambda e: e.seconds)
-    assert any(longest.name in line and show_seconds(longest.seconds) in line for line in lines)
-
-
-def test_the_row_of_a_chart_is_to_scale():
-    lines = str(run(lambda x: jnp.tanh(lax.psum(x, "a")), X)).splitlines()
-    compute, link = (line.split("|")[1] for line in lines if line.endswith("|"))
-    columns = len(link)
-    reduce = round(columns * REDUCE_A / (REDUCE_A + ELEMENTS))
-    assert abs(link.count("A") - reduce) <= 1 and abs(compute.count("B") - columns + reduce) <= 1
-    assert link.rstrip(".-") == "A" * link.count("A") and compute.lstrip(".-")[0] == "B"
-
-
-def test_a_column_shows_how_much_of_it_is_filled():
-    """Of a hundred columns, 93 are time, beside the name."""
-    width = 1.0 / 93
-    spans = [(0, 0.01), (1, 1.2), (2, 2.6), (3, 3.3), (3.3, 3.6), (4, 6)]
-    events = [Event("e", "link", a * width, b * width, 0) for a, b in spans]
-    row = draw(events, ["link"], 1.0).splitlines()[0].split("|")[1]
-    assert len(row) == 93
-    assert row[:3] == ".-" + row[2] and row[2].isalpha()
-    assert row[3] == "#" and row[4] == row[5] and row[4].isalpha()
-    assert set(row[6:]) == {"."}
-
-
-def test_the_trace_is_what_perfetto_reads():
-    found = run(lambda x, y: jnp.tanh(lax.psum(x, "a") + lax.psum(y, "b")), X, X)
-    events = json.loads(found.to_chrome_trace())["traceEvents"]
-    tracks = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
-    spans = [e for e in events if e["ph"] == "X"]
-    assert sorted(tracks.values()) == ["compute", "link a", "link b"]
-    expected = [Event(e.name, e.resource, e.start_s * 1e6, 0, 0) for e in found.events]
-    assert [(e["name"], tracks[e["tid"]], e["ts"]) for e in spans] == [
-        (e.name, e.resource, e.start_s) for e in expected
-    ]
-    assert max(e["ts"] + e["dur"] for e in spans) == pytest.approx(found.seconds * 1e6)
-
-
-def test_a_program_that_does_nothing():
-    for overlaps in (False, True):
-        found = run(lambda x: x, X, overlaps=overlaps)
-        assert found.seconds == 0.0 and found.events == found.critical_path == ()
-        assert "0 s" in str(found) and json.loads(found.to_chrome_trace())
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.0, "0 s"), (1.5, "1.5 s"), (0.99999, "1 s"), (2e-3, "2 ms"), (3.14159e-6, "3.14 us")],
-)
-def test_times_as_text(seconds, text):
-    assert show_seconds(seconds) == text
-
-
-# --- the machine of the paper ---
-
-
-def test_rings_over_all_nodes_take_what_a_reduction_by_levels_takes():
-    """A ring over 256 devices, and the same by node: alike but for the launches."""
-    size = 2**28
-    flat = Links(V100, (("all", DGX2_RING),))
-    levels = dgx2(inside=("gpu",), between=("node",))
-    x = array(size // 4)
-
-    def seconds(axes, links, sizes):
-        jaxpr = make_jaxpr_over_axes(lambda x: lax.psum(x, axes), list(sizes.items()), (x,))
-        return timeline(jaxpr, sizes, links, overlaps=True).seconds
-
-    ring_s = seconds("all", flat, {"all": 256})
-    levels_s = seconds(("node", "gpu"), levels, {"node": 16, "gpu": 16})
-    inside_s = 2 * 15 / 16 * size / V100.link_bytes_per_s
-    assert levels_s - inside_s == pytest.approx(ring_s, rel=0.08)
-    assert math.isclose(DGX2_SHARED_CARDS.link_bytes_per_s * 16, DGX2_RING.link_bytes_per_s)
-
-
-GPT2 = [
-    pytest.param(batch, width, id=f"{name}, batch {batch}")
-    for batch in (8, 16)
-    for name, width in (("attention", 3072), ("mlp", 4 * 3072))
-]
-
-
-def layer(batch, width, parts):
-    """A product and its reduction over 16 devices, as in a layer of GPT-2 8.3B, in some parts."""
-
-    def function(x, w):
-        return [lax.psum(part @ w, "gpu") for part in jnp.split(x, parts)]
-
-    half = np.dtype(np.float16)
-    shapes = ((1024 * batch, width // 16), (width // 16, 3072))
-    args = [jax.ShapeDtypeStruct(shape, half) for shape in shapes]
-    jaxpr = make_jaxpr_over_axes(function, [("gpu", 16)], args)
-    return timeline(jaxpr, {"gpu": 16}, dgx2(inside=("gpu",)), overlaps=True)
-
-
-@pytest.mark.parametrize(("batch", "width"), GPT2)
-def test_overlap_in_a_layer_of_gpt2(batch, width):
-    """All of the product but its first part is hidden, at the price of a launch for each part."""
-    whole = layer(batch, width, 1)
-    product, sent = whole.busy_seconds["compute"], whole.busy_seconds["link gpu"]
-    assert sent > product  # as in the paper, communication is the longer of the two
-    for parts in (2, 4, 8):
-        found = layer(batch, width, parts)
-        first = found.busy_seconds["compute"] / parts
-        launches = (parts - 1) * V100.launch_s
-        assert found.seconds == pytest.approx(first + sent + launches, rel=1e-6)
-        assert found.exposed_seconds < whole.seconds - product + launches
