@@ -111,19 +111,12 @@ def _accumulators(
 
 
 def _passes_on(rule: OpRule, position: int) -> bool:
-    """Whether a result is linear in an operand, and no sum of it.
+    """Whether a result is linear in an operand, and the step makes no sum there.
 
-    A product that is a sum over a dim of what is carried makes a new sum of it, and adds nothing;
-    a scatter adds a sum over its updates, which pass together with what they are added to.
+    What sums over a dim of what was added up before does more than add to it, and a scatter makes
+    a sum of its updates apart from what it adds them to.
     """
-    for operands in rule.linear:
-        dims = [rule.factors.operands[i] for i in {*operands} - {position}]
-        added = {factor for operand in dims for dim in operand for factor in dim}
-        own = {factor for dim in rule.factors.operands[position] for factor in dim}
-        summed = {factor for factor, _ in rule.factors.reductions}
-        if position in operands and summed <= added - own:
-            return True
-    return False
+    return not rule.factors.reductions and any(position in s for s in rule.linear)
 
 
 def _gathered(

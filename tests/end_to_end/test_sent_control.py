@@ -350,9 +350,10 @@ FREE = [
     Row("loops in vain", in_vain, (reals(13, 6), np.int32(3)), (8,), (P("x"), P()), P("x")),
     Row("best paths, states sharded: scores whole", best_paths, (reals(32, 32), reals(6, 32)), (8,),
         (STACK, STACK), STACK, {"all_gather": gathered(11, 32)}),
-    Row("products of what is carried, contracted", lambda a, x: lax.fori_loop(0, 4,
-        lambda _, x: a.T @ (a @ x), x), (reals(16, 6), reals(6)), (8,), (P("x"), P()), P(), None,
-        1e-5),
+    Row("rows scattered", lambda c, u: lax.scan(lambda c, t: (c.at[jnp.arange(16) * 7 % 24].add(t),
+        None), c, u)[0], (reals(24, 8), reals(5, 16, 8)), (8,), (P("x"), STACK), None, None, 1e-5),
+    Row("products of what is carried", lambda a, x: lax.fori_loop(0, 4, lambda _, x:
+        a.T @ (a @ x), x), (reals(16, 6), reals(6)), (8,), (P("x"), P()), P(), None, 1e-5),
     Row("no steps", lambda x: lax.scan(lambda c, r: (c + r, c), x[0] if len(x) else 1.0,
         jnp.zeros((0, 6))), (reals(13, 6),), (8,), (P("x"),), None, None, 1e-5),
 ]  # fmt: skip
