@@ -94,7 +94,7 @@ ROWS = {
     "fftn, the dim between": Row(jnp.fft.fftn, (16, 8, 24), C64, EIGHT, P(None, "x"), 2, 1.75),
     "rfftn": Row(jnp.fft.rfftn, (16, 8, 24), F32, EIGHT, P("x"), 2, 1.75),
     "irfftn": Row(jnp.fft.irfftn, (16, 8, 13), C64, EIGHT, P("x"), 2, 1.75),
-    "pencils": Row(jnp.fft.fftn, (16, 16, 16), C64, GRID, P("x", "y"), 3, 2.125),
+    "pencils": Row(jnp.fft.fftn, (16, 16, 16), C64, GRID, P("x", "y"), 2, 1.75),
     "pencils on a cube": Row(jnp.fft.fftn, (16, 16, 16), C64, CUBE, P("z", "y"), 3, 2),
     "there and back": Row(filtered, (64, 64), C64, EIGHT, P("x"), 2, 1.75),
     "there and back, columns": Row(filtered, (64, 64), C64, EIGHT, P(None, "x"), 2, 1.75),
