@@ -87,25 +87,26 @@ LARGE_ARRAYS = replace(
 # Devices that are threads of one machine, as in tests. There is no link: each byte is copied, and
 # what counts is how often, and in what order it is read and written. A ppermute copies whole
 # shards; an all_to_all and an all_gather of a minor dim put everything in another order before or
-# after.
+# after. Shards of many megabytes, which fit no cache, take several times as long a byte.
 CPU = Hardware(
     name="CPU",
-    link_bytes_per_s=1.4e9,
-    launch_s=100e-6,
-    flops_per_s=12e9,
-    memory_bytes_per_s=1.2e9,
-    source="run.calibrate, 2026: 8 devices on 2 cores, float32 shards of 1 to 64 MB, rounded; "
+    link_bytes_per_s=3.5e9,
+    launch_s=110e-6,
+    flops_per_s=24e9,
+    memory_bytes_per_s=3e9,
+    source="mw.calibrate, 2026: 8 devices on 2 cores, float32 shards of 64 KiB to 1 MiB, rounded; "
     "flops and memory: products and sums on all devices at once, which share the machine's",
     byte_factors=(
-        ("all_gather", 3.5),
-        ("minor all_gather", 10.0),
-        ("all_to_all", 6.0),
-        ("round", 3.6),
-        ("reduce_scatter", 2.0),
-        ("all_reduce", 2.0),
+        ("all_gather", 1.5),
+        ("minor all_gather", 4.5),
+        ("all_to_all", 8.0),
+        ("round", 9.0),
+        ("reduce_scatter", 0.9),
+        ("all_reduce", 0.9),
         ("slice", 1.1),
     ),
-    round_s=150e-6,
+    launch_factors=(("all_gather", 1.2), ("all_to_all", 1.3)),
+    round_s=145e-6,
 )
 
 TPU_V5E = Hardware(
