@@ -27,6 +27,7 @@ Priced = tuple[float, int, DimAxes]  # seconds, a number among the choices, and 
 SHOWN = 3  # of what lost
 MOST_SWEEPS = 8
 MOST_ROUNDS = 4
+MOST_AROUND = 16  # values around a node that moves with the maker of one of them
 WORTH_IT = 1e-13  # seconds; smaller savings are rounding
 
 
@@ -130,7 +131,8 @@ def _move_shared_values(search: Search, free: Set[int], limits: Limits) -> set[i
     dirty: set[int] = set()
     for value in search.graph.values.values():
         users = sorted({n for n, _ in value.uses} & free)
-        if (len(users) > 1 or (users and value.maker in free)) and not value.remade:
+        many = len(users) > 1 or _moves_along(search, value, users, free)
+        if users and many and not value.remade:
             changes = _move_users(search, value, users, free, limits)
             if changes:
                 dirty |= search.keep(changes) & free
@@ -166,7 +168,7 @@ def _moves_of(
     """For each sharding of a value how its users could read it so, then with its maker as well."""
     offered = _offers(search, value, users, limits)
     yield from offered.values()
-    if value.maker in free and value.maker not in users:
+    if _moves_along(search, value, users, free):
         assert value.maker is not None
         made: dict[Sharding, list[Priced]] = {}
         node = search.graph.nodes[value.maker]
@@ -179,6 +181,19 @@ def _moves_of(
         for sharding, offers in offered.items():
             if sharding in made:
                 yield {**offers, value.maker: made[sharding]}
+
+
+def _moves_along(search: Search, value: Value, users: Sequence[int], free: Set[int]) -> bool:
+    """Whether the maker of a value may move with its users.
+
+    Around none of them are more than a few values: a region of all layers has as many as there are
+    layers, and would be priced again, with all of them, for each.
+    """
+    maker = value.maker
+    if maker is None or maker not in free or maker in users:
+        return False
+    nodes = [search.graph.nodes[i] for i in (maker, *users)]
+    return all(len(search.around(node)) <= MOST_AROUND for node in nodes)
 
 
 def _together(

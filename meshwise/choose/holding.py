@@ -8,7 +8,8 @@ plans of one program; `cost/memory.py` counts the program that is emitted.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from meshwise import _jax
 from meshwise.choose.graph import Graph, Value
@@ -18,14 +19,27 @@ from meshwise.ir.sharding import Sharding, local_bytes
 Span = tuple[int, int]  # positions of the first and last mark of a loop or choice
 
 
+@dataclass(frozen=True)
+class _Order:
+    """Where values are made and read, and where loops and choices begin and end.
+
+    `made` has the equation of each value that no argument is, `read` for each node the equations
+    in it that read a value.
+    """
+
+    made: Mapping[_jax.Var, int]
+    read: Mapping[tuple[int, _jax.Var], Sequence[int]]
+    spans: Sequence[Span]
+
+
 def peak_bytes(search: Search) -> int:
     """The most bytes that a device holds at once, arguments included."""
     graph = search.graph
     changes: dict[int, int] = defaultdict(int)
-    spans = _spans(graph)
+    order = _order(graph)
     alive = 0
     for value in graph.values.values():
-        for sharding, first, last in _lifetimes(search, value, spans):
+        for sharding, first, last in _lifetimes(search, value, order):
             size = local_bytes(value.shape, value.itemsize, sharding, graph.mesh)
             changes[first] += size
             changes[last + 1] -= size
@@ -36,21 +50,19 @@ def peak_bytes(search: Search) -> int:
     return peak
 
 
-def _lifetimes(
-    search: Search, value: Value, spans: Sequence[Span]
-) -> Iterator[tuple[Sharding, int, int]]:
+def _lifetimes(search: Search, value: Value, order: _Order) -> Iterator[tuple[Sharding, int, int]]:
     """Each sharding in which a value is held, with the first and last position where it is."""
     if value.remade:
         return
     graph = search.graph
     end = len(graph.program.equations)
-    made = _made_at(graph, value)
+    made = -1 if value.maker is None else order.made[value.var]
     readers: dict[Sharding, list[int]] = defaultdict(list)
     for node, operand in value.uses:
-        readers[search.placed[node].operands[operand]] += _positions(graph, node, value)
+        readers[search.placed[node].operands[operand]] += order.read.get((node, value.var), ())
     for sharding in value.returned:
         readers[sharding].append(end)
-    around = [span for span in spans if span[0] > made]
+    around = [span for span in order.spans if span[0] > made]
     held = {
         sharding: (
             min(_before(p, around) for p in read),
@@ -67,22 +79,16 @@ def _lifetimes(
         yield sharding, first, last
 
 
-def _made_at(graph: Graph, value: Value) -> int:
-    """The equation that makes a value; -1 for an argument."""
-    if value.maker is None:
-        return -1
-    return min(
-        m.equation
-        for m in graph.nodes[value.maker].members
-        if value.var in graph.program.equations[m.equation].outvars
-    )
-
-
-def _positions(graph: Graph, node: int, value: Value) -> list[int]:
-    """The equations of a node that read a value."""
-    eqns = graph.program.equations
-    members = graph.nodes[node].members
-    return [m.equation for m in members if any(a is value.var for a in eqns[m.equation].invars)]
+def _order(graph: Graph) -> _Order:
+    made: dict[_jax.Var, int] = {}
+    read: dict[tuple[int, _jax.Var], list[int]] = defaultdict(list)
+    for node in graph.nodes:
+        for member in node.members:
+            eqn = graph.program.equations[member.equation]
+            made.update(dict.fromkeys(eqn.outvars, member.equation))
+            for var in {a for a in eqn.invars if isinstance(a, _jax.Var)}:
+                read[node.index, var].append(member.equation)
+    return _Order(made, read, _spans(graph))
 
 
 def _spans(graph: Graph) -> list[Span]:

@@ -102,6 +102,31 @@ def test_each_further_layer_takes_the_same_work(monkeypatch):
     assert large["changes"] - middle["changes"] == 2 * (middle["changes"] - small["changes"])
 
 
+def calls(layers):
+    """How many functions Python calls for a plan of so many layers."""
+    count = 0
+
+    def seen(_, event, __):
+        nonlocal count
+        count += event == "call"
+
+    forget()
+    before = sys.getprofile()
+    sys.setprofile(seen)
+    try:
+        partitioned(layers, mesh(2, 4))
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+def test_nothing_takes_the_square_of_the_layers():
+    """One region holds what all layers begin with: none may be gone through for each of them."""
+    calls(4)  # JAX remembers what it traced for the first time
+    small, middle, large = map(calls, (8, 16, 32))
+    assert large - middle < 2.15 * (middle - small)
+
+
 @pytest.mark.parametrize("x", [8, 128])
 def test_more_devices_make_no_larger_program(x):
     few, many = partitioned(2, mesh(2, 4)), partitioned(2, mesh(x, 4))
