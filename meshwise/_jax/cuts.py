@@ -17,7 +17,7 @@ from jax import lax
 from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import ad, batching, mlir
 
-from meshwise._jax.jaxprs import JaxprEqn, Primitive, Var, new_eqn, opened, rewritten, with_bodies
+from meshwise._jax.jaxprs import JaxprEqn, Primitive, Var, new_eqn, opened, with_bodies, with_each
 
 _VIEWS = (
     lax.reshape_p,
@@ -34,12 +34,13 @@ cut_and_joined_p = Primitive("cut_and_joined")
 
 def cut_alike(jaxpr: Any, sizes: Mapping[str, int]) -> Any:
     """The same per-device jaxpr over axes of some sizes; itself where nothing is exchanged."""
-    before = opened(jaxpr).eqns
-    makers = {var: eqn for eqn in before for var in eqn.outvars}
-    inner = [with_bodies(eqn, lambda body: cut_alike(body, sizes)) for eqn in before]
-    eqns = [new for eqn in inner for new in _cut(eqn, sizes, makers)]
-    same = len(eqns) == len(before) and all(map(lambda new, old: new is old, eqns, before))
-    return jaxpr if same else rewritten(jaxpr, eqns=eqns)
+    makers = {var: eqn for eqn in opened(jaxpr).eqns for var in eqn.outvars}
+
+    def cut(eqn: JaxprEqn) -> list[JaxprEqn]:
+        inner = with_bodies(eqn, lambda body: cut_alike(body, sizes))
+        return _cut(inner, sizes, makers)
+
+    return with_each(jaxpr, cut)
 
 
 def _cut(eqn: JaxprEqn, sizes: Mapping[str, int], makers: Mapping[Any, JaxprEqn]) -> list[JaxprEqn]:

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
-from meshwise._jax.jaxprs import opened, rewritten, with_bodies
+from meshwise._jax.jaxprs import with_bodies, with_each
 
 
 class Inspector:
@@ -39,13 +39,9 @@ class Inspector:
 def inspected(jaxpr: Any, mesh: Any) -> Any:
     """A jaxpr, open or closed, whose inspections know the program's mesh."""
 
-    def told(eqn: Any) -> Any:
+    def told(eqn: Any) -> list[Any]:
         if eqn.primitive.name != "inspect_sharding":
-            return with_bodies(eqn, lambda body: inspected(body, mesh))
-        return eqn.replace(params={"callback": Inspector(eqn.params["callback"], mesh)})
+            return [with_bodies(eqn, lambda body: inspected(body, mesh))]
+        return [eqn.replace(params={"callback": Inspector(eqn.params["callback"], mesh)})]
 
-    inner = opened(jaxpr)
-    eqns = [told(eqn) for eqn in inner.eqns]
-    if all(new is old for new, old in zip(eqns, inner.eqns, strict=True)):
-        return jaxpr
-    return rewritten(jaxpr, eqns=eqns)
+    return with_each(jaxpr, told)

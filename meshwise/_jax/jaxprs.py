@@ -1,5 +1,6 @@
 """Jaxprs: their classes, and how to make, rename and apply equations."""
 
+import operator
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -64,6 +65,14 @@ def rewritten(jaxpr: Any, **parts: Any) -> Any:
     if "constvars" in parts and hasattr(jaxpr, "consts"):
         parts["consts"] = jaxpr.consts
     return jaxpr.replace(**parts)
+
+
+def with_each(jaxpr: Any, change: Callable[[JaxprEqn], Sequence[JaxprEqn]]) -> Any:
+    """A jaxpr, open or closed, with others in the place of each equation; itself where none is."""
+    before = opened(jaxpr).eqns
+    eqns = [new for eqn in before for new in change(eqn)]
+    same = len(eqns) == len(before) and all(map(operator.is_, eqns, before))
+    return jaxpr if same else rewritten(jaxpr, eqns=eqns)
 
 
 def with_bodies(eqn: JaxprEqn, change: Callable[[Any], Any]) -> JaxprEqn:

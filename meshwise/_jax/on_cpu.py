@@ -21,7 +21,16 @@ from jax import numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
 
 from meshwise._jax.cuts import cut_alike
-from meshwise._jax.jaxprs import JaxprEqn, Literal, Var, new_eqn, opened, rewritten, with_bodies
+from meshwise._jax.jaxprs import (
+    JaxprEqn,
+    Literal,
+    Var,
+    new_eqn,
+    opened,
+    rewritten,
+    with_bodies,
+    with_each,
+)
 from meshwise._jax.minor_dims import of_leading_dim
 
 _BYTES = {jnp.dtype(jnp.int2): jnp.int8, jnp.dtype(jnp.uint2): jnp.uint8}
@@ -37,10 +46,7 @@ def as_cpu_compiles(jaxpr: Any, sizes: Mapping[str, int]) -> Any:
 
 
 def _compiling(jaxpr: Any) -> Any:
-    before = opened(jaxpr).eqns
-    eqns = [new for eqn in before for new in _said(with_bodies(eqn, _compiling))]
-    same = len(eqns) == len(before) and all(map(lambda new, old: new is old, eqns, before))
-    return jaxpr if same else rewritten(jaxpr, eqns=eqns)
+    return with_each(jaxpr, lambda eqn: _said(with_bodies(eqn, _compiling)))
 
 
 def _borders_in_order(jaxpr: Any) -> Any:

@@ -6,7 +6,7 @@ from jax._src import core as _core
 from jax._src import xla_bridge as _xla_bridge
 from jax.extend.core import Literal
 
-from meshwise._jax.jaxprs import JaxprEqn, opened, rewritten, with_bodies
+from meshwise._jax.jaxprs import JaxprEqn, with_bodies, with_each
 
 
 def on_platform(closed: Any, platform: str | None) -> Any:
@@ -27,18 +27,16 @@ def _aliases(platform: str) -> list[str]:
 
 
 def _resolved(jaxpr: Any, names: set[Any]) -> Any:
-    inner = opened(jaxpr)
     chosen: dict[Any, int] = {}
-    eqns: list[JaxprEqn] = []
-    for eqn in inner.eqns:
+
+    def taken(eqn: JaxprEqn) -> list[JaxprEqn]:
         if eqn.primitive.name == "platform_index":
             number = _branch(eqn.params["platforms"], names)
             if number is not None:
                 chosen[eqn.outvars[0]] = number
-        eqns.append(_taken(with_bodies(eqn, lambda body: _resolved(body, names)), chosen))
-    if all(new is old for new, old in zip(eqns, inner.eqns, strict=True)):
-        return jaxpr
-    return rewritten(jaxpr, eqns=eqns)
+        return [_taken(with_bodies(eqn, lambda body: _resolved(body, names)), chosen)]
+
+    return with_each(jaxpr, taken)
 
 
 def _branch(platforms: Any, names: set[Any]) -> int | None:

@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from meshwise._jax.bodies import constraint_of
 from meshwise._jax.hints import hint_p
-from meshwise._jax.jaxprs import JaxprEqn, Primitive, Var, new_eqn, opened, rewritten, with_bodies
+from meshwise._jax.jaxprs import JaxprEqn, Primitive, Var, new_eqn, opened, with_bodies, with_each
 from meshwise._jax.manual import region_of
 
 region_p = Primitive("manual_region")
@@ -54,18 +54,15 @@ def as_regions(jaxpr: Any, axes_of: Spelled, devices: int) -> Any:
     A region over fewer than all `devices` leaves axes alone: over these its operands and results
     may be sharded as well.
     """
-    inner = opened(jaxpr)
-    eqns: list[JaxprEqn] = []
-    for eqn in inner.eqns:
+
+    def spelled_out(eqn: JaxprEqn) -> list[JaxprEqn]:
         if eqn.primitive.name == "shard_map":
             axes = axes_of(eqn.params["mesh"])
-            eqns += [eqn] if axes is None else _between_hints(eqn, axes, devices)
-            continue
+            return [eqn] if axes is None else _between_hints(eqn, axes, devices)
         inside = with_bodies(eqn, lambda body: as_regions(body, axes_of, devices))
-        eqns.append(_spelled_out(inside, axes_of))
-    if all(new is old for new, old in zip(eqns, inner.eqns, strict=False)):
-        return jaxpr
-    return rewritten(jaxpr, eqns=eqns)
+        return [_spelled_out(inside, axes_of)]
+
+    return with_each(jaxpr, spelled_out)
 
 
 _SHARDINGS = ("in_shardings", "out_shardings", "in_specs", "out_specs")

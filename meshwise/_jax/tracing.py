@@ -15,7 +15,7 @@ from jax._src import tree_util as _tree_util
 from jax._src.named_sharding import UnspecifiedValue
 
 from meshwise._jax.explicit import auto_mesh, plain_types
-from meshwise._jax.jaxprs import ClosedJaxpr, JaxprEqn, opened, rewritten, with_bodies
+from meshwise._jax.jaxprs import ClosedJaxpr, JaxprEqn, with_bodies, with_each
 from meshwise.errors import MeshwiseError
 
 # Where JAX keeps the mesh in context: since 0.11 beside the meshes, before in its configuration.
@@ -186,10 +186,7 @@ def without_context_mesh(jaxpr: Any) -> Any:
     JAX evaluates an equation in the context it was traced in; one traced under `jax.set_mesh`
     would clash with the mesh of the `shard_map` it is evaluated in.
     """
-    before = opened(jaxpr).eqns
-    eqns = [_without_context_mesh(eqn) for eqn in before]
-    same = all(new is old for new, old in zip(eqns, before, strict=True))
-    return jaxpr if same else rewritten(jaxpr, eqns=eqns)
+    return with_each(jaxpr, lambda eqn: [_without_context_mesh(eqn)])
 
 
 def _without_context_mesh(eqn: JaxprEqn) -> JaxprEqn:
