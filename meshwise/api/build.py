@@ -49,11 +49,7 @@ from meshwise.ir.per_device import PerDeviceProgram
 from meshwise.ir.program import Hint, Program
 from meshwise.partition.coarsen import coarsen
 from meshwise.partition.partition import partition
-from meshwise.propagate.completion import Completion
-from meshwise.propagate.constants import split_constants
-from meshwise.propagate.pads import pad_inside
-from meshwise.propagate.propagate import propagate
-from meshwise.propagate.transforms import split_transforms
+from meshwise.propagate.complete import Completed, complete
 from meshwise.rules import describe_all
 from meshwise.rules.control_flow import has_independent_steps
 from meshwise.rules.registry import OpRule
@@ -242,9 +238,6 @@ def plan_jaxpr(
     return plan if others.found else coarsen(plan, hardware)
 
 
-Completed = tuple[Program, tuple[OpRule, ...], Completion]
-
-
 def completions(read: Callable[[Enters], Program], choices: Choices) -> list[Completed]:
     """A program as it can be completed: with all bodies, and with loops that can be shared out."""
     completed = [_complete(read(_jax.has_bodies), choices)]
@@ -260,17 +253,11 @@ def _enters(shared: Set[int], eqn: _jax.JaxprEqn) -> bool:
 
 
 def _complete(program: Program, choices: Choices) -> Completed:
-    """A program, what its equations mean, and a sharding for each of its values."""
+    """A program completed; in strict mode, if every equation has a rule."""
     rules = describe_all(program.equations)
     if choices.strict:
         _refuse_opaque(program.name, program, rules)
-    program, rules = split_constants(program, rules)
-    completion = propagate(program, rules)
-    other = split_transforms(pad_inside(program, rules, completion), completion)
-    if other is not program:
-        program, rules = other, describe_all(other.equations)
-        completion = propagate(program, rules)
-    return program, rules, completion
+    return complete(program, rules)
 
 
 def loops_to_share(completed: Completed) -> set[int]:

@@ -22,17 +22,11 @@ from meshwise.choose.choose import choose
 from meshwise.choose.plan import Plan
 from meshwise.cost.hardware import GENERIC
 from meshwise.ir.mesh import Axes, Mesh
-from meshwise.ir.program import Program
 from meshwise.partition.partition import partition
 from meshwise.pipeline.local import LocalStage, has_gradient, make_backward
 from meshwise.pipeline.stages import Cut
 from meshwise.pipeline.tiles import Tiling, axes_of, tiling, whole
-from meshwise.propagate.completion import Completion
-from meshwise.propagate.constants import split_constants
-from meshwise.propagate.pads import pad_inside
-from meshwise.propagate.propagate import propagate
-from meshwise.propagate.transforms import split_transforms
-from meshwise.rules.registry import OpRule, describe_all
+from meshwise.propagate.complete import complete
 from meshwise.trace import make_program
 
 
@@ -76,7 +70,7 @@ def place(
     chain = _jax.without_dead(found.chain)
     outputs = [f"boundary {i}" for i in range(len(chain.out_avals))]
     read = make_program(chain, mesh, specs, [None] * len(outputs), paths, outputs, name)
-    program, rules, completion = _completed(read)
+    program, rules, completion = complete(read)
     avals = [*chain.in_avals, *chain.out_avals]
     atoms = [*program.inputs, *program.outputs]
     dims = [
@@ -98,20 +92,6 @@ def place(
     deferred = tuple(a for a in axes_of(passing, names) if a not in in_params)
     flops = sum(rule.flops for rule in rules)
     return Placement(params, fed, tuple(boundaries), deferred, flops)
-
-
-Completed = tuple[Program, tuple[OpRule, ...], Completion]
-
-
-def _completed(program: Program) -> Completed:
-    rules = describe_all(program.equations)
-    program, rules = split_constants(program, rules)
-    completion = propagate(program, rules)
-    other = split_transforms(pad_inside(program, rules, completion), completion)
-    if other is not program:
-        program, rules = other, describe_all(other.equations)
-        completion = propagate(program, rules)
-    return program, rules, completion
 
 
 def stage_key(found: Cut, number: int, placement: Placement) -> Any:
@@ -211,7 +191,7 @@ def _plan(
         hint = hints[i]
         assert hint is not None
         hints[i] = replace(hint, unreduced=axes)
-    return choose(*_completed(replace(program, out_hints=tuple(hints))), GENERIC)
+    return choose(*complete(replace(program, out_hints=tuple(hints))), GENERIC)
 
 
 def _emitted(plan: Plan) -> ClosedJaxpr:
