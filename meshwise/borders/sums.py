@@ -14,7 +14,7 @@ from jax import lax
 
 from meshwise._jax import JaxprEqn, Literal
 from meshwise.borders.equations import Makers, equations_of, maker_of
-from meshwise.ir.program import shape_of
+from meshwise.ir.program import makes_zeros, shape_of
 from meshwise.pairing import Counts
 
 # Through these a sum passes: the sum of what they make is what they make of the sum.
@@ -28,7 +28,8 @@ def merge_reduce_sum(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[Jaxp
         after.append(_OUTSIDE[maker.primitive.name])
         atom = maker.invars[0]
     scattered = maker_of(atom, makers, "scatter-add")
-    if scattered is None or not _is_zero(scattered.invars[0], makers):
+    start = None if scattered is None else _maker(scattered.invars[0], makers)
+    if scattered is None or start is None or not makes_zeros(start):
         return None
     update = _Updates.of(scattered, eqn.params["axes"])
     if update is None:
@@ -45,13 +46,6 @@ def merge_reduce_sum(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[Jaxp
 
 def _maker(atom: Any, makers: Makers) -> JaxprEqn | None:
     return None if isinstance(atom, Literal) else makers.get(atom)
-
-
-def _is_zero(atom: Any, makers: Makers) -> bool:
-    inner = maker_of(atom, makers, "broadcast_in_dim")
-    if inner is None or not isinstance(inner.invars[0], Literal):
-        return False
-    return np.ndim(inner.invars[0].val) == 0 and not inner.invars[0].val
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,8 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from meshwise._jax import JaxprEqn, Literal, Var, next_p, stack_p
-from meshwise.ir.program import Program, itemsize_of, shape_of
+from meshwise.ir.program import Program, itemsize_of, makes_zeros, shape_of
 from meshwise.ir.sharding import Reduction
 from meshwise.rules.registry import OpRule
 
@@ -49,7 +47,7 @@ class Carries:
 def find_carries(program: Program, rules: Sequence[OpRule]) -> Carries:
     """Where sums may pass in a program."""
     uses = _uses(program)
-    zeros = {eqn.outvars[0] for eqn in program.equations if _is_zero(eqn)}
+    zeros = {eqn.outvars[0] for eqn in program.equations if makes_zeros(eqn)}
     sums = _accumulators(program, rules, uses)
     while True:
         gathered = _gathered(program, rules, uses, sums)
@@ -60,13 +58,6 @@ def find_carries(program: Program, rules: Sequence[OpRule]) -> Carries:
             starts = {eqn.outvars[0] for eqn in begins}
             return Carries(tuple(carries), frozenset(starts | zeros | wholes))
         sums -= lost
-
-
-def _is_zero(eqn: JaxprEqn) -> bool:
-    """Whether an equation makes an array of zeros."""
-    if eqn.primitive.name != "broadcast_in_dim" or not isinstance(eqn.invars[0], Literal):
-        return False
-    return np.ndim(eqn.invars[0].val) == 0 and not eqn.invars[0].val
 
 
 Use = tuple[int, int]  # an equation, and the position of its operand; (-1, k) is the k-th result

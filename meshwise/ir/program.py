@@ -9,7 +9,17 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from meshwise._jax import ClosedJaxpr, JaxprEqn, Var, carry_p, next_p, source_summary
+import numpy as np
+
+from meshwise._jax import (
+    ClosedJaxpr,
+    JaxprEqn,
+    Literal,
+    Var,
+    carry_p,
+    next_p,
+    source_summary,
+)
 from meshwise.ir import bodies
 from meshwise.ir.mesh import Axes, Mesh
 from meshwise.ir.sharding import DimAxes
@@ -106,6 +116,13 @@ def shape_of(atom: Any) -> tuple[int, ...]:
 def itemsize_of(atom: Any) -> int:
     """Bytes of one element of a variable or literal (a typed key counts its data)."""
     return int(getattr(getattr(atom.aval, "dtype", None), "itemsize", 8))
+
+
+def makes_zeros(eqn: JaxprEqn) -> bool:
+    """Whether an equation makes an array of zeros."""
+    if eqn.primitive.name != "broadcast_in_dim" or not isinstance(eqn.invars[0], Literal):
+        return False
+    return np.ndim(eqn.invars[0].val) == 0 and not eqn.invars[0].val
 
 
 def application_key(eqn: JaxprEqn, operands: Any) -> Any:
