@@ -131,23 +131,23 @@ def _move_shared_values(search: Search, free: Set[int], limits: Limits) -> set[i
     dirty: set[int] = set()
     for value in search.graph.values.values():
         users = sorted({n for n, _ in value.uses} & free)
-        many = len(users) > 1 or _moves_along(search, value, users, free)
-        if users and many and not value.remade:
-            changes = _move_users(search, value, users, free, limits)
+        with_maker = _moves_along(search, value, users, free)
+        if users and (len(users) > 1 or with_maker) and not value.remade:
+            changes = _move_users(search, value, users, limits, with_maker)
             if changes:
                 dirty |= search.keep(changes) & free
     return dirty
 
 
 def _move_users(
-    search: Search, value: Value, users: Sequence[int], free: Set[int], limits: Limits
+    search: Search, value: Value, users: Sequence[int], limits: Limits, with_maker: bool
 ) -> list[Change]:
     """Move the users that can to one sharding of a value, if that pays; what changed.
 
     Its maker may move with them: neither it nor they would without the other.
     """
     best: tuple[float, list[Choice]] = (-WORTH_IT, [])
-    for offers in _moves_of(search, value, users, free, limits):
+    for offers in _moves_of(search, value, users, limits, with_maker):
         hoped = [(search.graph.nodes[i], min(found)[2]) for i, found in offers.items()]
         if len(hoped) < 2 or _together(search, hoped, search.least_delta) > best[0] + WORTH_IT:
             continue
@@ -163,13 +163,12 @@ def _move_users(
 
 
 def _moves_of(
-    search: Search, value: Value, users: Sequence[int], free: Set[int], limits: Limits
+    search: Search, value: Value, users: Sequence[int], limits: Limits, with_maker: bool
 ) -> Iterator[dict[int, list[Priced]]]:
     """For each sharding of a value how its users could read it so, then with its maker as well."""
     offered = _offers(search, value, users, limits)
     yield from offered.values()
-    if _moves_along(search, value, users, free):
-        assert value.maker is not None
+    if with_maker and value.maker is not None:
         made: dict[Sharding, list[Priced]] = {}
         node = search.graph.nodes[value.maker]
         for k, axes in enumerate(_choices(search, node, limits)):

@@ -97,9 +97,9 @@ def _work_limits(graph: Graph) -> list[float]:
         element_wise = node.is_region and not _is_of_pairs(graph, node)
         free = element_wise or (held and _is_light(graph, node))
         once = all(graph.program.trips[m.equation] == 1 for m in node.members)
-        held = tuple([hinted.get(v) if once else None for v in node.operands])
-        key = "work", graph.alike[node.index], tuple(nominal(graph, node)), held
-        least = IMPOSSIBLE if free else graph.once(key, partial(_least_work, graph, node, held))
+        given = tuple([hinted.get(v) if once else None for v in node.operands])
+        key = "work", graph.alike[node.index], tuple(nominal(graph, node)), given
+        least = IMPOSSIBLE if free else graph.once(key, partial(_least_work, graph, node, given))
         limits.append(least * (1 + 1e-9))
     return limits
 

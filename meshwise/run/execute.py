@@ -91,8 +91,10 @@ class Executable:
             for t, s in zip(program.out_types, program.out_shardings, strict=True)
         ]
         self._uneven_out = positions_of_uneven(program.out_types, out_padded)
-        made = enumerate(zip(program.out_types, self.out_shardings, strict=True))
-        self._empty_out = [i for i, (t, s) in made if 0 in t.shape and not s.is_fully_replicated]
+        outs = zip(program.out_types, self.out_shardings, strict=True)
+        self._empty_out = [
+            i for i, (t, s) in enumerate(outs) if 0 in t.shape and not s.is_fully_replicated
+        ]
         self._held = [
             x if x.sharding.is_equivalent_to(s, x.ndim) else jax.device_put(x, s)
             for x, s in zip(held, self.in_shardings, strict=False)
@@ -277,10 +279,10 @@ class Executable:
             )
 
     def _check_devices(self, args: Sequence[Any]) -> None:
-        devices, named = self._devices, zip(self.arg_names, args, strict=True)
+        devices = self._devices
         offenders = [
             f"{name} is on {_show_devices(arg.sharding.device_set)}"
-            for name, arg in named
+            for name, arg in zip(self.arg_names, args, strict=True)
             if _is_committed(arg) and arg.sharding.device_set != devices
         ]
         if offenders:
