@@ -122,10 +122,29 @@ def _least_work(graph: Graph, node: Node, held: Sequence[DimAxes | None]) -> flo
     """
     natural = natural_candidates(node, graph.mesh, nominal(graph, node))
     natural = [_summed_as_held(node, axes, held) for axes in natural]
+    natural = [_exchanged_where_worth(graph, node, axes) for axes in natural]
     followed = [a for a in natural if node_seconds(graph, node, a) < IMPOSSIBLE]
     return min(
         (work_seconds(graph, node, axes, padded=False) for axes in followed), default=IMPOSSIBLE
     )
+
+
+def _exchanged_where_worth(graph: Graph, node: Node, axes: DimAxes) -> DimAxes:
+    """Without the axes of dims that local rules exchange along, if gathering these sends less.
+
+    What every device can make, as the places in an argsort, is gathered for nothing.
+    """
+    whole = tuple([() if f in node.rule.permuted else own for f, own in enumerate(axes)])
+    if whole == axes:
+        return axes
+
+    def seconds(option: DimAxes) -> float:
+        work = work_seconds(graph, node, option)
+        tensors = nominal(graph, node)
+        price = _price(graph, node, option, tensors, False, reshard_cost)
+        return price - work if price < IMPOSSIBLE else price
+
+    return whole if seconds(whole) < seconds(axes) else axes
 
 
 def _summed_as_held(node: Node, axes: DimAxes, held: Sequence[DimAxes | None]) -> DimAxes:

@@ -9,9 +9,8 @@ The dim may be sharded, and is sorted in whichever of three ways sends least:
 - *network*: few elements on many devices pass through a sorting network.
 
 All of them are exact, whatever the numbers, and their shapes do not depend on the data. Equal
-elements keep their order; where that is not asked for, rows are sorted as on one device. Where
-gathering the whole dim costs clearly less than any way, because it is short, the rule says that it
-cannot be sharded.
+elements keep their order; where that is not asked for, rows are sorted as on one device. A short
+dim may cost less to gather than to sort in any way: that is for whoever prices the plan to see.
 """
 
 import math
@@ -37,10 +36,6 @@ from meshwise.rules.together import (
     rows_back,
     rows_last,
 )
-
-# A sort in shards may send this many times what gathering the dim would, because each device sorts
-# its share only. The shortest dims gain nothing by that.
-WORTH_SENDING = 1.25
 
 
 @register("sort")
@@ -94,20 +89,11 @@ def _best(job: SortedBlocks) -> tuple[Sends, Way]:
     return min(_ways(job), key=lambda way: way[0].cost)
 
 
-def _sort_exchanges(context: LocalContext) -> list[Exchange] | None:
+def _sort_exchanges(context: LocalContext) -> list[Exchange]:
     job = _job(context)
     if job is None:
         return []
-    sends = _best(job)[0]
-    return sends.found if sends.cost <= WORTH_SENDING * _gathered(job).cost else None
-
-
-def _gathered(job: SortedBlocks) -> Sends:
-    """What gathering the dim would send, each operand by itself."""
-    sends = Sends(job.shards)
-    for dtype in job.dtypes:
-        sends.add(CollectiveKind.ALL_GATHER, [dtype], job.block * job.rows)
-    return sends
+    return _best(job)[0].found
 
 
 def _sort_local(context: LocalContext, *operands: Any) -> list[Any]:

@@ -122,6 +122,14 @@ CASES = {
         N8,
         [],
     ),
+    "of short keys only what devices cannot make is gathered": (
+        lambda a, b: jnp.lexsort((a, b)),
+        (f32(512), f32(512)),
+        (P("d"), P("d")),
+        P("d"),
+        N8,
+        [("all_gather", "d", (64,)), ("all_gather", "d", (64,))],
+    ),
     "an unused gather is not made": (
         lambda x: mw.shard(x, P()) * 0 + 1,
         (X,),
