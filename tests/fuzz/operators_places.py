@@ -251,6 +251,8 @@ def made_of_nothing(maker: Maker) -> None:
     """Iotas, constants, masks, one-hot rows."""
     value = maker.pick(("float32",), least=1)
     n, k = value.shape[-1], maker.size()
+    if n == 0:
+        return
     text = maker.draw.choice(
         (
             f"{{0}} * jnp.arange({n}) * 0.1",
