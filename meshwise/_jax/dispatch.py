@@ -159,11 +159,11 @@ def dispatcher(
     return dispatch
 
 
-def fast_path(compiled: Any, out_tree: Any, outs: Sequence[Any], held: Sequence[Any] = ()) -> Any:
+def fast_path(compiled: Any, results: Any, held: Sequence[Any] = ()) -> Any:
     """What `dispatcher` needs to run a `Compiled` by itself; None where it has to stay in Python.
 
-    `outs` are the leaves of one call's results, in the order of `out_tree`; `held` are values, in
-    their place, of the first arguments, which calls leave out.
+    `results` are those of one call, as a tree: later ones are given in its structure. `held` are
+    values, in their place, of the first arguments, which calls leave out.
     """
     executable = compiled._executable
     if not isinstance(executable, _pxla.MeshExecutable):
@@ -173,7 +173,7 @@ def fast_path(compiled: Any, out_tree: Any, outs: Sequence[Any], held: Sequence[
         return None
     if call.ordered_effects or call.has_unordered_effects or call.has_host_callbacks:
         return None
-    flat, tree = _pxla.reflatten_outputs_for_dispatch(out_tree, list(outs))
+    flat, tree = _tree_util.dispatch_registry.flatten(results, None)
     if not all(type(out) is _xla.ArrayImpl for out in flat):
         return None
     in_shardings = [

@@ -34,7 +34,7 @@ from meshwise.run.placement import (
     refined_jax_mesh,
     without_explicit_type,
 )
-from meshwise.run.uneven import UnevenArray
+from meshwise.run.uneven import UnevenArray, wrap, wrapping
 
 _SHOWN_DEVICES = 8
 
@@ -121,7 +121,7 @@ class Executable:
         for i in self._empty_out:
             outs[i] = cut_empty(outs[i], self.out_shardings[i])
         for i in self._uneven_out:
-            uneven = UnevenArray(outs[i], self.program.out_types[i].shape)
+            uneven = wrap(outs[i], self.program.out_types[i].shape)
             is_keys = jnp.issubdtype(outs[i].dtype, _jax.extended)
             # jax.random takes no objects but JAX's own for keys.
             outs[i] = uneven.value if is_keys else uneven
@@ -185,14 +185,15 @@ class Executable:
         """JAX's `Compiled`, for its cost and memory analysis; compiled once."""
         return self._compiled
 
-    def fast_path(self, args: Sequence[Any], out_tree: Any, outs: Sequence[Any]) -> Any:
+    def fast_path(self, args: Sequence[Any], results: Any) -> Any:
         """What `_jax.dispatcher` needs to make the same call from C++, None if it cannot.
 
-        `outs` are the results of a call with `args`, the leaves of `out_tree`; of uneven ones C++
-        takes and gives the padded arrays. It cannot where a result without elements is sharded, the
-        program calls back to the host, or an argument had to be moved: C++ neither moves nor looks.
+        `results` are those of a call with `args`, as a tree. Of uneven arguments C++ takes the
+        padded arrays. It cannot where a result without elements is sharded, the program calls back
+        to the host, or an argument had to be moved: C++ neither moves nor looks.
         """
         args = [*self._held, *args]
+        outs = jax.tree.leaves(results)
         in_place = (
             not (self._empty_out or self._is_in_one_mesh)
             and all(new is old for new, old in zip(self._placed(args), args, strict=True))
@@ -201,8 +202,7 @@ class Executable:
         )
         if not in_place:
             return None
-        padded = [o.padded if isinstance(o, UnevenArray) else o for o in outs]
-        return _jax.fast_path(self._compiled, out_tree, padded, self._held)
+        return _jax.fast_path(self._compiled, jax.tree.map(wrapping, results), self._held)
 
     def as_function(self) -> Callable[[Sequence[Any]], list[Any]]:
         """A function of logical arrays that may be traced: pads, runs on all devices, cuts.

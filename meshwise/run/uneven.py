@@ -226,6 +226,34 @@ def _forward(name: str) -> Callable[..., Any]:
     return method
 
 
+@dataclass(frozen=True)
+class _Wrapping:
+    """A padded array as a tree that is put together again as an `UnevenArray`."""
+
+    padded: jax.Array
+    shape: tuple[int, ...]
+
+
+def wrapping(leaf: Any) -> Any:
+    """A leaf as a tree of arrays of JAX, which gives the leaf's like where it is put together."""
+    return _Wrapping(leaf.padded, leaf.shape) if type(leaf) is UnevenArray else leaf
+
+
+def wrap(padded: jax.Array, shape: tuple[int, ...]) -> UnevenArray:
+    """An `UnevenArray` of what is known to be padded as its sharding says."""
+    made = object.__new__(UnevenArray)
+    made.padded = padded
+    made.shape = shape
+    return made
+
+
+def _wrapped(shape: Any, leaves: Any) -> Any:
+    return wrap(leaves[0], shape)
+
+
+jax.tree_util.register_pytree_node(_Wrapping, lambda w: ((w.padded,), w.shape), _wrapped)
+
+
 for _name in (*_UNARY, *_BINARY, *(f"r{n}" for n in _BINARY), *_COMPARING, "getitem"):
     setattr(UnevenArray, f"__{_name}__", _forward(f"__{_name}__"))
 

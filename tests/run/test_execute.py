@@ -415,8 +415,8 @@ def dispatched(run, calls):
         calls.append(tree)
         args = [tree["x"], w]
         outs = run(args)
-        out_tree = jax.tree.structure({"a": 0, "b": [0]})
-        return jax.tree.unflatten(out_tree, outs), run.fast_path(args, out_tree, outs), False
+        results = {"a": outs[0], "b": outs[1:]}
+        return results, run.fast_path(args, results), False
 
     return _jax.dispatcher("step", lambda *args, **kwargs: miss(*args, **kwargs)[0], miss)
 
@@ -451,8 +451,7 @@ def test_dispatch_of_what_has_to_stay_in_python(mesh):
         def miss(*args):
             calls.append(args)
             outs = run(args)
-            out_tree = jax.tree.structure([0] * len(outs))
-            return outs, run.fast_path(args, out_tree, outs), False
+            return outs, run.fast_path(args, outs), False
 
         calls.clear()
         step = _jax.dispatcher("step", run, miss)
@@ -485,7 +484,7 @@ def test_dispatch_with_an_unused_argument_a_constant_and_keys(mesh):
     def miss(*args):
         calls.append(args)
         outs = run(args)
-        return outs, run.fast_path(args, jax.tree.structure([0, 0]), outs), False
+        return outs, run.fast_path(args, outs), False
 
     step = _jax.dispatcher("step", run, miss)
     unused, x = (jax.device_put(np.ones(8, np.float32), s) for s in run.in_shardings[:2])
