@@ -8,7 +8,7 @@ when it runs.
 
 And as it compiles into less memory, in less time, or into what is faster: an argument whose borders
 are sent is read behind a barrier; the pieces of an exchange are cut alike; what is gathered or
-scattered along a minor dim goes along a leading one.
+scattered along a minor dim goes along a leading one; ragged products go group after group.
 """
 
 from collections import Counter
@@ -32,6 +32,7 @@ from meshwise._jax.jaxprs import (
     with_each,
 )
 from meshwise._jax.minor_dims import of_leading_dim
+from meshwise._jax.ragged import group_after_group
 
 _BYTES = {jnp.dtype(jnp.int2): jnp.int8, jnp.dtype(jnp.uint2): jnp.uint8}
 _AXES = ("axis_name", "axes")
@@ -84,6 +85,8 @@ def _reading(eqn: JaxprEqn, others: Mapping[Any, Var]) -> JaxprEqn:
 def _said(eqn: JaxprEqn) -> list[JaxprEqn]:
     if eqn.primitive.name == "fft":
         return _in_rows(eqn)
+    if eqn.primitive.name == "ragged_dot_general":
+        return group_after_group(eqn)
     return [new for sent in _sent(eqn) for new in of_leading_dim(sent)]
 
 

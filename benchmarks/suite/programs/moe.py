@@ -72,6 +72,10 @@ def ragged(x: Any, w: Any) -> Any:
     return lax.ragged_dot(x, w, sizes)
 
 
+def ragged_gradient(x: Any, w: Any) -> Any:
+    return jax.grad(lambda x, w: (ragged(x, w) ** 2).sum(), (0, 1))(x, w)
+
+
 def balance(x: Any, gate: Any) -> Any:
     """The auxiliary loss: how evenly experts are used."""
     p = jax.nn.softmax(x @ gate, -1)
@@ -121,8 +125,9 @@ TABLE = [
         (Array((96, WIDTH), X), integers((96,), EXPERTS * ROOM, X)), X),
     row("ragged product, tokens sharded", ragged,
         (Array((256, WIDTH), X), Array((EXPERTS, WIDTH, INNER))), X),
-    row("ragged product, experts sharded", ragged, (Array((256, WIDTH), X), UP), X,
-        reason="all tokens gathered: XLA:CPU's ragged product then masks 8 copies of them"),
+    row("ragged product, experts sharded", ragged, (Array((256, WIDTH), X), UP), X),
+    row("gradient of a ragged product, experts sharded", ragged_gradient,
+        (Array((256, WIDTH), X), UP), (X, X)),
     row("balance of the experts", balance, (Array((512, WIDTH), X), GATE), NONE,
         best=Best(reduced(EXPERTS, 8) + reduced(1, 8), "a mean, then the sum of products with it")),
     row("two best experts", two_best, (Array((512, WIDTH), X), GATE), (X, X),

@@ -1,0 +1,99 @@
+"""Ragged products, which JAX writes for CPUs as one product with a copy of all rows a group.
+
+Group after group the product is the same and no copy is made: of rows in groups every group's
+product is kept where its rows are, and of groups that are summed over the rows of others are zero.
+A loop takes 0.1 to 0.9 of the time.
+"""
+
+from typing import Any
+
+import jax
+from jax import lax
+
+from meshwise._jax.jaxprs import JaxprEqn, Literal, Var, rename
+
+
+def group_after_group(eqn: JaxprEqn) -> list[JaxprEqn]:
+    """A ragged product as a loop over its groups; as it is where every row has sizes of its own."""
+    lhs, rhs, sizes = (a.aval for a in eqn.invars[:3])
+    numbers = eqn.params["ragged_dot_dimension_numbers"]
+    (ragged,) = numbers.lhs_ragged_dimensions
+    (contract, _), (batch, _) = numbers.dot_dimension_numbers
+    if len(eqn.invars) != 3 or len(sizes.shape) != 1 or not sizes.shape[0] or ragged in batch:
+        return [eqn]
+    way = _summed_by_group if ragged in contract else _rows_by_group
+    avals = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (lhs, rhs, sizes)]
+    closed = jax.make_jaxpr(lambda *operands: way(eqn.params, *operands))(*avals)
+    return _inlined(closed, eqn)
+
+
+def _rows_by_group(params: dict[str, Any], lhs: Any, rhs: Any, sizes: Any) -> Any:
+    numbers = params["ragged_dot_dimension_numbers"]
+    (ragged,), (group_dim,) = numbers.lhs_ragged_dimensions, numbers.rhs_group_dimensions
+    (contract_l, contract_r), (batch_l, batch_r) = numbers.dot_dimension_numbers
+    fewer = [[d - (d > group_dim) for d in dims] for dims in (contract_r, batch_r)]
+    dims = (contract_l, fewer[0]), (batch_l, fewer[1])
+    free = [d for d in range(lhs.ndim) if d not in contract_l and d not in batch_l]
+    place = len(batch_l) + free.index(ragged)
+
+    def product(weights: Any) -> Any:
+        return _product(params, lhs, weights, dims)
+
+    def step(found: Any, group: tuple[Any, Any, Any]) -> tuple[Any, None]:
+        weights, first, end = group
+        return lax.select(_inside(found.shape, place, first, end), product(weights), found), None
+
+    weights = lax.transpose(rhs, [group_dim, *(d for d in range(rhs.ndim) if d != group_dim)])
+    shape = jax.eval_shape(product, jax.ShapeDtypeStruct(weights.shape[1:], rhs.dtype))
+    start = lax.full(shape.shape, 0, shape.dtype)
+    return lax.scan(step, start, (weights, *_bounds(sizes)))[0]
+
+
+def _summed_by_group(params: dict[str, Any], lhs: Any, rhs: Any, sizes: Any) -> Any:
+    numbers = params["ragged_dot_dimension_numbers"]
+    (ragged,) = numbers.lhs_ragged_dimensions
+
+    (contract_l, contract_r), _ = numbers.dot_dimension_numbers
+    paired = contract_r[contract_l.index(ragged)]
+
+    def mine(x: Any, dim: int, group: tuple[Any, Any]) -> Any:
+        return lax.select(_inside(x.shape, dim, *group), x, lax.full_like(x, 0))
+
+    def step(nothing: None, group: tuple[Any, Any]) -> tuple[None, Any]:
+        both = mine(lhs, ragged, group), mine(rhs, paired, group)
+        return nothing, _product(params, *both, numbers.dot_dimension_numbers)
+
+    return lax.scan(step, None, _bounds(sizes))[1]
+
+
+def _product(params: dict[str, Any], lhs: Any, rhs: Any, dims: Any) -> Any:
+    said = {k: params[k] for k in ("precision", "preferred_element_type")}
+    return lax.dot_general(lhs, rhs, dims, **said)
+
+
+def _bounds(sizes: Any) -> tuple[Any, Any]:
+    """At which row each group begins, and at which the next."""
+    ends = lax.cumsum(sizes)
+    return lax.sub(ends, sizes), ends
+
+
+def _inside(shape: tuple[int, ...], dim: int, first: Any, end: Any) -> Any:
+    """Which elements are in the rows of a group."""
+    row = lax.broadcasted_iota(first.dtype, shape, dim)
+    return lax.bitwise_and(
+        lax.ge(row, lax.broadcast(first, shape)), lax.lt(row, lax.broadcast(end, shape))
+    )
+
+
+def _inlined(closed: Any, like: JaxprEqn) -> list[JaxprEqn]:
+    """The equations of a jaxpr without constants in the place of one equation."""
+    jaxpr = closed.jaxpr
+    known: dict[Any, Any] = dict(zip(jaxpr.invars, like.invars, strict=True))
+    known |= dict(zip(jaxpr.outvars, like.outvars, strict=True))
+    found = []
+    for eqn in jaxpr.eqns:
+        known |= {v: Var(v.aval) for v in eqn.outvars if v not in known}
+        operands = [a if isinstance(a, Literal) else known[a] for a in eqn.invars]
+        new = rename(eqn, operands, [known[v] for v in eqn.outvars], like)
+        found.append(new.replace(ctx=like.ctx))
+    return found
