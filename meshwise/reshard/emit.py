@@ -21,6 +21,7 @@ from meshwise.reshard.permute import permute_pairs
 from meshwise.reshard.plan import Part, ReshardPlan, Step, StepKind
 from meshwise.reshard.tiles import tiles_over
 from meshwise.rules.halo import fetch_rows, realignment
+from meshwise.rules.ordered import extreme_as_integers
 
 
 def apply_steps(x: jax.Array, plan: ReshardPlan, mesh: Mesh) -> jax.Array:
@@ -153,33 +154,9 @@ def all_reduce(x: jax.Array, axes: Axes, reduction: Reduction) -> jax.Array:
     if is_bool:
         return reduce(x.astype(jnp.uint8), axes).astype(jnp.bool_)
     if jnp.issubdtype(x.dtype, jnp.floating):
-        return _extreme_of_floats(x, lambda ordered: reduce(ordered, axes), is_least)
+        extreme = Reduction.MIN if is_least else Reduction.MAX
+        return extreme_as_integers(extreme, lambda ordered: reduce(ordered, axes), x)
     return reduce(x, axes)
-
-
-def _extreme_of_floats(
-    x: jax.Array, reduce: Callable[[jax.Array], jax.Array], is_least: bool
-) -> jax.Array:
-    """The largest or smallest of floats as that of integers in the same order, NaN beyond all.
-
-    On one device a NaN wins, in the collectives of a backend it may lose (XLA's on CPU compare
-    with `<`). Floats of 16 bits and fewer go as 32, as not every backend reduces short integers.
-    """
-    narrow = x.dtype
-    if narrow.itemsize < 4:
-        x = x.astype(jnp.float32)
-    ints = jnp.int32 if x.dtype.itemsize == 4 else jnp.int64
-    limits = jnp.iinfo(ints)
-
-    def fold(bits: jax.Array) -> jax.Array:
-        """Floats are signs and magnitudes; turn the order of the negative ones round, or back."""
-        sign = lax.shift_right_arithmetic(bits, lax.full_like(bits, limits.bits - 1))
-        return lax.bitwise_xor(bits, lax.bitwise_and(sign, lax.full_like(bits, limits.max)))
-
-    ordered = fold(lax.bitcast_convert_type(x, ints))
-    beyond = lax.full_like(ordered, limits.min if is_least else limits.max)
-    ordered = reduce(lax.select(lax.ne(x, x), beyond, ordered))
-    return lax.bitcast_convert_type(fold(ordered), x.dtype).astype(narrow)
 
 
 def _split_front(x: jax.Array, step: Step, mesh: Mesh) -> jax.Array:

@@ -19,6 +19,7 @@ from meshwise.ir.sharding import Reduction
 from meshwise.rules.contraction import sum_of
 from meshwise.rules.factoring import Dim, Factoring, Kind, shapes
 from meshwise.rules.identity import nothing_like
+from meshwise.rules.ordered import are_ordered_alike, extreme_as_integers
 from meshwise.rules.overwriting import joined_factors, overwriting_exchanges, overwritten_terms
 from meshwise.rules.positions import (
     IndexVectors,
@@ -57,6 +58,7 @@ _JOINED_BY = {
     "scatter-min": Reduction.MIN,
     "scatter-max": Reduction.MAX,
 }
+_EXTREMES = {Reduction.MIN: lax.scatter_min, Reduction.MAX: lax.scatter_max}
 
 
 @register("scatter", *_JOINED_BY)
@@ -191,7 +193,27 @@ def _scatter_local(context: LocalContext, operand: Any, indices: Any, updates: A
         indices = vectors.local(drop)
         changed = {"unique_indices": False, "indices_are_sorted": False, "mode": FILL}
         changed["dimension_numbers"] = numbers
+    if joined and _JOINED_BY[context.eqn.primitive.name] in _EXTREMES:
+        return [_extreme_terms(context, operand, indices, updates, changed)]
     return context.bind(operand, indices, updates, **changed)
+
+
+def _extreme_terms(
+    context: LocalContext, operand: Any, indices: Any, updates: Any, changed: dict[str, Any]
+) -> Any:
+    """A term of the smallest or largest, of floats as integers in their order.
+
+    As such the terms are joined (`reshard/emit.py`). If they are found as floats, what they are as
+    integers takes a buffer of its own, as XLA writes none where one of another type lies.
+    """
+    if not are_ordered_alike(operand.dtype) or updates.size > operand.size:
+        return context.bind(operand, indices, updates, **changed)[0]
+    reduction, params = _JOINED_BY[context.eqn.primitive.name], {**context.params, **changed}
+    numbers, scatter = params["dimension_numbers"], _EXTREMES[reduction]
+    said = {k: params[k] for k in ("indices_are_sorted", "unique_indices", "mode")}
+    return extreme_as_integers(
+        reduction, lambda x, new: scatter(x, indices, new, numbers, **said), operand, updates
+    )
 
 
 def _vectors(context: LocalContext, indices: Any, windows: tuple[int, ...]) -> IndexVectors:

@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from tests.end_to_end.sent import Row, check_numbers, names, program_of, reals
+from tests.end_to_end.sent import Row, around, check_numbers, names, program_of, reals
 
 XY, YX = P(("x", "y")), P(("y", "x"))
 SHARD = 64 * 256 * 4  # of what is resharded here, on each device
@@ -58,6 +58,10 @@ TABLE = [
         (P("x"), P("x")), P("x"), tolerance=1e-4), 4096),
     Held(Row("points inside a loop", nearest, (reals(4096, 8), reals(4, 8)), (8,),
         (P("x"), P()), P(), tolerance=1e-4), 4096 * 8 // 8 * 4),
+    # Terms of maxima are found as the integers as which they are joined.
+    Held(Row("largest at places", lambda x, i, u: x.at[i].max(u),
+        (reals(64, 32), around(64, 512), reals(512, 32)), (8,), (P(), P("x"), P("x")), P()),
+        64 * 32 * 4 + 1024),
 ]  # fmt: skip
 
 
