@@ -6,7 +6,7 @@ from functools import cached_property
 
 from meshwise._jax import Var
 from meshwise.choose.descend import descend
-from meshwise.choose.graph import build_graph, is_remade
+from meshwise.choose.graph import Graph, build_graph, is_remade
 from meshwise.choose.holding import peak_bytes
 from meshwise.choose.plan import EquationPlan, Plan, Rejected
 from meshwise.choose.search import Search
@@ -53,11 +53,12 @@ def choose(
     if driver == "descend":
         starts = dict.fromkeys((tuple(start), tuple(forward_start(graph, limits))))
         found += [_descended(Search(graph, axes), limits) for axes in starts]
+        found += _with_steps_gathered(graph, limits)
     found.append(Found(completion_seconds, completed, stopping, {}))
     best = min(found, key=lambda one: one.seconds)
     if driver == "descend":
         best = _lighter(best, found, limits)
-    return _plan(best, completion_seconds, driver)
+    return _plan(best, completion, completion_seconds, driver)
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,6 +80,20 @@ def _descended(search: Search, limits: Limits) -> Found:
     lost = descend(search, limits)
     copies = _copies(search, stop_at_completion=False)
     return Found(_total(search, copies), search, copies, lost)
+
+
+def _with_steps_gathered(graph: Graph, limits: Limits) -> list[Found]:
+    """What is found where stacks in shards of steps may be gathered whole, if there are any.
+
+    Few bytes in one collective may cost less than their move to other dims and a gather of a part
+    in every step. What the plan holds then is compared like that of any other.
+    """
+    found = []
+    for one in (graph, graph.with_rows_whole()):
+        wider = limits if one is None else limits_of(one, gathers_steps=True)
+        if one is not None and wider.held.keys() != limits.held.keys():
+            found.append(_descended(Search(one, completion_start(one, wider)), wider))
+    return found
 
 
 def _lighter(best: Found, found: Sequence[Found], limits: Limits) -> Found:
@@ -143,13 +158,13 @@ def _total(search: Search, copies: Copies) -> float:
     return sum(c for c, _ in copies.values()) + sum(p.seconds for p in search.placed)
 
 
-def _plan(found: Found, completion_seconds: float, driver: str) -> Plan:
+def _plan(found: Found, completion: Completion, completion_seconds: float, driver: str) -> Plan:
     graph = found.search.graph
     equations = [_equation_plan(found.search, i, found.lost) for i in range(len(graph.rules))]
     return Plan(
         program=graph.program,
         rules=tuple(graph.rules),
-        completion=graph.completion,
+        completion=completion,
         equations=tuple(equations),
         in_shardings=graph.in_shardings,
         out_shardings=graph.out_shardings,

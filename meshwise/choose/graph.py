@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from meshwise._jax import Literal, Var
@@ -74,6 +74,13 @@ class Graph:
     def nominal(self, var: Var) -> DimAxes:
         """The dims' axes that completion gave a value."""
         return self.completion.dims[var]
+
+    def with_rows_whole(self) -> "Graph | None":
+        """The same with what completion gave before it sharded rows of sharded steps, if it did."""
+        dims = self.completion.rows_whole
+        if dims is None:
+            return None
+        return replace(self, completion=replace(self.completion, dims=dims, rows_whole=None))
 
 
 def build_graph(

@@ -37,22 +37,25 @@ class Limits:
         return most is None or _stack_bytes(graph, node, axes) <= most
 
 
-def limits_of(graph: Graph) -> Limits:
-    """The limits of a graph's nodes."""
-    return Limits(_work_limits(graph), _held_limits(graph))
+def limits_of(graph: Graph, gathers_steps: bool = False) -> Limits:
+    """The limits of a graph's nodes; stacks that lie in shards of steps may be gathered or not."""
+    return Limits(_work_limits(graph), _held_limits(graph, gathers_steps))
 
 
-def _held_limits(graph: Graph) -> dict[int, int]:
-    """A stack is never gathered for a loop: a step's part of it is, inside.
+def _held_limits(graph: Graph, gathers_steps: bool) -> dict[int, int]:
+    """A stack is not gathered for a loop: a step's part of it is, inside.
 
     So it is held in shards as small as completion has them, wherever dims other than that of the
-    steps can be sharded as finely.
+    steps can be sharded as finely. With `gathers_steps` a stack that lies in shards of steps, which
+    no loop can go through as it lies, is without limit.
     """
     found = {}
     for node in graph.nodes:
         if graph.program.equations[node.members[0].equation].primitive not in _STACKS:
             continue
         dims = nominal(graph, node)
+        if gathers_steps and dims[_stack_position(node)][0]:
+            continue
         operands = [sharding_of(d) for d in dims[: len(node.operands)]]
         options = candidates(node, graph.mesh, operands, (), dims, None)
         least = min(_stack_bytes(graph, node, axes) for axes in options)

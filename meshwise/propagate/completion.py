@@ -24,8 +24,13 @@ class Cause:
 
 @dataclass(frozen=True, eq=False)
 class Completion:
-    """Dims' axes of every variable, and the cause of each sharded dim."""
+    """Dims' axes of every variable, and the cause of each sharded dim.
+
+    Where a loop goes through a dim that is sharded, its rows are sharded along another;
+    `rows_whole` is what was found without that, None where there is no such loop.
+    """
 
     dims: dict[Var, DimAxes]
     causes: dict[tuple[Var, int], Cause]
     sweeps: int
+    rows_whole: dict[Var, DimAxes] | None = None

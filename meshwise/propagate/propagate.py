@@ -7,7 +7,7 @@ in the dims the hint leaves open.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from meshwise._jax import Literal, Var, stack_p, step_p
@@ -56,9 +56,11 @@ def propagate(program: Program, rules: Sequence[OpRule]) -> Completion:
     state = _start(program)
     tables = [_table(program, i, rule) for i, rule in enumerate(rules)]
     sweeps = _settle(rules, tables, state)
+    before, rows_whole = dict(state.dims), None
     if _shard_rows_of_steps(program, state):
+        rows_whole = _every_value(program, before)
         sweeps += _settle(rules, tables, state)
-    return Completion(_every_value(program, state), state.causes, sweeps)
+    return Completion(_every_value(program, state.dims), state.causes, sweeps, rows_whole)
 
 
 def _settle(rules: Sequence[OpRule], tables: Sequence[list[_Tensor]], state: _State) -> int:
@@ -284,8 +286,8 @@ def _unused(wanted: Axes, current: Axes, used: set[str]) -> Axes:
     return wanted
 
 
-def _every_value(program: Program, state: _State) -> dict[Var, DimAxes]:
+def _every_value(program: Program, dims: Mapping[Var, DimAxes]) -> dict[Var, DimAxes]:
     """The dims of every variable, unsharded where nothing was found."""
     jaxpr = program.jaxpr.jaxpr
     values = [*jaxpr.invars, *jaxpr.constvars, *(v for e in jaxpr.eqns for v in e.outvars)]
-    return {v: state.dims.get(v) or ((),) * len(shape_of(v)) for v in values}
+    return {v: dims.get(v) or ((),) * len(shape_of(v)) for v in values}

@@ -13,7 +13,7 @@ from meshwise.choose.graph import build_graph
 from meshwise.choose.holding import peak_bytes
 from meshwise.choose.search import Search
 from meshwise.choose.starts import completion_start, limits_of
-from meshwise.cost.hardware import GENERIC
+from meshwise.cost.hardware import CPU, GENERIC
 from meshwise.cost.memory import peak_memory
 
 N8 = AbstractMesh((8,), ("d",))
@@ -80,6 +80,50 @@ def test_stages_are_kept(spec):
     draw = np.random.default_rng(0)
     args = [draw.normal(size=s).astype(np.float32) for s in ((8, 64, 64), (12, 16, 64))]
     np.testing.assert_allclose(program.simulate(*args), stages(*args), rtol=2e-5, atol=2e-6)
+
+
+def states(rows, gates, scale):
+    """A state that small gates move on: rows, and gates of fewer numbers, one of each a step."""
+
+    def step(state, row_and_gate):
+        row, gate = row_and_gate
+        state = state * jnp.tanh(gate) + row[..., None] * scale
+        return state, state @ gate
+
+    start = jnp.zeros((*rows.shape[1:], gates.shape[1]))
+    return lax.scan(step, start, (rows, gates))[1]
+
+
+@pytest.mark.parametrize("steps", [32, 19], ids=["even", "uneven"])
+def test_small_stacks_are_gathered_once(steps):
+    """Gates are wanted whole in every step, and are few: one gather before the loop for all."""
+    function = mw.jit(states, mesh=N8, in_shardings=(P("d"), P("d"), P()), out_shardings=P("d"))
+    shapes = (steps, 8), (steps, 4), (8, 4)
+    program = function.partition(*(f32(*shape) for shape in shapes))
+    assert all(c.count == 1 for c in program.collectives)
+    draw = np.random.default_rng(0)
+    args = [draw.normal(size=s).astype(np.float32) for s in shapes]
+    np.testing.assert_allclose(program.simulate(*args), states(*args), rtol=2e-5, atol=2e-6)
+
+
+def layers(weights, x):
+    return lax.scan(lambda h, w: (jnp.tanh(h @ w / 8), None), x, weights)[0]
+
+
+@pytest.mark.parametrize("hardware", [GENERIC, CPU], ids=lambda h: h.name)
+def test_stacks_of_weights_are_gathered_where_few_launches_are_worth_it(hardware):
+    """On CPU devices one launch for nine is worth holding small weights; for fewer bytes it is not.
+
+    Never are those gathered that lie in shards of each layer.
+    """
+    for spec, gathered in ((P("d"), hardware is CPU), (P(None, "d"), False)):
+        hints = {"in_shardings": (spec, P("d")), "out_shardings": P("d")}
+        function = mw.jit(layers, mesh=N8, hardware=hardware, **hints)
+        program = function.partition(f32(8, 64, 64), f32(512, 64))
+        assert (len(program.collectives) == 1 and program.collectives[0].count == 1) is gathered
+        draw = np.random.default_rng(0)
+        args = [draw.normal(size=s).astype(np.float32) for s in ((8, 64, 64), (512, 64))]
+        np.testing.assert_allclose(program.simulate(*args), layers(*args), rtol=2e-5, atol=2e-6)
 
 
 def test_a_little_less_memory_is_worth_nothing():

@@ -103,6 +103,5 @@ TABLE = [
     row("circular, two rounds", circular,
         (Array((2, STAGES, WIDTH, WIDTH), SECOND), Array((STAGES, ROWS, WIDTH), X)), X,
         hinted=True, best=Best(16 * passed(ROWS, WIDTH), "an activation to the next, every step")),
-    row("stages in turn, weights by stage", stages_in_turn, (WEIGHTS, Array((ROWS, WIDTH))), NONE,
-        reason="XLA gathers all weights anew in every step: cheap in memory that devices share"),
+    row("stages in turn, weights by stage", stages_in_turn, (WEIGHTS, Array((ROWS, WIDTH))), NONE),
 ]  # fmt: skip
