@@ -1,6 +1,6 @@
 """The parts that equations consist of, and which of them are decided together so far."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from meshwise._jax import hint_p
@@ -69,13 +69,21 @@ Factor = tuple[int, int]  # an equation, and one of its rule's factors
 class Groups:
     """Union-find over parts, and over the factors of their equations."""
 
-    def __init__(self, parts: Sequence[Part], rules: Sequence[OpRule], carried: Carries):
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        rules: Sequence[OpRule],
+        carried: Carries,
+        rounds: Collection[int] = (),
+    ):
+        """Every part by itself; `rounds` are the equations that begin what a loop carries."""
         self.rules = rules
         self.part_parent = list(range(len(parts)))
         # Not what sums as well: another term of an addition after it is no sum over that factor.
         self.only_carries = [bool(carried[p.equation]) and not p.reduces for p in parts]
         self.parts = parts
         self.has_pairs = [self.is_of_pairs(p.equation) for p in parts]
+        self.goes_round = [p.equation in rounds for p in parts]
         self.factor_parent: dict[Factor, Factor] = {}
         self.beside: dict[Factor, set[Factor]] = {}
         for equation in dict.fromkeys(p.equation for p in parts):
@@ -112,6 +120,7 @@ class Groups:
         self.part_parent[high] = low
         self.only_carries[low] = self.only_carries[low] and self.only_carries[high]
         self.has_pairs[low] = self.has_pairs[low] or self.has_pairs[high]
+        self.goes_round[low] = self.goes_round[low] or self.goes_round[high]
         for pair in pairs:
             x, y = sorted(self.factor(f) for f in pair)
             if x != y:
@@ -124,6 +133,22 @@ class Groups:
         sets = [frozenset(f for dim in dims for f in dim) for dims in rule.operands]
         whole = frozenset().union(*sets)
         return sum(bool(s) and s != whole for s in sets) > 1
+
+    def widens(self, part: int, operand: int, other: int) -> bool:
+        """Whether a part has dims that an operand lacks, which `other` makes and a loop carries.
+
+        In `s = (s[:, None] + moves).max(0) + seen` the rows of the matrix may have to be whole, but
+        what is carried need not be. Where a matrix is made of two such vectors, they go with it.
+        """
+        equation = self.parts[part].equation
+        if not self.goes_round[self.find(other)] or self.is_of_pairs(equation):
+            return False
+        rule = self.rules[equation].factors
+        own, *results = [
+            {f for dim in dims for f in dim if rule.sizes[f] > 1}
+            for dims in (rule.operands[operand], *rule.results)
+        ]
+        return bool(own) and any(own < result for result in results)
 
     def reads_otherwise(
         self, part: int, operand: int, readers: Sequence[tuple[int, int]]

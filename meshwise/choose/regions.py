@@ -66,7 +66,7 @@ class Node:
 def build_nodes(program: Program, rules: Sequence[OpRule], carried: Carries) -> list[Node]:
     """The nodes of a program's cost graph, in the order of their first equations."""
     parts = [p for i, rule in enumerate(rules) for p in parts_of(program, i, rule, carried[i])]
-    groups = Groups(parts, rules, carried)
+    groups = Groups(parts, rules, carried, frozenset(program.carried.values()))
     producer = {
         program.equations[p.equation].outvars[r]: (k, r)
         for k, p in enumerate(parts)
@@ -122,7 +122,7 @@ def _join_producers(
         if isinstance(atom, Literal) or atom not in producer:
             continue
         other, result = producer[atom]
-        if not _serves_both(part, operand, other, parts, groups, carried):
+        if not _serves_both(k, operand, other, parts, groups, carried):
             continue
         dims = groups.rules[part.equation].factors.operands[operand]
         source_dims = groups.rules[parts[other].equation].factors.results[result]
@@ -153,7 +153,7 @@ def _readers(program: Program, parts: Sequence[Part]) -> dict[Var, list[tuple[in
 
 
 def _serves_both(
-    part: Part,
+    k: int,
     operand: int,
     other: int,
     parts: Sequence[Part],
@@ -163,15 +163,18 @@ def _serves_both(
     """Whether a part may take the sharding of the node that makes one of its operands.
 
     A sum that passes through alone follows its maker, whatever that is; additions of sums go with
-    additions of sums; and what carries nothing goes with what is neither a sum nor carries one.
+    additions of sums; and what carries nothing goes with what is neither a sum nor carries one, nor
+    goes round a loop with fewer dims.
     """
     source = parts[other]
-    carry = carried[part.equation]
+    carry = carried[parts[k].equation]
     if carry:
         if operand not in carry:
             return False
         alone = len(carry) == 1 and source.follows
         return alone or groups.only_carries[groups.find(other)]
+    if groups.widens(k, operand, other):
+        return False
     return source.joins and not source.reduces and not carried[source.equation]
 
 

@@ -325,6 +325,8 @@ TABLE = [
         layer(h, w)))), (W, X), (8,), (P(), P("x")), P(), reduced(LAYERS * WEIGHT), 1e-5),
     Row("three axes", gradient(layers), (W, X), (2, 2, 2), (P(None, "x", "y"), P(("x", "z"), "y")),
         P(None, "x", "y"), None, 1e-5),
+    Row("best paths, states sharded: scores gathered", best_paths, (reals(32, 32), reals(6, 32)),
+        (8,), (STACK, STACK), STACK, {"all_gather": gathered(5, 32)}),
 ]  # fmt: skip
 FREE = [
     Row("while, uneven", halved, (reals(13, 6),), (8,), (P("x"),), P("x"), None, 1e-5),
@@ -348,8 +350,8 @@ FREE = [
     Row("a hint on a literal that is carried", with_hinted_literal, (X,), (8,), (P("x"),), None),
     Row("added to the largest", added_to_largest, (ROWS,), (8,), (STACK,), P(), None, 1e-5),
     Row("loops in vain", in_vain, (reals(13, 6), np.int32(3)), (8,), (P("x"), P()), P("x")),
-    Row("best paths, states sharded: scores whole", best_paths, (reals(32, 32), reals(6, 32)), (8,),
-        (STACK, STACK), STACK, {"all_gather": gathered(11, 32)}),
+    Row("best paths, uneven states", best_paths, (reals(13, 13), reals(6, 13)), (2, 4),
+        (P("x", "y"), P(None, "y")), P(None, "y")),
     Row("rows scattered", lambda c, u: lax.scan(lambda c, t: (c.at[jnp.arange(16) * 7 % 24].add(t),
         None), c, u)[0], (reals(24, 8), reals(5, 16, 8)), (8,), (P("x"), STACK), None, None, 1e-5),
     Row("products of what is carried", lambda a, x: lax.fori_loop(0, 4, lambda _, x:

@@ -281,8 +281,7 @@ TABLE = [
         Array((2, 32, 16), SECOND), Array((2, 32, 16), SECOND), Array((16, 4)),
         Array((2, 32, 4), SECOND), Array((2, 32, 4), SECOND)), SECOND),
     loop("best paths, states sharded", best_paths,
-        (Array((64, 64), SECOND), Array((12, 64), SECOND)), SECOND,
-        reason="scores lie as rows of paths do: what is seen is gathered too, not only scores"),
+        (Array((64, 64), SECOND), Array((12, 64), SECOND)), SECOND),
     loop("moving average, time sharded", smoothed, (Array((128, 8), X),), X,
         best=Best(2 * exchanged(128, 8), "time to devices, and back")),
 ]  # fmt: skip
