@@ -12,6 +12,8 @@ is shared out anew over the devices, and then the slice again. So, in a traced p
 - a sum of what was scattered into zeros (the gradient of a loss that reads one logit a row) becomes
   a sum of what was scattered;
 - a reshape that transposes first becomes a transpose and a reshape;
+- copies of rows that are told apart right after they were laid end to end (`jnp.tile`) become a dim
+  of their own;
 - a slice, or an update of most of a dim, at positions that are known while tracing becomes a
   plain slice, or a pad and a choice between old and new (`u.at[1:-1].set(...)` of a stencil).
 """
@@ -20,11 +22,25 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from meshwise._jax import JaxprEqn, Var
-from meshwise.borders import joins, rows, sums, updates
+from meshwise.borders import copies, joins, rows, sums, updates
+from meshwise.borders.equations import Makers
 from meshwise.pairing import Counts
 
-_MERGES: Mapping[str, Callable[..., list[JaxprEqn] | None]] = {
-    "reshape": rows.split_transpose,
+Merge = Callable[[JaxprEqn, Makers, Counts], list[JaxprEqn] | None]
+
+
+def _first_of(*merges: Merge) -> Merge:
+    """The first of several that finds something."""
+
+    def merge(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn] | None:
+        found = (one(eqn, makers, counts) for one in merges)
+        return next((made for made in found if made is not None), None)
+
+    return merge
+
+
+_MERGES: Mapping[str, Merge] = {
+    "reshape": _first_of(rows.split_transpose, copies.merge_reshape),
     "slice": rows.merge_slice,
     "pad": rows.merge_pad,
     "reduce_sum": sums.merge_reduce_sum,

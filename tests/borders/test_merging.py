@@ -71,6 +71,13 @@ def table() -> dict[str, tuple[Callable[..., Any], str]]:
         "outside": (lambda x, u: x.at[jnp.arange(6) * 3].add(u), None),
         "reshape of a transpose": (lambda x, u: lax.reshape(x, (27, 4), (1, 0)),
                                    "transpose reshape"),
+        "copies told apart": (lambda x, u: jnp.tile(x, (2, 3)).reshape(2, 12, 3, 9),
+                              "broadcast_in_dim"),
+        "copies of parts of rows": (
+            lambda x, u: jnp.tile(x, (2, 3)).reshape(2, 3, 4, 3, 3, 3), "broadcast_in_dim reshape"),
+        "copies told apart in one dim": (lambda x, u: jnp.tile(x, (2, 3)).reshape(2, 12, 27),
+                                         "tile reshape"),
+        "rows across copies": (lambda x, u: jnp.tile(x, (2, 1)).reshape(3, 8, 9), "tile reshape"),
         "window over a pad": (lambda x, u: lax.reduce_window(
             between(x), 0.0, lax.add, (3, 2), (2, 1), "VALID"), "reduce_window_sum"),
         "window over other fill": (lambda x, u: lax.reduce_window(
