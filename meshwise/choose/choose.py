@@ -8,7 +8,7 @@ from meshwise._jax import Var
 from meshwise.choose.descend import descend
 from meshwise.choose.graph import Graph, build_graph, is_remade
 from meshwise.choose.holding import peak_bytes
-from meshwise.choose.plan import EquationPlan, Plan, Rejected
+from meshwise.choose.plan import EquationPlan, Plan
 from meshwise.choose.search import Search
 from meshwise.choose.starts import Limits, completion_start, forward_start, limits_of
 from meshwise.choose.tree import Edge, reshard_tree
@@ -22,7 +22,6 @@ from meshwise.rules.registry import OpRule
 DRIVERS = ("descend", "gspmd")
 
 Copies = dict[Var, tuple[float, tuple[Edge, ...]]]  # of each value: seconds, and its reshards
-Lost = dict[int, tuple[Rejected, ...]]
 
 # A plan is taken for holding less where the cheapest holds so many times as much, and at least as
 # many times as the fourth power of how many times it is as dear: a tenth more for a third less.
@@ -54,7 +53,7 @@ def choose(
         starts = dict.fromkeys((tuple(start), tuple(forward_start(graph, limits))))
         found += [_descended(Search(graph, axes), limits) for axes in starts]
         found += _with_steps_gathered(graph, limits)
-    found.append(Found(completion_seconds, completed, stopping, {}))
+    found.append(Found(completion_seconds, completed, stopping))
     best = min(found, key=lambda one: one.seconds)
     if driver == "descend":
         best = _lighter(best, found, limits)
@@ -63,12 +62,11 @@ def choose(
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """A placement of all nodes that was found, the reshards that it takes, and what lost."""
+    """A placement of all nodes that was found, and the reshards that it takes."""
 
     seconds: float
     search: Search
     copies: Copies
-    lost: Lost
 
     @cached_property
     def peak_bytes(self) -> int:
@@ -77,9 +75,9 @@ class Found:
 
 
 def _descended(search: Search, limits: Limits) -> Found:
-    lost = descend(search, limits)
+    descend(search, limits)
     copies = _copies(search, stop_at_completion=False)
-    return Found(_total(search, copies), search, copies, lost)
+    return Found(_total(search, copies), search, copies)
 
 
 def _with_steps_gathered(graph: Graph, limits: Limits) -> list[Found]:
@@ -160,7 +158,7 @@ def _total(search: Search, copies: Copies) -> float:
 
 def _plan(found: Found, completion: Completion, completion_seconds: float, driver: str) -> Plan:
     graph = found.search.graph
-    equations = [_equation_plan(found.search, i, found.lost) for i in range(len(graph.rules))]
+    equations = [_equation_plan(found.search, i) for i in range(len(graph.rules))]
     return Plan(
         program=graph.program,
         rules=tuple(graph.rules),
@@ -172,11 +170,11 @@ def _plan(found: Found, completion: Completion, completion_seconds: float, drive
         seconds=found.seconds,
         completion_seconds=completion_seconds,
         driver=driver,
-        figures=graph.hardware.name,
+        hardware=graph.hardware,
     )
 
 
-def _equation_plan(search: Search, index: int, lost: Lost) -> EquationPlan:
+def _equation_plan(search: Search, index: int) -> EquationPlan:
     """One equation's share of its node's strategy."""
     graph = search.graph
     rule = graph.rules[index].factors
@@ -197,6 +195,5 @@ def _equation_plan(search: Search, index: int, lost: Lost) -> EquationPlan:
     )
     results = tuple(result_sharding(rule, strategy, i) for i in range(len(eqn.outvars)))
     own_node = graph.nodes[nodes[0][0]]
-    rejected = lost.get(own_node.index, ()) if len(own_node.members) == 1 else ()
     remade = is_remade(graph.program, graph.rules, own_node)
-    return EquationPlan(strategy, operands, results, rejected, remade)
+    return EquationPlan(strategy, operands, results, remade)

@@ -8,50 +8,38 @@ them can see alone. They do so without the node that makes the value, and with i
 falls, so the descent ends, never dearer than where it began.
 """
 
-from bisect import insort
 from collections.abc import Callable, Iterator, Sequence, Set
 
 from meshwise.choose.candidates import candidates
 from meshwise.choose.graph import Value
-from meshwise.choose.plan import Rejected
 from meshwise.choose.regions import Node
 from meshwise.choose.search import Change, Search
 from meshwise.choose.starts import Limits, fixed_axes, nominal
 from meshwise.choose.tree import IMPOSSIBLE
-from meshwise.ir.factors import Strategy
 from meshwise.ir.sharding import DimAxes, Sharding
 
 Choice = tuple[Node, DimAxes]
 Priced = tuple[float, int, DimAxes]  # seconds, a number among the choices, and the choice
 
-SHOWN = 3  # of what lost
 MOST_SWEEPS = 8
 MOST_ROUNDS = 4
 MOST_AROUND = 16  # values around a node that moves with the maker of one of them
 WORTH_IT = 1e-13  # seconds; smaller savings are rounding
 
 
-def descend(search: Search, limits: Limits) -> dict[int, tuple[Rejected, ...]]:
-    """Improve until no move helps; returns what lost at each node in its last round."""
+def descend(search: Search, limits: Limits) -> None:
+    """Improve until no move helps."""
     fixed = fixed_axes(search.graph).keys()
     free = {n.index for n in search.graph.nodes} - fixed
-    lost: dict[int, tuple[Rejected, ...]] = {}
     dirty = set(free)
     for _ in range(MOST_ROUNDS):
-        _settle_nodes(search, dirty, free, limits, lost)
+        _settle_nodes(search, dirty, free, limits)
         dirty = _move_shared_values(search, free, limits)
         if not dirty:
             break
-    return lost
 
 
-def _settle_nodes(
-    search: Search,
-    dirty: set[int],
-    free: Set[int],
-    limits: Limits,
-    lost: dict[int, tuple[Rejected, ...]],
-) -> None:
+def _settle_nodes(search: Search, dirty: set[int], free: Set[int], limits: Limits) -> None:
     """Each dirty node takes its best strategy, until none is dirty."""
     for sweep in range(MOST_SWEEPS):
         if not dirty:
@@ -59,53 +47,36 @@ def _settle_nodes(
         for index in sorted(dirty, reverse=bool(sweep % 2)):
             node = search.graph.nodes[index]
             dirty.discard(index)
-            best, lost[index] = _best(search, node, limits)
+            best = _best(search, node, limits)
             if best is not None:
                 dirty |= (search.keep(search.put(node, best)) & free) - {index}
 
 
-def _best(
-    search: Search, node: Node, limits: Limits
-) -> tuple[DimAxes | None, tuple[Rejected, ...]]:
-    """The axes that save most, None where the current ones are best; and the next ones."""
-    current, *others = _choices(search, node, limits)
-    priced = _cheapest_of(search, node, others)
-    least = min(priced, default=(0.0, 0, current))
-    best = least[2] if least[0] < -WORTH_IT else None
-    floor = min(least[0], 0.0)
-    ordered = sorted(p for p in [(0.0, -1, current), *priced] if p[2] != (best or current))
-    rejected = tuple(
-        Rejected(Strategy(axes), cost - floor)
-        for cost, _, axes in ordered[:SHOWN]
-        if cost < IMPOSSIBLE
-    )
-    return best, rejected
+def _best(search: Search, node: Node, limits: Limits) -> DimAxes | None:
+    """The axes that save most; None where the current ones are best.
 
-
-def _cheapest_of(search: Search, node: Node, others: Sequence[DimAxes]) -> list[Priced]:
-    """What choices cost, the cheapest and the next ones for certain.
-
-    Reshards are looked for only where a choice may still be among them.
+    Reshards are looked for only where a choice may save something, and more than another does.
     """
-    bounds: list[Priced] = []
-    few = len(others) <= SHOWN + 1
-    for k, axes in enumerate(others):
+    hopeful: list[Priced] = []
+    for k, axes in enumerate(choices_of(search, node, limits)[1:]):
         changes = search.put(node, axes)
-        bounds.append(((search.delta if few else search.least_delta)(changes), k, axes))
+        bound = search.least_delta(changes)
+        if bound < -WORTH_IT:
+            hopeful.append((bound, k, axes))
         search.undo(changes)
-    if few:
-        return bounds
-    found: list[Priced] = []
-    for bound, k, axes in sorted(bounds):
-        if len(found) > SHOWN and bound > found[SHOWN][0] + WORTH_IT:
+    best: Priced | None = None
+    for bound, k, axes in sorted(hopeful):
+        if best is not None and bound > best[0] + WORTH_IT:
             break
         changes = search.put(node, axes)
-        insort(found, (search.delta(changes), k, axes))
+        found = search.delta(changes), k, axes
         search.undo(changes)
-    return found
+        if found[0] < -WORTH_IT and (best is None or found < best):
+            best = found
+    return None if best is None else best[2]
 
 
-def _choices(search: Search, node: Node, limits: Limits) -> list[DimAxes]:
+def choices_of(search: Search, node: Node, limits: Limits) -> list[DimAxes]:
     """The axes worth pricing for a node as its neighbours are now; the current ones first."""
     graph = search.graph
     operands = tuple([search.produced(graph.values[v]) for v in node.operands])
@@ -171,7 +142,7 @@ def _moves_of(
     if with_maker and value.maker is not None:
         made: dict[Sharding, list[Priced]] = {}
         node = search.graph.nodes[value.maker]
-        for k, axes in enumerate(_choices(search, node, limits)):
+        for k, axes in enumerate(choices_of(search, node, limits)):
             changes = search.put(node, axes)
             least = search.least_delta(changes, without=value)
             if least < IMPOSSIBLE:
@@ -216,7 +187,7 @@ def _offers(
     for index in users:
         node = search.graph.nodes[index]
         positions = [i for n, i in value.uses if n == index]
-        for k, axes in enumerate(_choices(search, node, limits)):
+        for k, axes in enumerate(choices_of(search, node, limits)):
             changes = search.put(node, axes)
             wanted = {search.placed[index].operands[i] for i in positions}
             if len(wanted) == 1:

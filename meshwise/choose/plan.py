@@ -1,9 +1,10 @@
-"""The plan: pure data. What each equation does, which copies of each value exist, what lost."""
+"""The plan: pure data. What each equation does, and which copies of each value exist."""
 
 from dataclasses import dataclass
 
 from meshwise._jax import Var
 from meshwise.choose.tree import Edge
+from meshwise.cost.hardware import Hardware
 from meshwise.ir.factors import Strategy
 from meshwise.ir.program import Program
 from meshwise.ir.sharding import Sharding
@@ -21,7 +22,7 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class EquationPlan:
-    """How one equation is split, the shardings it reads its operands in, and what lost.
+    """How one equation is split, and the shardings of its operands and results.
 
     `operands` and `results` are in the equation's order; for a literal operand the entry is
     meaningless. `remade` equations are computed anew for each sharding wanted of their result.
@@ -30,7 +31,6 @@ class EquationPlan:
     strategy: Strategy
     operands: tuple[Sharding, ...]
     results: tuple[Sharding, ...]
-    lost: tuple[Rejected, ...]
     remade: bool
 
 
@@ -40,7 +40,7 @@ class Plan:
 
     `copies` lists, for each value, the reshards (from, to) that make its copies, each source
     existing before its target. `seconds` is the modelled cost, `completion_seconds` what
-    completion alone would cost, `figures` the name of the hardware that both are of.
+    completion alone would cost, `hardware` the figures that both are of.
     """
 
     program: Program
@@ -53,4 +53,4 @@ class Plan:
     seconds: float
     completion_seconds: float
     driver: str
-    figures: str
+    hardware: Hardware

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Set
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from meshwise.choose.plan import EquationPlan, Plan, Rejected
+from meshwise.choose.plan import EquationPlan, Plan
 from meshwise.cost.hardware import Hardware
 from meshwise.ir.factors import Strategy
 from meshwise.ir.mesh import Axes, Mesh
@@ -46,8 +46,7 @@ def _every_use(plan: Plan, hardware: Hardware) -> Iterable[Use]:
     for equation in plan.equations:
         for sharding in (*equation.operands, *equation.results):
             yield sharding.dims, sharding.unreduced
-        for strategy in (equation.strategy, *(lost.strategy for lost in equation.lost)):
-            yield strategy.axes, strategy.carried
+        yield equation.strategy.axes, equation.strategy.carried
     for cause in plan.completion.causes.values():
         yield from (((axes,), ()) for axes in cause.beaten)
     for var, edges in plan.copies.items():
@@ -130,7 +129,6 @@ class _Renaming:
             self.strategy(old.strategy),
             tuple(self.sharding(s) for s in old.operands),
             tuple(self.sharding(s) for s in old.results),
-            tuple(Rejected(self.strategy(r.strategy), r.dearer_by_seconds) for r in old.lost),
             old.remade,
         )
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshwise._jax import Literal
-from meshwise.choose.plan import EquationPlan, Plan
+from meshwise.choose.losers import losers
+from meshwise.choose.plan import Plan, Rejected
 from meshwise.cost.hardware import GENERIC
 from meshwise.ir.factors import FactorRule, Strategy
 from meshwise.ir.mesh import Mesh
@@ -64,7 +65,7 @@ def _head(plan: Plan, program: PerDeviceProgram, name: str) -> list[str]:
                       f"{len(program.jaxpr.jaxpr.eqns):,} for each device"),
         *figures(program),
         ("modelled time", _time(plan)),
-        *([] if plan.figures == GENERIC.name else [("figures", plan.figures)]),
+        *([] if plan.hardware.name == GENERIC.name else [("figures", plan.hardware.name)]),
     ]  # fmt: skip
     return titled(program, name, rows)
 
@@ -236,9 +237,9 @@ class _Decision:
 def _decisions(plan: Plan) -> list[str]:
     """The strategies of single equations whose next best costs most, and what they beat."""
     alike: dict[tuple[str, ...], list[_Decision]] = defaultdict(list)
-    for index, decided in enumerate(plan.equations):
-        if decided.lost and not decided.remade and _matters(plan, index):
-            made = _decision(plan, index, decided)
+    for index, lost in sorted(losers(plan).items()):
+        if lost and not plan.equations[index].remade and _matters(plan, index):
+            made = _decision(plan, index, lost)
             alike[made.operator, made.line, made.rule, made.taken, made.beaten].append(made)
     if not alike:
         return []
@@ -262,19 +263,19 @@ def _matters(plan: Plan, index: int) -> bool:
     return reshards or not preserves_dims(plan.rules[index].factors)
 
 
-def _decision(plan: Plan, index: int, decided: EquationPlan) -> _Decision:
+def _decision(plan: Plan, index: int, lost: Sequence[Rejected]) -> _Decision:
     mesh, rule = plan.program.mesh, plan.rules[index].factors
     beaten = [
-        f"{_strategy_text(rule, lost.strategy, mesh)} ({_added(lost.dearer_by_seconds, plan)})"
-        for lost in decided.lost
+        f"{_strategy_text(rule, one.strategy, mesh)} ({_added(one.dearer_by_seconds, plan)})"
+        for one in lost
     ]
     return _Decision(
         plan.program.equations[index].primitive.name,
         place(plan.program.source(index)),
         str(rule),
-        _strategy_text(rule, decided.strategy, mesh),
+        _strategy_text(rule, plan.equations[index].strategy, mesh),
         "; ".join(beaten),
-        max(0.0, decided.lost[0].dearer_by_seconds),
+        lost[0].dearer_by_seconds,
     )
 
 

@@ -7,6 +7,7 @@ from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
+from meshwise.choose.losers import losers
 from meshwise.ir.factors import fits
 
 
@@ -209,12 +210,13 @@ def test_every_strategy_is_allowed(name):
         assert fits(rule.factors, equation.strategy, plan.program.mesh)
 
 
-def test_what_lost_is_kept_with_its_price():
+def test_what_lost_is_found_with_its_price():
     step = mw.jit(jnp.matmul, mesh=N8, in_shardings=(P(None, "d"), P("d")), out_shardings=P())
-    (equation,) = step.partition(LONG_X, LONG_W).plan.equations
-    assert equation.lost
-    assert all(r.dearer_by_seconds >= 0 for r in equation.lost)
-    assert all(r.strategy != equation.strategy for r in equation.lost)
+    plan = step.partition(LONG_X, LONG_W).plan
+    (equation,), (lost,) = plan.equations, losers(plan).values()
+    assert lost
+    assert all(r.dearer_by_seconds >= 0 for r in lost)
+    assert all(r.strategy != equation.strategy for r in lost)
 
 
 def test_recomputation_gathers_again_and_nothing_else_does():
