@@ -58,19 +58,22 @@ def _cut(eqn: JaxprEqn, sizes: Mapping[str, int], makers: Mapping[Any, JaxprEqn]
     maker = makers.get(x)
     if maker and maker.primitive is lax.concatenate_p and maker.params["dimension"] != along:
         parts, along = list(maker.invars), maker.params["dimension"]
-    if pieces == 1 or 0 in aval.shape or any(_is_in_pieces(part, makers) for part in parts):
+    if pieces == 1 or 0 in aval.shape or any(_is_in(pieces, part, makers) for part in parts):
         return [eqn]
     joined = Var(aval)
     made = new_eqn(cut_and_joined_p, parts, [joined], params | {"along": along}, eqn)
     return [made, eqn.replace(invars=[joined])]
 
 
-def _is_in_pieces(x: Any, makers: Mapping[Any, JaxprEqn]) -> bool:
+def _is_in(pieces: int, x: Any, makers: Mapping[Any, JaxprEqn]) -> bool:
     """Whether a value is joined from pieces, of which XLA itself finds those that are wanted."""
     maker = makers.get(x)
     while maker and maker.primitive in _VIEWS:
         maker = makers.get(maker.invars[0])
-    return maker is not None and maker.primitive in (lax.concatenate_p, lax.all_to_all_p)
+    if maker is None or maker.primitive is not lax.concatenate_p:
+        return maker is not None and maker.primitive is lax.all_to_all_p
+    # Of others it makes slices, and a kernel of each.
+    return len(maker.invars) == pieces and len({part.aval.shape for part in maker.invars}) == 1
 
 
 def _group_size(eqn: JaxprEqn, sizes: Mapping[str, int]) -> int:

@@ -91,6 +91,17 @@ def test_arrays_that_travel_together_are_joined_in_pieces():
     assert [len(eqn.invars) for eqn in cuts] == [2, 2]  # there and back: keys and values
 
 
+def test_what_is_joined_of_arrays_of_other_sizes_is_cut():
+    """A running sum of totals, each moved on by one, goes back to where its rows are."""
+    total = mw.jit(
+        lambda x: jnp.cumsum(x, 0), mesh=mesh_of(x=8), in_shardings=P("x"), out_shardings=P("x")
+    )
+    program = total.partition(jax.ShapeDtypeStruct((16, 24), jnp.float32))
+    eqns = as_cpu_compiles(program.jaxpr, {"x": 8}).jaxpr.eqns
+    names = [eqn.primitive.name for eqn in eqns]
+    assert names.count("all_to_all") == names.count("cut_and_joined") == 2
+
+
 def test_gradients_and_batches_pass_through():
     mesh = mesh_of(x=8)
     made = mw.jit(lambda x: x * 1.0, mesh=mesh, in_shardings=(P("x"),), out_shardings=P(None, "x"))
