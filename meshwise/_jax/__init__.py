@@ -21,7 +21,6 @@ from meshwise._jax.bodies import call_body as call_body
 from meshwise._jax.bodies import constraint_of as constraint_of
 from meshwise._jax.bodies import hands_on as hands_on
 from meshwise._jax.bodies import has_constants_in_calls as has_constants_in_calls
-from meshwise._jax.bodies import has_jaxpr as has_jaxpr
 from meshwise._jax.bodies import scan_counts as scan_counts
 from meshwise._jax.bodies import without_hints as without_hints
 from meshwise._jax.bodies import without_hints_in as without_hints_in
@@ -89,6 +88,7 @@ from meshwise._jax.jaxprs import bind as bind
 from meshwise._jax.jaxprs import close_jaxpr as close_jaxpr
 from meshwise._jax.jaxprs import extended as extended
 from meshwise._jax.jaxprs import has_effects as has_effects
+from meshwise._jax.jaxprs import has_jaxpr as has_jaxpr
 from meshwise._jax.jaxprs import hoisted as hoisted
 from meshwise._jax.jaxprs import is_on_host as is_on_host
 from meshwise._jax.jaxprs import jaxpr_as_fun as jaxpr_as_fun

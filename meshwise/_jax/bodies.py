@@ -12,7 +12,6 @@ from meshwise._jax.jaxprs import (
     JaxprEqn,
     Literal,
     Var,
-    is_jaxpr,
     opened,
     rewritten,
     with_bodies,
@@ -145,17 +144,6 @@ def without_hints(eqn: JaxprEqn) -> JaxprEqn:
 def without_hints_in(closed: ClosedJaxpr) -> ClosedJaxpr:
     """The same for a jaxpr, its own equations included."""
     return _strip(closed)
-
-
-def has_jaxpr(eqn: JaxprEqn) -> bool:
-    """Whether a jaxpr is among an equation's parameters."""
-    return any(_has_body(value) for value in eqn.params.values())
-
-
-def _has_body(value: Any) -> bool:
-    if isinstance(value, tuple | list):
-        return any(_has_body(v) for v in value)
-    return is_jaxpr(value)
 
 
 def _strip(jaxpr: Any) -> Any:

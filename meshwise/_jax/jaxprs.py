@@ -52,6 +52,10 @@ def close_jaxpr(
     return ClosedJaxpr(jaxpr, list(consts))
 
 
+# Of most parameters the type alone says that no jaxpr is in them.
+_WITHOUT_BODY = frozenset({int, bool, str, float, type(None)})
+
+
 def is_jaxpr(value: Any) -> bool:
     """Whether a jaxpr, open or closed."""
     return isinstance(value, ClosedJaxpr | Jaxpr)
@@ -77,9 +81,25 @@ def with_each(jaxpr: Any, change: Callable[[JaxprEqn], Sequence[JaxprEqn]]) -> A
 
 def with_bodies(eqn: JaxprEqn, change: Callable[[Any], Any]) -> JaxprEqn:
     """An equation with each jaxpr among its parameters changed; itself where none is."""
+    if not has_jaxpr(eqn):
+        return eqn
     params = {k: _changed(v, change) for k, v in eqn.params.items()}
     same = all(params[k] is v for k, v in eqn.params.items())
     return eqn if same else eqn.replace(params=params)
+
+
+def has_jaxpr(eqn: JaxprEqn) -> bool:
+    """Whether a jaxpr is among an equation's parameters."""
+    return any(_has_body(value) for value in eqn.params.values())
+
+
+def _has_body(value: Any) -> bool:
+    kind = type(value)
+    if kind in _WITHOUT_BODY:
+        return False
+    if isinstance(value, tuple | list):
+        return any(_has_body(v) for v in value)
+    return is_jaxpr(value)
 
 
 def _changed(value: Any, change: Callable[[Any], Any]) -> Any:

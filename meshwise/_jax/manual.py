@@ -318,7 +318,7 @@ def _own_block(x: Any, dims: Sequence[Sequence[str]], names: Names, held: frozen
         if axes:
             size = x.shape[dim] // math.prod(lax.axis_size(a) for a in axes)
             start = lax.axis_index(tuple(axes)) * size
-            x = lax.dynamic_slice_in_dim(x, start, size, dim)
+            x = lax.dynamic_slice_in_dim(x, start, size, dim, allow_negative_indices=False)
     return x
 
 

@@ -114,7 +114,7 @@ class _Way:
         mask = _mask(each, places, self.parcel.target, self.number, piece.shape) if i else None
         if mask is not None:
             piece = lax.select(mask, piece, _take(self.out, at, piece.shape))
-        self.out = lax.dynamic_update_slice(self.out, piece, at)
+        self.out = lax.dynamic_update_slice(self.out, piece, at, allow_negative_indices=False)
 
     def _held(self, i: int) -> np.ndarray | None:
         """Where senders have what they send in their new tile; None unless all have put it there.
@@ -188,13 +188,18 @@ def _rows(starts: np.ndarray, number: Any) -> list[Any]:
         found.append(
             np.int32(column[0])
             if same
-            else lax.dynamic_index_in_dim(jnp.asarray(column), number, keepdims=False)
+            else lax.reshape(_slice(np.ascontiguousarray(column), [number], (1,)), ())
         )
     return found
 
 
 def _take(x: jax.Array, starts: list[Any], shape: tuple[int, ...]) -> jax.Array:
-    return x if shape == x.shape else lax.dynamic_slice(x, starts, shape)
+    return x if shape == x.shape else _slice(x, starts, shape)
+
+
+def _slice(x: Any, starts: Sequence[Any], shape: tuple[int, ...]) -> jax.Array:
+    """A slice at a place that counts from the beginning, as all places here do."""
+    return lax.dynamic_slice(x, starts, shape, allow_negative_indices=False)
 
 
 def _take_after(

@@ -296,7 +296,7 @@ def _placed_by_number(x: Any, dim: int, axes: Axes, mesh: Mesh, fetch: Fetch) ->
         part = x
         if piece.is_sent:
             start = shard_entry(starts, axes, mesh)
-            part = lax.dynamic_slice_in_dim(x, start, piece.rows, dim)
+            part = lax.dynamic_slice_in_dim(x, start, piece.rows, dim, allow_negative_indices=False)
         part = _sent(part, piece, axes, mesh)
         shift, first, end = (
             lax.full_like(rows, shard_entry(table, axes, mesh)) for table in (shifts, to, ends)

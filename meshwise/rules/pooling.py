@@ -273,7 +273,9 @@ def _select_and_scatter_add_local(context: LocalContext, source: Any, operand: A
     (result,) = context.bind(source, operand, padding=tuple(padding))
     for d, scatter in scatters:
         start = shard_entry(scatter.skipped, context.operand_axes(1, d), context.mesh)
-        result = lax.dynamic_slice_in_dim(result, start, scatter.rows, d)
+        result = lax.dynamic_slice_in_dim(
+            result, start, scatter.rows, d, allow_negative_indices=False
+        )
     return [result]
 
 

@@ -127,4 +127,4 @@ def _from(x: Any, start: int, dim: int, length: int | None = None) -> Any:
 
 
 def _at(table: Any, index: Any) -> Any:
-    return lax.dynamic_index_in_dim(table, index, 0, keepdims=False)
+    return lax.dynamic_index_in_dim(table, index, 0, keepdims=False, allow_negative_indices=False)

@@ -41,7 +41,9 @@ def find_cuts(job: SortedBlocks, operands: Sequence[Any]) -> Any:
     """
     shards, rows = job.shards, job.rows
     valid = np.clip(job.size - np.arange(shards) * job.block, 0, job.block).astype(np.int32)
-    own = lax.dynamic_index_in_dim(valid, job.index, 0, keepdims=False)
+    own = lax.dynamic_index_in_dim(
+        valid, job.index, 0, keepdims=False, allow_negative_indices=False
+    )
     ranks = np.minimum(np.arange(1, shards) * job.block, job.size).astype(np.int32)
     ranks = lax.broadcast_in_dim(ranks, (shards - 1, rows), (0,))
     smaller, notgreater = lax.full_like(ranks, 0), lax.broadcast(own, ranks.shape)

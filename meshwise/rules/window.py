@@ -150,4 +150,4 @@ def dilate(x: Any, reading: Reading, mesh: Mesh, fill: Any) -> Any:
     start = shard_entry([max(leads) - lead for lead in leads], reading.axes, mesh)
     if isinstance(start, np.integer):
         return lax.slice_in_dim(x, int(start), int(start) + reading.span, axis=dim)
-    return lax.dynamic_slice_in_dim(x, start, reading.span, dim)
+    return lax.dynamic_slice_in_dim(x, start, reading.span, dim, allow_negative_indices=False)
