@@ -147,6 +147,7 @@ def _copies(search: Search, stop_at_completion: bool) -> Copies:
         more, rest = reshard_tree(
             value.shape, value.itemsize, graph.mesh, root, wanted, graph.hardware
         )
+        more = search.likely_seconds(value, more, rest)
         rest = tuple(e for e in rest if e[1] != produced)
         found[var] = (seconds + more) * value.trips, edges + rest
     return found

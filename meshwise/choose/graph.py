@@ -9,6 +9,7 @@ from meshwise._jax import Literal, Var
 from meshwise.choose.carries import Carries, find_carries
 from meshwise.choose.regions import Member, Node, build_nodes
 from meshwise.cost.hardware import Hardware
+from meshwise.ir.bodies import Path, paths, places_to_read
 from meshwise.ir.mesh import Mesh
 from meshwise.ir.program import Hint, Program, itemsize_of, shape_of
 from meshwise.ir.sharding import DimAxes, Reduction, Sharding, replicated, unreduced
@@ -26,7 +27,9 @@ class Value:
     remade: it has no tensor operands (an iota, a broadcast scalar, random bits), so each device
         computes whichever part is wanted, and no sharding of it costs anything;
     uses: (node, operand position); returned: shardings in which the program returns it;
-    trips: how often it is made in a call, and with it what is made of it.
+    trips: how often it is made in a call on average, and with it what is made of it;
+    read_in: for each of its uses the bodies that it is read in, seen from where it is made; None
+        where no use is in a branch.
     """
 
     var: Var
@@ -36,9 +39,10 @@ class Value:
     result: int
     fixed: Sharding | None
     remade: bool
-    trips: int
+    trips: float
     uses: list[tuple[int, int]] = field(default_factory=list)
     returned: tuple[Sharding, ...] = ()
+    read_in: list[list[Path]] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,7 +134,7 @@ def _alike(
     for node in nodes:
         around = [values[v] for v in (*node.operands, *node.results)]
         members = [
-            (id(rules[m.equation]), m.factors, program.trips[m.equation]) for m in node.members
+            (id(rules[m.equation]), m.factors, program.runs[m.equation]) for m in node.members
         ]
         key = (
             (node.rule, node.reduced, node.carries, node.adopts, node.together, node.is_region),
@@ -169,7 +173,7 @@ def _values(
 ) -> dict[Var, Value]:
     values: dict[Var, Value] = {}
 
-    trips = {v: n for e, n in zip(program.equations, program.trips, strict=True) for v in e.outvars}
+    trips = {v: n for e, n in zip(program.equations, program.runs, strict=True) for v in e.outvars}
 
     def add(var: Var, maker: int | None, result: int, fixed: Sharding | None, remade: bool) -> None:
         what = var, shape_of(var), itemsize_of(var)
@@ -186,6 +190,7 @@ def _values(
     for node in nodes:
         for operand, var in enumerate(node.operands):
             values[var].uses.append((node.index, operand))
+    _note_branches(program, nodes, values)
     returned: dict[Var, list[Sharding]] = defaultdict(list)
     for var, sharding in zip(program.outputs, out_shardings, strict=True):
         if not isinstance(var, Literal):
@@ -193,6 +198,29 @@ def _values(
     for var, shardings in returned.items():
         values[var].returned = tuple(dict.fromkeys(shardings))
     return values
+
+
+def _note_branches(
+    program: Program, nodes: Sequence[Node], values: Mapping[Var, Value]
+) -> None:  # fmt: skip
+    """Note where values are read that are read in branches: there they are resharded, too."""
+    eqns = program.equations
+    around = paths(eqns)
+    if all(body.branches == 1 for path in around for body in path):
+        return
+    places = places_to_read(eqns)
+    made = {v: len(path) for e, path in zip(eqns, around, strict=True) for v in e.outvars}
+    read: dict[tuple[int, Var], list[Path]] = defaultdict(list)
+    for node in nodes:
+        for member in node.members:
+            for position, atom in enumerate(eqns[member.equation].invars):
+                if not isinstance(atom, Literal):
+                    at = places.get((member.equation, position), member.equation)
+                    read[node.index, atom].append(around[at][made.get(atom, 0) :])
+    for var, value in values.items():
+        found = [read[node, var] for node, _ in value.uses]
+        if any(body.branches > 1 for each in found for path in each for body in path):
+            value.read_in = found
 
 
 def is_remade(program: Program, rules: Sequence[OpRule], node: Node) -> bool:

@@ -241,7 +241,7 @@ def _node(
         results=tuple(results),
         reduced=tuple(reduced.get(var, ()) for var in results),
         members=tuple(members),
-        flops=sum(rules[p.equation].flops * program.trips[p.equation] for p in parts),
+        flops=sum(rules[p.equation].flops * program.runs[p.equation] for p in parts),
         carries=carries,
         adopts=frozenset(k for k in carries if operands[k][0] in adopted),
         together=_together(members, len(sizes)),

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from meshwise._jax import Var, stack_p
 from meshwise.choose.graph import Graph, Value
 from meshwise.choose.regions import Node
-from meshwise.choose.tree import IMPOSSIBLE, reshard_tree, tree_bound
+from meshwise.choose.tree import IMPOSSIBLE, Edge, reshard_tree, tree_bound
 from meshwise.cost.communication import wire_seconds
+from meshwise.ir.bodies import Path, times_made
 from meshwise.ir.factors import Strategy, dims_sharding, operand_sharding
 from meshwise.ir.mesh import Axes
 from meshwise.ir.sharding import DimAxes, Reduction, Sharding, local_bytes, unreduced
+from meshwise.reshard.search import reshard_cost
 from meshwise.rules.registry import LocalContext
 
 
@@ -111,11 +113,32 @@ class Search:
         if key is None:
             return holding
         seconds = self._trees.get(key)
-        if seconds is None:
-            seconds = reshard_tree(*key[:2], self.graph.mesh, *key[2:], self.graph.hardware)[0]
-            self._trees[key] = seconds
+        if seconds is None or value.read_in is not None:
+            tree = reshard_tree(*key[:2], self.graph.mesh, *key[2:], self.graph.hardware)
+            self._trees[key] = tree[0]
+            seconds = self.likely_seconds(value, *tree)
         made = 1.0 if value.maker is None else 1 + COMPUTED_BEFORE
         return seconds * made * value.trips + holding
+
+    def likely_seconds(self, value: Value, seconds: float, edges: Sequence[Edge]) -> float:
+        """What reshards of a value cost where some are made in branches, which may not be taken."""
+        if value.read_in is None or seconds == IMPOSSIBLE:
+            return seconds
+        times = self._times(value)
+        total = 0.0
+        for source, target in reversed(edges):
+            times[source] = max(times.get(source, 0.0), times[target])
+            what = value.shape, value.itemsize, self.graph.mesh, source, target
+            total += times[target] * reshard_cost(*what, self.graph.hardware)
+        return total
+
+    def _times(self, value: Value) -> dict[Sharding, float]:
+        """How often each copy is made that is wanted of a value, for each time that it is made."""
+        assert value.read_in is not None
+        found: dict[Sharding, list[Path]] = {s: [()] for s in value.returned}
+        for (node, operand), paths in zip(value.uses, value.read_in, strict=True):
+            found.setdefault(self.placed[node].operands[operand], []).extend(paths)
+        return {sharding: times_made(paths) for sharding, paths in found.items()}
 
     def _holding_seconds(self, value: Value) -> float:
         if not self._seconds_per_byte:
@@ -136,8 +159,10 @@ class Search:
         if key is None:
             return holding
         seconds = self._trees.get(key)
-        if seconds is None:
+        if seconds is None or value.read_in is not None:
             seconds = tree_bound(*key[:2], self.graph.mesh, *key[2:], self.graph.hardware)
+            if value.read_in is not None:
+                seconds *= min(self._times(value).values())
         return seconds * value.trips + holding
 
     def _reshards(self, value: Value) -> TreeKey | None:
@@ -258,7 +283,7 @@ def _exchange_seconds(graph: Graph, node: Node, axes: DimAxes) -> float:
         if sent is None:
             return IMPOSSIBLE
         for exchange in sent:
-            total += graph.program.trips[member.equation] * wire_seconds(
+            total += graph.program.runs[member.equation] * wire_seconds(
                 exchange.kind, exchange.wire_bytes, graph.hardware, exchange.launches
             )
     return total

@@ -4,6 +4,7 @@ A flat program tells them by marks (`_jax/control.py`). Here the marks are read:
 stand in which body, how often each runs, and which values each body can see.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -138,3 +139,47 @@ def trips(eqns: Sequence[JaxprEqn]) -> list[int]:
                 times *= max(eqns[position].params["control"].trips, 1)
         found.append(times)
     return found
+
+
+@dataclass(frozen=True)
+class Inside:
+    """A body around an equation: where it begins, one of how many branches it is, its trips."""
+
+    position: int
+    branches: int
+    trips: int
+
+
+Path = tuple[Inside, ...]  # outermost first
+
+
+def paths(eqns: Sequence[JaxprEqn]) -> list[Path]:
+    """For each equation the bodies that it stands in."""
+
+    def inside(position: int) -> Inside:
+        control = eqns[position].params["control"]
+        branches = control.eqn.params["branches"] if control.name == "cond" else "1"
+        return Inside(position, len(branches), max(control.trips, 1))
+
+    return [
+        tuple(inside(position) for position in scope if eqns[position].primitive is _jax.body_p)
+        for scope in scopes(eqns)
+    ]
+
+
+def share(path: Path) -> float:
+    """How probable it is that some branches are taken, each as probable as those beside it."""
+    return 1 / math.prod(body.branches for body in path)
+
+
+def times_made(read: Sequence[Path]) -> float:
+    """How often a copy of a value is made that is read in some bodies around which it stands.
+
+    It is made before a loop, but in a branch, unless all branches read it.
+    """
+    ends = [[k + 1 for k, body in enumerate(path) if body.branches > 1] for path in read]
+    distinct = {path[: max(end, default=0)] for path, end in zip(read, ends, strict=True)}
+    outer = [p for p in distinct if not any(p[:k] in distinct for k in range(len(p)))]
+    if sum(map(share, outer)) > 1 - 1e-9:
+        return 1.0
+    return sum(share(path) * math.prod(body.trips for body in path) for path in outer)

@@ -85,6 +85,12 @@ class Program:
         return bodies.trips(self.equations)
 
     @cached_property
+    def runs(self) -> list[float]:
+        """How often each equation runs in one call where every branch is as probable as others."""
+        around = bodies.paths(self.equations)
+        return [n * bodies.share(path) for n, path in zip(self.trips, around, strict=True)]
+
+    @cached_property
     def carried(self) -> dict[int, int]:
         """For each `next` mark the `carry` mark of the same value."""
         begins = {

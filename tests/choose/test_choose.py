@@ -131,6 +131,22 @@ CASES = {
         N8,
         [("all_gather", "d", (64,)), ("all_gather", "d", (64,))],
     ),
+    "of two branches each gathers what it reads": (
+        lambda a, b: jax.lax.cond(a[0, 0] > 0, lambda: a @ b, lambda: b @ a),
+        (f32(64, 64), f32(64, 64)),
+        (P("d"), P("d")),
+        P("d"),
+        N8,
+        [("all_gather", "d", (8, 64))],
+    ),
+    "what both branches read is gathered once": (
+        lambda a, b: jax.lax.cond(a[0, 0] > 0, lambda: a @ b, lambda: jnp.sin(a) @ b),
+        (f32(64, 64), f32(64, 64)),
+        (P("d"), P("d")),
+        P("d"),
+        N8,
+        [("all_gather", "d", (8, 64))],
+    ),
     "an unused gather is not made": (
         lambda x: mw.shard(x, P()) * 0 + 1,
         (X,),

@@ -33,6 +33,7 @@ science = partial(Program, "science", tolerance=1e-3)
 ordering = partial(Program, "ordering", tolerance=1e-3)
 reshape = partial(Program, "reshape")
 indexing = partial(Program, "indexing")
+control = partial(Program, "control flow")
 YX = P(("y", "x"))
 
 
@@ -118,6 +119,8 @@ TABLE = [
         best=LOCAL),
     reshape("rows over y and x to rows over x and y, normalised, 2x4",
         lambda x: jax.nn.softmax(x, 0), (Array((64, 16), YX),), XY, (2, 4)),
+    control("products in branches", lambda p, a, b: lax.cond(p > 0, lambda: a @ b, lambda: b @ a),
+        (Array(()), SQUARE, SQUARE), X, best=Best(gathered(128 * 128, 8), "one of both")),
     science("conjugate gradient while it helps, 2x4", partial(conjugate_gradient, five_points),
         (Array((64, 64), GRID),), GRID, (2, 4)),
     science("conjugate gradient while it helps, rows sharded",
