@@ -71,7 +71,8 @@ class Found:
     @cached_property
     def peak_bytes(self) -> int:
         """What a device holds at once."""
-        return peak_bytes(self.search)
+        placed = tuple([placement.strategy for placement in self.search.placed])
+        return self.search.graph.once(("peak", placed), lambda: peak_bytes(self.search))
 
 
 def _descended(search: Search, limits: Limits) -> Found:

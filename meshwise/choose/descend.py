@@ -58,7 +58,10 @@ def _best(search: Search, node: Node, limits: Limits) -> DimAxes | None:
     Reshards are looked for only where a choice may save something, and more than another does.
     """
     hopeful: list[Priced] = []
+    most = search.most_saved(node) + search.placed[node.index].seconds
     for k, axes in enumerate(choices_of(search, node, limits)[1:]):
+        if most - search.placement(node, axes).seconds <= WORTH_IT:
+            continue
         changes = search.put(node, axes)
         bound = search.least_delta(changes)
         if bound < -WORTH_IT:

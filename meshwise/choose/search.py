@@ -205,6 +205,15 @@ class Search:
         used = {a for factor in axes for a in factor}.union(self._scattered[node.index])
         return tuple(sorted((common or set()) - used))
 
+    def most_saved(self, node: Node) -> float:
+        """What another placement of a node saves of reshards at most.
+
+        That is what its values cost, unless others carry what it then makes.
+        """
+        if self._carriers.get(node.index):
+            return IMPOSSIBLE
+        return sum(self.value_cost[value.var] for value in self.around(node))
+
     def undo(self, changes: Iterable[Change]) -> None:
         """Place nodes as they were before."""
         for index, before in reversed(list(changes)):
@@ -267,7 +276,11 @@ def work_seconds(graph: Graph, node: Node, axes: DimAxes, padded: bool = True) -
 
 def node_seconds(graph: Graph, node: Node, axes: DimAxes) -> float:
     """Time each device takes for a node: its work, and what its local rules exchange."""
-    return work_seconds(graph, node, axes) + _exchange_seconds(graph, node, axes)
+
+    def seconds() -> float:
+        return work_seconds(graph, node, axes) + _exchange_seconds(graph, node, axes)
+
+    return graph.once(("seconds", graph.alike[node.index], axes), seconds)
 
 
 def _exchange_seconds(graph: Graph, node: Node, axes: DimAxes) -> float:

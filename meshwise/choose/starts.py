@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from heapq import heappop, heappush
 
 from meshwise._jax import Var, stack_p, step_p
 from meshwise.choose.candidates import candidates, natural_candidates
@@ -269,28 +270,30 @@ def _find_cheapest(
     operands = [sharding_of(dims) for dims in tensors[: len(node.operands)]]
     found = candidates(node, graph.mesh, operands, (), tensors, None)
     found += natural_candidates(node, graph.mesh, nominal(graph, node))
-    allowed = [axes for axes in found if limits.allow(graph, node, axes)]
+    allowed = [axes for axes in dict.fromkeys(found) if limits.allow(graph, node, axes)]
     return _least(
         allowed,
-        lambda axes: _price(graph, node, axes, tensors, keep_results, reshard_bound),
-        lambda axes: _price(graph, node, axes, tensors, keep_results, reshard_cost),
+        [
+            lambda axes: node_seconds(graph, node, axes),
+            lambda axes: _price(graph, node, axes, tensors, keep_results, reshard_bound),
+            lambda axes: _price(graph, node, axes, tensors, keep_results, reshard_cost),
+        ],
     )
 
 
-def _least(
-    options: Sequence[DimAxes],
-    bound: Callable[[DimAxes], float],
-    price: Callable[[DimAxes], float],
-) -> DimAxes:
-    """The first of the cheapest; those whose bound is dearer are not priced."""
-    best, least = len(options), IMPOSSIBLE
-    for least_price, k in sorted((bound(axes), k) for k, axes in enumerate(options)):
-        if best < len(options) and least_price > least * (1 + 1e-9):
-            break
-        found = price(options[k])
-        if (found, k) < (least, best):
-            best, least = k, found
-    return options[best]
+def _least(options: Sequence[DimAxes], prices: Sequence[Callable[[DimAxes], float]]) -> DimAxes:
+    """The first of the cheapest by the last of the prices, which are ever closer from below.
+
+    Each option is priced only as closely as it takes to see that another one is cheaper.
+    """
+    queue = [(0.0, 0, k) for k in range(len(options))]
+    while True:
+        _, priced, k = heappop(queue)
+        if priced == len(prices):
+            return options[k]
+        price = prices[priced](options[k])
+        is_last = priced + 1 == len(prices)
+        heappush(queue, (price if is_last else price * (1 - 1e-9), priced + 1, k))
 
 
 def _price(

@@ -111,6 +111,8 @@ def reshard_bound(
     if source == target or 0 in shape:
         return 0.0
     _check(shape, source, target)
+    if not hardware.byte_factor("slice") and _is_slice(shape, mesh, source, target):
+        return 0.0
     problem, _ = _first_level(shape, itemsize, mesh, source, target, hardware)
     moves = moves_of(problem)
     return moves.bound(moves.start) / hardware.link_bytes_per_s
