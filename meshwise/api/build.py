@@ -233,7 +233,9 @@ def plan_jaxpr(
     driver = DRIVER_OF[choices.completion]
     hardware = figures_of(choices.hardware, mesh)
     plans = [choose(*each, hardware, driver) for each in completions(read, choices)]
-    plan = min(plans, key=lambda plan: plan.seconds)
+    # Nor may a loop that is shared out give a device more work than it has of each step's parts.
+    most = plans[0].work_seconds * (1 + 1e-9)
+    plan = min((p for p in plans if p.work_seconds <= most), key=lambda plan: plan.seconds)
     # Other meshes are spelled in sub-axes.
     return plan if others.found else coarsen(plan, hardware)
 

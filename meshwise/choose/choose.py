@@ -9,7 +9,7 @@ from meshwise.choose.descend import descend
 from meshwise.choose.graph import Graph, build_graph, is_remade
 from meshwise.choose.holding import peak_bytes
 from meshwise.choose.plan import EquationPlan, Plan
-from meshwise.choose.search import Search
+from meshwise.choose.search import Search, work_seconds
 from meshwise.choose.starts import Limits, completion_start, forward_start, limits_of
 from meshwise.choose.tree import Edge, reshard_tree
 from meshwise.cost.hardware import Hardware
@@ -171,6 +171,10 @@ def _plan(found: Found, completion: Completion, completion_seconds: float, drive
         copies={var: edges for var, (_, edges) in found.copies.items()},
         seconds=found.seconds,
         completion_seconds=completion_seconds,
+        work_seconds=sum(
+            work_seconds(graph, node, placed.strategy.axes, padded=False)
+            for node, placed in zip(graph.nodes, found.search.placed, strict=True)
+        ),
         driver=driver,
         hardware=graph.hardware,
     )

@@ -40,7 +40,8 @@ class Plan:
 
     `copies` lists, for each value, the reshards (from, to) that make its copies, each source
     existing before its target. `seconds` is the modelled cost, `completion_seconds` what
-    completion alone would cost, `hardware` the figures that both are of.
+    completion alone would cost, `hardware` the figures that both are of. `work_seconds` is what a
+    device computes of it, padding aside.
     """
 
     program: Program
@@ -52,5 +53,6 @@ class Plan:
     copies: dict[Var, tuple[Edge, ...]]
     seconds: float
     completion_seconds: float
+    work_seconds: float
     driver: str
     hardware: Hardware

@@ -28,6 +28,7 @@ from meshwise._jax import (
 )
 from meshwise.flatten import flatten
 from meshwise.ir.collectives import CollectiveKind, wire_bytes
+from meshwise.ir.sharding import Reduction
 from meshwise.rules.factoring import Factoring, shapes
 from meshwise.rules.registry import (
     Application,
@@ -55,6 +56,11 @@ class _Loop:
     def summed(self) -> list[int]:
         """The results that are sums."""
         return [k for k, is_sum in enumerate(self.is_summed) if is_sum]
+
+    @property
+    def sums_alone(self) -> bool:
+        """Whether all results are sums, which then need not be reduced by the loop itself."""
+        return len(self.summed) == len(self.body.jaxpr.outvars) > 0
 
 
 def _independent(eqn: JaxprEqn) -> _Loop | None:
@@ -102,7 +108,8 @@ def _scan_rule(application: Application) -> OpRule:
     if loop is None:
         return opaque_rule(application)
     factoring = Factoring()
-    steps = factoring.new(eqn.params["length"], "permute" if loop.summed else None)
+    kind = Reduction.SUM if loop.sums_alone else "permute" if loop.summed else None
+    steps = factoring.new(eqn.params["length"], kind, permuted=bool(loop.summed))
 
     def stepped(shape: Sequence[int]) -> list[Any]:
         return [steps, *factoring.dims(shape[1:], "whole")]
@@ -116,7 +123,7 @@ def _scan_rule(application: Application) -> OpRule:
     return OpRule(
         factoring.rule([*known, *each], [*known[loop.consts :], *made]),
         local=partial(_scan_local, loop),
-        exchanges=partial(_scan_exchanges, loop) if loop.summed else None,
+        exchanges=partial(_scan_exchanges, loop) if kind == "permute" else None,
         flops=eqn.params["length"] * sum(rule.flops for rule in rules),
     )
 
@@ -150,8 +157,11 @@ def _scan_local(loop: _Loop, context: LocalContext, *operands: Any) -> Sequence[
         lax.full_like(x, 0) if is_sum else x
         for x, is_sum in zip(starts, loop.is_summed, strict=True)
     ]
+    if loop.sums_alone:  # what they start from is the first device's term
+        is_first = lax.eq(context.offset(factor), np.int32(0))
+        carried = [lax.select(is_first, *pair) for pair in zip(starts, carried, strict=True)]
     results = _own_steps(context, loop, factor, operands[: loop.consts], carried, operands[first:])
-    for k in loop.summed:
+    for k in () if loop.sums_alone else loop.summed:
         results[k] = lax.add(starts[k], lax.psum(results[k], context.axes(factor)))
     return results
 

@@ -12,6 +12,7 @@ from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
+from meshwise.cost.hardware import GENERIC
 
 WEIGHT = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
 SUM = 4 * 3 * 4  # bytes of a gradient of it
@@ -83,6 +84,7 @@ class Row(NamedTuple):
     spec: P
     sends: tuple[tuple[str, int], ...] = ()
     rows: int = 16
+    result: P | None = None
 
 
 def all_reduce(devices: int) -> tuple[tuple[str, int], ...]:
@@ -108,11 +110,15 @@ ROWS = {
     "gradient of a constant, uneven": Row(weights_gradient, EIGHT, P("x"), all_reduce(8), 13),
     "gradient of a constant, two axes": Row(weights_gradient, GRID, P("y"), all_reduce(4)),
     "a sum": Row(total, EIGHT, P("x"), all_reduce(8), 5),
+    "a sum, scattered": Row(
+        total, GRID, P("y"), (("reduce_scatter", 3 * SUM // 4),), 5, P(None, "y")
+    ),
 }
 
 
 def partitioned(row: Row) -> Any:
-    function = mw.jit(row.function, mesh=row.mesh, in_shardings=row.spec)
+    shardings = {"in_shardings": row.spec, "out_shardings": row.result}
+    function = mw.jit(row.function, mesh=row.mesh, **shardings)
     return function.partition(jax.ShapeDtypeStruct((row.rows, 4), np.float32))
 
 
@@ -151,19 +157,35 @@ DEPENDENT = {
 
 @pytest.mark.parametrize("name", DEPENDENT)
 def test_dependent_steps_are_taken_by_all(name: str):
-    """A shard of steps becomes a shard of each step's row."""
+    """A shard of steps becomes a shard of each step's row, or all rows are gathered at once."""
     step = DEPENDENT[name]
     function = mw.jit(lambda x: lax.scan(step, x[0], x), mesh=EIGHT, in_shardings=P("x"))
     x = np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32)
     program = function.partition(x)
     assert not program.per_device.whole
-    assert sum(c.wire_bytes for c in program.collectives if c.kind == "all_to_all") == 56
-    each_step = {c.shape for c in program.collectives if c.count == 16}
-    assert each_step <= {(1,)}  # rows of four have no shard for each of eight devices
+    assert all(c.count == 1 for c in program.collectives)
+    assert program.wire_bytes <= 224  # an all_gather of all
     wanted = lax.scan(step, x[0], x)
     jax.tree.map(
         lambda f, w: np.testing.assert_allclose(f, w, rtol=1e-5), program.simulate(x), wanted
     )
+
+
+def test_work_is_not_repeated():
+    """Steps of its own, with the weight gathered, would be four times the work of a device."""
+
+    def accumulated(w: Any, batches: Any) -> Any:
+        grad = jax.grad(lambda w, x: (jnp.tanh(x @ w) ** 2).sum())
+        return lax.scan(lambda t, x: (t + grad(w, x), None), jnp.zeros_like(w), batches)[0]
+
+    spec = P(None, "y")
+    function = mw.jit(accumulated, mesh=GRID, in_shardings=(spec, P("x")), out_shardings=spec)
+    draw = np.random.default_rng(0)
+    args = [draw.normal(size=s).astype(np.float32) for s in ((16, 32), (8, 64, 16))]
+    program = function.partition(*args)
+    flops = 2 * 2 * 8 * 64 * 16 * 32  # of a product forward and one backward
+    assert program.plan.work_seconds * GENERIC.flops_per_s < 1.2 * flops / 8
+    np.testing.assert_allclose(program.simulate(*args), accumulated(*args), rtol=2e-4, atol=1e-4)
 
 
 def test_size_does_not_depend_on_devices():

@@ -123,6 +123,34 @@ def clipped(w: Any, x: Any) -> Any:
     return g * jnp.minimum(1, 1 / jnp.sqrt((g * g).sum()))
 
 
+def losses(w: Any, x: Any, labels: Any) -> Any:
+    """A mean cross entropy in eight chunks of rows, [N, D] by [D, V]."""
+
+    def step(total: Any, chunk: Any) -> Any:
+        rows, own = chunk
+        logits = rows @ w / 8
+        picked = jnp.take_along_axis(logits, own[:, None], 1)[:, 0]
+        return total + (jax.nn.logsumexp(logits, -1) - picked).sum(), None
+
+    chunks = x.reshape(8, -1, x.shape[1]), labels.reshape(8, -1)
+    return lax.scan(step, 0.0, chunks)[0] / x.shape[0]
+
+
+def kalman(moves: Any, seen: Any, observed: Any) -> Any:
+    """A Kalman filter: the states by which what is observed came about."""
+    width = moves.shape[0]
+
+    def step(state: Any, y: Any) -> Any:
+        mean, spread = state
+        mean, spread = moves @ mean, moves @ spread @ moves.T + 0.1 * jnp.eye(width)
+        of_seen = seen @ spread @ seen.T + jnp.eye(seen.shape[0])
+        gain = jnp.linalg.solve(of_seen, seen @ spread).T
+        mean = mean + gain @ (y - seen @ mean)
+        return (mean, spread - gain @ seen @ spread), mean
+
+    return lax.scan(step, (jnp.zeros(width), jnp.eye(width)), observed)[1]
+
+
 STACK, BATCH, STEPS = (12, 64, 64), (512, 64), (16, 128, 64)
 KEYS = (8, 4, 8, 8, 8)
 MEAN = reduced(1, 8)
@@ -150,6 +178,16 @@ TABLE = [
         (Array((64, 64)), Array(STEPS, SECOND)), X,
         best=Best(scattered(64 * 64, 8), "one reduce-scatter after the loop"),
         reason="the whole gradient added up, and scattered once; XLA scatters in every step"),
+    row("gradient over microbatches, those sharded", accumulated,
+        (Array((64, 64), X), Array((8, 128, 64), X)), X,
+        best=Best(gathered(64 * 64, 8) + scattered(64 * 64, 8),
+                  "the weight gathered, a microbatch each, one reduce-scatter")),
+    row("losses of chunks of rows, 2x4", jax.grad(losses, (0, 1)),
+        (Array((64, 128), P(None, "y")), Array((256, 64), X), integers((256,), 128, X)),
+        (P(None, "y"), X), (2, 4)),
+    row("states observed, time sharded", kalman,
+        (Array((16, 16), scale=0.2), Array((8, 16), scale=0.3), Array((32, 8), X)), X,
+        best=Best(gathered(32 * 8, 8), "what is observed gathered once")),
     row("recurrent, time sharded", recurrent,
         (Array((64, 64)), Array(STEPS, X), Array((128, 64))), X,
         reason="not understood: XLA exchanges sixteen times the bytes in sixteen exchanges"),
