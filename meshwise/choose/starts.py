@@ -306,9 +306,11 @@ def _price(
 ) -> float:
     """Work, reshards of operands from the given shardings, and perhaps of results to them.
 
-    `cost` is that of a reshard, or what it is not below.
+    `cost` is that of a reshard, or what it is not below. An operand is resharded where it is made,
+    or in the branch that reads it.
     """
     total = node_seconds(graph, node, axes)
+    runs = max(graph.program.runs[member.equation] for member in node.members)
     strategy = Strategy(axes)
     for k, (var, dims) in enumerate(zip((*node.operands, *node.results), tensors, strict=True)):
         value, result = graph.values[var], k - len(node.operands)
@@ -321,7 +323,7 @@ def _price(
             operator = node.reduced[result][0][1] if over else Reduction.SUM
             made = dims_sharding(node.rule.results[result], axes)
             source, target = unreduced(made, over, operator), sharding_of(dims)
-        total += value.trips * cost(
+        total += min(value.trips, runs) * cost(
             value.shape, value.itemsize, graph.mesh, source, target, graph.hardware
         )
     return total
