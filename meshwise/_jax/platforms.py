@@ -4,7 +4,6 @@ from typing import Any
 
 from jax._src import core as _core
 from jax._src import xla_bridge as _xla_bridge
-from jax.extend.core import Literal
 
 from meshwise._jax.jaxprs import JaxprEqn, with_bodies, with_each
 
@@ -27,16 +26,25 @@ def _aliases(platform: str) -> list[str]:
 
 
 def _resolved(jaxpr: Any, names: set[Any]) -> Any:
-    chosen: dict[Any, int] = {}
-
     def taken(eqn: JaxprEqn) -> list[JaxprEqn]:
-        if eqn.primitive.name == "platform_index":
-            number = _branch(eqn.params["platforms"], names)
-            if number is not None:
-                chosen[eqn.outvars[0]] = number
-        return [_taken(with_bodies(eqn, lambda body: _resolved(body, names)), chosen)]
+        return [_taken(with_bodies(eqn, lambda body: _resolved(body, names)), names)]
 
     return with_each(jaxpr, taken)
+
+
+def _taken(eqn: JaxprEqn, names: set[Any]) -> JaxprEqn:
+    """A choice by a platform's number as a call of its branch.
+
+    Such a choice says the platforms of its branches itself. Where the number is made need not be
+    seen: the choice of a gradient gets it from the call that made what the gradient is of.
+    """
+    number = _branch(eqn.params.get("branches_platforms") or (), names)
+    if eqn.primitive.name != "cond" or number is None:
+        return eqn
+    branch = eqn.params["branches"][number]
+    return eqn.replace(
+        primitive=_core.closed_call_p, invars=eqn.invars[1:], params={"call_jaxpr": branch}
+    )
 
 
 def _branch(platforms: Any, names: set[Any]) -> int | None:
@@ -47,14 +55,3 @@ def _branch(platforms: Any, names: set[Any]) -> int | None:
         elif names & {*of}:
             return number
     return default
-
-
-def _taken(eqn: JaxprEqn, chosen: dict[Any, int]) -> JaxprEqn:
-    """A choice by a platform's number as a call of its branch."""
-    which = eqn.invars[0] if eqn.primitive.name == "cond" else None
-    if which is None or isinstance(which, Literal) or which not in chosen:
-        return eqn
-    branch = eqn.params["branches"][chosen[which]]
-    return eqn.replace(
-        primitive=_core.closed_call_p, invars=eqn.invars[1:], params={"call_jaxpr": branch}
-    )

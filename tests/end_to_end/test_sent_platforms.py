@@ -22,6 +22,17 @@ def test_a_diagonal_sends_no_matrix(mesh8):
     np.testing.assert_array_equal(fn(X), np.diagonal(X))
 
 
+def test_nor_does_its_gradient(mesh8):
+    """The choice is in another call there than the number by which it is made."""
+    gradient = jax.grad(lambda x: (jnp.diag(x) ** 2).sum())
+    fn = mw.jit(gradient, mesh=mesh8, in_shardings=P("x"), out_shardings=P("x"))
+    program = fn.partition(X)
+    assert not program.per_device.whole
+    assert "cond" not in str(program.jaxpr)
+    assert program.wire_bytes <= 64 * 4 * 2
+    np.testing.assert_allclose(fn(X), gradient(X))
+
+
 @pytest.mark.parametrize("is_inner", [False, True])
 def test_the_branch_of_the_mesh_is_taken(mesh8, is_inner):
     def choose(x):
