@@ -1,5 +1,6 @@
 """Rows that are laid side by side again: joins, and rows moved round."""
 
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -47,38 +48,73 @@ def _part_of_dim(atom: Any, dim: int, makers: Makers) -> tuple[Any, int, int] | 
 
 
 def merge_add(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn] | None:
-    """The sum of two pads with zero that share no row: the rows side by side.
+    """The sum of two pads with zero whose rows meet: the rows side by side, padded with the rest.
 
-    It is what the gradient of a split, or of `jnp.roll`, consists of. Zero is added to the rows as
-    it was, which makes 0.0 of -0.0.
+    It is what the gradient of a split, or of `jnp.roll`, consists of; a chain of such sums is the
+    gradient of what reads a stack of weights one by one. Zero is added to the rows as it was, which
+    makes 0.0 of -0.0.
     """
     pads = [zero_pad(atom, makers) for atom in eqn.invars]
     for first, second in (pads, pads[::-1]):
-        dim = _padded_dim(first, high=True)
-        if first is None or second is None or dim is None or dim != _padded_dim(second, high=False):
+        before, after = _padded_dim(first), _padded_dim(second)
+        if first is None or second is None or before is None or after is None:
+            return None
+        (dim, low, _), (other, starts, high) = before, after
+        end = low + shape_of(first.invars[0])[dim]
+        parts = [part for pad in (first, second) for part in _side_by_side(pad, dim, makers)]
+        if dim != other or starts != end or 0 in [shape_of(part)[dim] for part in parts]:
             continue
-        parts = [first.invars[0], second.invars[0]]
-        sizes = [shape_of(part)[dim] for part in parts]
-        if sum(sizes) == shape_of(eqn.outvars[0])[dim] and 0 not in sizes:
-            rows = eqn.replace(outvars=[_jax.new_var(eqn.outvars[0].aval)])
-            (joined,) = one_equation(rows, lax.concatenate_p, parts, dimension=dim)
-            moved = merge_concatenate(joined, makers, counts) or [joined]
-            operands = [rows.outvars[0], first.invars[1]]
-            return [*moved, *one_equation(eqn, lax.add_p, operands)]
+        return _joined(eqn, parts, dim, (low, high), first.invars[1], makers, counts)
     return None
 
 
-def _padded_dim(pad: JaxprEqn | None, *, high: bool) -> int | None:
-    """The one dim that a pad makes longer, at its end or at its beginning alone."""
+def _joined(
+    eqn: JaxprEqn,
+    parts: Sequence[Any],
+    dim: int,
+    around: tuple[int, int],
+    zero: Any,
+    makers: Makers,
+    counts: Counts,
+) -> list[JaxprEqn]:
+    """Rows side by side, zero added to them, and zeros around them."""
+    shape = list(shape_of(eqn.outvars[0]))
+    shape[dim] -= sum(around)
+    aval: Any = eqn.outvars[0].aval
+    rows, added = (
+        eqn.replace(outvars=[_jax.new_var(aval.update(shape=tuple(shape)))]) for _ in "ab"
+    )
+    (joined,) = one_equation(rows, lax.concatenate_p, parts, dimension=dim)
+    moved = merge_concatenate(joined, makers, counts) or [joined]
+    if not any(around):
+        return [*moved, *one_equation(eqn, lax.add_p, [rows.outvars[0], zero])]
+    config = tuple((*around, 0) if d == dim else (0, 0, 0) for d in range(len(shape)))
+    return [
+        *moved,
+        *one_equation(added, lax.add_p, [rows.outvars[0], zero]),
+        *one_equation(eqn, lax.pad_p, [added.outvars[0], zero], padding_config=config),
+    ]
+
+
+def _side_by_side(pad: JaxprEqn, dim: int, makers: Makers) -> Sequence[Any]:
+    """What is padded; of a sum as above that is padded, the rows that it laid side by side."""
+    added = maker_of(pad.invars[0], makers, "add")
+    if added is None or not isinstance(added.invars[1], Literal) or added.invars[1].val:
+        return pad.invars[:1]
+    joined = maker_of(added.invars[0], makers, "concatenate")
+    return pad.invars[:1] if joined is None or joined.params["dimension"] != dim else joined.invars
+
+
+def _padded_dim(pad: JaxprEqn | None) -> tuple[int, int, int] | None:
+    """The one dim that a pad makes longer, and by how much before and after."""
     if pad is None:
         return None
     config = [tuple(map(int, amounts)) for amounts in pad.params["padding_config"]]
     padded = [d for d, amounts in enumerate(config) if amounts != (0, 0, 0)]
     if len(padded) != 1:
         return None
-    low, after, interior = config[padded[0]]
-    more, other = (after, low) if high else (low, after)
-    return padded[0] if more > 0 and other == interior == 0 else None
+    low, high, interior = config[padded[0]]
+    return (padded[0], low, high) if min(low, high) >= 0 and not interior else None
 
 
 def zero_pad(atom: Any, makers: Makers) -> JaxprEqn | None:

@@ -7,10 +7,12 @@ is shared out anew over the devices, and then the slice again. So, in a traced p
   laid side by side what it takes of each, laid side by side;
 - a pad with what a window over it would pad with (the gradient of average pooling, `jnp.pad` before
   a convolution) becomes the window's own padding and dilation;
-- two pads with zero that share no row, added up, are rows laid side by side;
+- pads with zero whose rows meet, added up, are rows laid side by side;
 - two slices laid side by side the other way round (`jnp.roll`, its gradient) become one roll;
 - a sum of what was scattered into zeros (the gradient of a loss that reads one logit a row) becomes
   a sum of what was scattered;
+- a reduction over windows of what is repeated along other dims is taken once, and repeated; of what
+  is repeated along theirs (the counts of average pooling) it is computed of numbers of rows;
 - a reshape that transposes first becomes a transpose and a reshape;
 - copies of rows that are told apart right after they were laid end to end (`jnp.tile`) become a dim
   of their own;
@@ -22,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from meshwise._jax import JaxprEqn, Var
-from meshwise.borders import copies, joins, rows, sums, updates
+from meshwise.borders import copies, joins, rows, sums, updates, windows
 from meshwise.borders.equations import Makers
 from meshwise.pairing import Counts
 
@@ -44,7 +46,9 @@ _MERGES: Mapping[str, Merge] = {
     "slice": rows.merge_slice,
     "pad": rows.merge_pad,
     "reduce_sum": sums.merge_reduce_sum,
-    "reduce_window_sum": rows.merge_reduce_window_sum,
+    "reduce_window_sum": _first_of(windows.merge_pad, windows.count_rows, windows.narrow),
+    "reduce_window_max": windows.narrow,
+    "reduce_window_min": windows.narrow,
     "conv_general_dilated": rows.merge_convolution,
     "concatenate": joins.merge_concatenate,
     "add": joins.merge_add,

@@ -128,24 +128,6 @@ def merge_pad(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn] |
     return one_equation(eqn, lax.pad_p, operands, padding_config=tuple(config))
 
 
-def merge_reduce_window_sum(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn] | None:
-    """Sums over windows of a pad with zero."""
-    inner = zero_pad(eqn.invars[0], makers)
-    if inner is None:
-        return None
-    config, dilations = inner.params["padding_config"], eqn.params["base_dilation"]
-    padding = []
-    for (low, high, interior), own, dilation in zip(
-        config, eqn.params["padding"], dilations, strict=True
-    ):
-        if low < 0 or high < 0 or ((low or high or interior) and dilation != 1):
-            return None
-        padding.append((own[0] + low, own[1] + high))
-    dilations = tuple(d * (t + 1) for d, (_, _, t) in zip(dilations, config, strict=True))
-    params = {**eqn.params, "padding": tuple(padding), "base_dilation": dilations}
-    return [eqn.replace(invars=[inner.invars[0]], params=params)]
-
-
 def merge_convolution(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn] | None:
     """A convolution of spatial dims that were padded with zero."""
     inner = zero_pad(eqn.invars[0], makers)

@@ -33,6 +33,22 @@ def table() -> dict[str, tuple[Callable[..., Any], str]]:
             lambda x, u: jax.vjp(lambda x: (x[:5] * 2, x[5:]), x)[1](
                 (jnp.sin(x[3:8]), jnp.sin(x[:7])))[0],
             "slice sin mul slice sin concatenate add"),
+        "gradient of a stack": (
+            lambda x, u: jax.vjp(lambda x: (x[0] * 2, x[1:4] * 3, x[4:12]), x)[1](
+                (jnp.sin(x[3]), x[5:8], jnp.cos(x[:8])))[0],
+            "slice slice slice sin cos mul mul concatenate add"),
+        "gradient of a part of a stack": (
+            lambda x, u: jax.vjp(lambda x: (x[2:4], x[4:9]), x)[1](
+                (jnp.sin(x[5:7]), jnp.cos(x[:5])))[0],
+            "slice slice sin cos concatenate add pad"),
+        "gradient of rows with others between": (
+            lambda x, u: jax.vjp(lambda x: (x[:4], x[5:]), x)[1](
+                (jnp.sin(x[5:9]), jnp.cos(x[:7])))[0],
+            "slice slice sin cos pad pad add_any"),
+        "gradient of a stack of columns": (
+            lambda x, u: jax.vjp(lambda x: [x[:, i] for i in range(9)], x)[1](
+                [jnp.sin(x[:, 8 - i]) for i in range(9)])[0],
+            " ".join(["slice sin"] * 9) + " concatenate add"),
         "pads that share a row": (
             lambda x, u: jnp.pad(x[:7], ((0, 5), (0, 0))) + jnp.pad(x[:6], ((6, 0), (0, 0))),
             "pad pad slice add"),
@@ -82,6 +98,17 @@ def table() -> dict[str, tuple[Callable[..., Any], str]]:
             between(x), 0.0, lax.add, (3, 2), (2, 1), "VALID"), "reduce_window_sum"),
         "window over other fill": (lambda x, u: lax.reduce_window(
             jnp.pad(x, 1, constant_values=2.0), 0.0, lax.add, (3, 2), (2, 1), "VALID"), None),
+        "window over what is repeated": (lambda x, u: lax.reduce_window(
+            jnp.broadcast_to(x[:, 1:2], (12, 9)), 0.0, lax.add, (3, 1), (2, 1), "SAME"),
+            "slice reduce_window_sum"),
+        "how many a window has": (lambda x, u: lax.reduce_window(
+            jnp.ones_like(x), 0.0, lax.add, (3, 4), (2, 1), "SAME", None, (2, 1)), None),
+        "how many, columns of their own": (lambda x, u: lax.reduce_window(
+            jnp.broadcast_to(jnp.round(x[1]), (12, 9)), 0.0, lax.add, (4, 1), (1, 1),
+            ((2, 3), (0, 0))), None),
+        "largest of what is repeated": (lambda x, u: lax.reduce_window(
+            jnp.broadcast_to(x[:, 1:2], (12, 9)), -jnp.inf, lax.max, (3, 1), (1, 1), "SAME"),
+            "slice reduce_window_max"),
         "convolution of a pad": (lambda x, u: jnp.convolve(jnp.pad(x[0], 4), u[0], "valid"), None),
     }  # fmt: skip
 
@@ -113,6 +140,9 @@ def test_merged(name: str):
         assert set(names) <= {*kept[0], "squeeze", "broadcast_in_dim", "convert_element_type"}, (
             names
         )
+    for eqn in closed.jaxpr.eqns:
+        if "window" in eqn.primitive.name and ("repeated" in name or "how many" in name):
+            assert eqn.invars[0].aval.shape == (12, 1) and "how many" not in name
     (found,) = _jax.jaxpr_as_fun(closed)(x, u)
     wanted = np.asarray(function(jnp.asarray(x), jnp.asarray(u)))
     assert found.dtype == wanted.dtype

@@ -46,8 +46,17 @@ def max_pool(x: Any) -> Any:
     return nn.max_pool(x, (3, 3), (2, 2), "SAME")
 
 
+def pairs_pool(x: Any) -> Any:
+    return nn.max_pool(x, (2, 2), (2, 2))
+
+
 def mean_pool(x: Any) -> Any:
     return nn.avg_pool(x, (2, 2), (2, 2))
+
+
+def mean_pool_by_count(x: Any) -> Any:
+    """What lies outside of the image does not count."""
+    return nn.avg_pool(x, (3, 3), (2, 2), "SAME", count_include_pad=False)
 
 
 def batch_norm(x: Any) -> Any:
@@ -132,7 +141,11 @@ TABLE = [
         best=Best(ROW, "a row to one neighbour")),
     row("max pooling, gradient", gradient(max_pool),
         (Array(IMAGE, SECOND), Array((4, 32, 32, 16), SECOND)), SECOND),
+    row("max pooling of pairs, gradient", gradient(pairs_pool),
+        (Array(IMAGE, SECOND), Array((4, 32, 32, 16), SECOND)), SECOND, best=LOCAL),
     row("mean pooling", mean_pool, (Array(IMAGE, SECOND),), SECOND, best=LOCAL),
+    row("mean pooling by count", mean_pool_by_count, (Array(IMAGE, SECOND),), SECOND,
+        best=Best(ROW, "a row to one neighbour; counts are known")),
     row("batch norm over a sharded batch", batch_norm, (Array((16, 32, 32, 16), X),), X,
         best=Best(2 * reduced(16, 8), "an all-reduce of two means")),
     row("residual block, rows sharded", residual,

@@ -56,6 +56,17 @@ def grouped_queries(x: Any, wq: Any, wk: Any, wv: Any, wo: Any) -> Any:
     return jnp.einsum("bshd,hdm->bsm", out, wo)
 
 
+def gated(w: Any, u: Any, x: Any, h: Any) -> Any:
+    """A step of a gated recurrent unit, the weights of its gates in a stack."""
+    update, reset = (jax.nn.sigmoid(x @ w[i] + h @ u[i]) for i in range(2))
+    return update * h + (1 - update) * jnp.tanh(x @ w[2] + (reset * h) @ u[2])
+
+
+def contrasted(queries: Any, keys: Any, i: Any, j: Any) -> Any:
+    """The loss of two towers: each query is to find its own key among all of a batch."""
+    return -jnp.diag(jax.nn.log_softmax(queries[i] @ keys[j].T)).mean()
+
+
 def windowed(q: Any, k: Any, v: Any) -> Any:
     """Each block of eight positions looks at itself and at the block before."""
     b, s, h, d = q.shape
@@ -258,6 +269,12 @@ TABLE = [
     attention("gradients clipped one by one", clipped_each,
         (Array((32, 32)), Array((64, 32), X), Array((64, 32), X)), NONE,
         best=Best(reduced(32 * 32, 8), "an all-reduce of their mean")),
+    attention("gated unit, gradient, batch sharded", squared(gated, 0, 1), (
+        Array((3, 64, 64)), Array((3, 64, 64)), Array((512, 64), X), Array((512, 64), X)), NONE,
+        best=Best(2 * reduced(3 * 64 * 64, 8), "an all-reduce of each gradient")),
+    attention("two towers, gradient", jax.grad(contrasted, (0, 1)), (
+        Array((1024, 32), X), Array((1024, 32), X), integers((256,), 1024, X),
+        integers((256,), 1024, X)), X),
     attention("gradient accumulated, weight sharded", accumulated,
         (Array((64, 64), X), STEPS, STEPS), X,
         best=Best(gathered(64 * 64, 8) + scattered(64 * 64, 8),
