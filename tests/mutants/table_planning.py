@@ -29,9 +29,9 @@ RESHARD = (
     Mutant(
         "reshard",
         "a maximum over devices loses NaN",
-        "meshwise/reshard/emit.py",
-        "ordered = reduce(lax.select(lax.ne(x, x), beyond, ordered))",
-        "ordered = reduce(ordered)",
+        "meshwise/rules/ordered.py",
+        "return lax.select(lax.ne(x, x), lax.full_like(found, beyond), found)",
+        "return found",
         ("tests/fuzz/test_found.py", "tests/reshard/test_unreduced.py"),
     ),
     Mutant(
