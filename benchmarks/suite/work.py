@@ -4,8 +4,10 @@ Counted in the text right after XLA's SPMD pass, for every contestant alike. The
 figure (`cost_analysis`) is no measure of a program's work: it counts a loop's body once, and an
 operation as often as fusions repeat it. An addition, a product, a comparison's maximum or a
 transcendental counts one, for every element of a floating-point result; a product of matrices or
-a convolution two for every product; moving and choosing count nothing. What is a call of a library
-(factorisations, solvers) counts nothing either: it is the same for all.
+a convolution two for every product; moving and choosing count nothing. What is joined of several
+devices (by an all-reduce or a reduce-scatter), or of several updates of a scatter, counts one for
+each element that joins another, whatever its type: maxima of floats may be found among integers.
+What is a call of a library (factorisations, solvers) counts nothing: it is the same for all.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from math import log2, prod
 
 from benchmarks.peers.hlo import trip_count
 from benchmarks.peers.hlo_text import Computation, Instruction, Module, Shape, parse_module
+from benchmarks.peers.replica_groups import parse_groups
 from benchmarks.peers.scattered import Scope
 
 ARITHMETIC = frozenset(
@@ -22,6 +25,7 @@ ARITHMETIC = frozenset(
     "exponential exponential-minus-one log log-plus-one logistic tanh sine cosine tan atan2 erf "
     "floor ceil round-nearest-even round-nearest-afz sign complex".split()
 )
+JOINING = frozenset(("scatter", "all-reduce", "all-reduce-start", "reduce-scatter"))
 
 
 def flops(text: str) -> float:
@@ -49,12 +53,27 @@ def _one(scope: Scope, instruction: Instruction) -> float:
     if opcode in ("fusion", "call", "async-start") and instruction.called:
         return _of(scope.called(instruction))
     shape = instruction.shapes[0] if instruction.shapes else Shape("token", ())
-    if not shape.dtype.startswith(("f", "bf", "c")):
-        return 0.0
     known = scope.computation.instructions
     inputs = [known[name].shapes[0] for name in instruction.operands if name in known]
     each = 4.0 if shape.dtype.startswith("c") else 1.0
+    if opcode in JOINING:
+        return each * _joined(scope.module, instruction, inputs)
+    if not shape.dtype.startswith(("f", "bf", "c")):
+        return 0.0
     return each * _computed(scope.module, instruction, shape, inputs)
+
+
+def _joined(module: Module, instruction: Instruction, inputs: list[Shape]) -> float:
+    """Elements that join another: updates of a scatter that combines, terms of a sum over devices.
+
+    Of such a sum each of n devices adds up one part, of the terms of the n - 1 others.
+    """
+    if instruction.opcode == "scatter":
+        combines = _operations(module.computations[instruction.called[0]])
+        return float(inputs[-1].elements) if combines and inputs else 0.0
+    groups = parse_groups(instruction.attributes, module.devices)
+    n = max((len(group) for group in groups), default=1)
+    return sum(shape.elements for shape in inputs) * (n - 1) / n
 
 
 def _computed(
@@ -72,7 +91,7 @@ def _computed(
         place = labels[1].index("o") if labels else len(inputs[1].dims) - 1
         return 2.0 * out.elements * inputs[1].elements / inputs[1].dims[place]
     if opcode == "reduce":
-        inside = _operations(module.computations[instruction.called[0]])
+        inside = max(1, _operations(module.computations[instruction.called[0]]))
         return inside * max(inputs[0].elements - out.elements, 0)
     if opcode in ("reduce-window", "select-and-scatter"):
         window = re.search(r"window={size=([\dx]+)", attributes)
@@ -84,14 +103,12 @@ def _computed(
             int(n) for n in re.findall(r"fft_length={([\d,]+)}", attributes)[0].split(",")
         )
         return 1.25 * out.elements * log2(max(length, 2))  # complex counts four times: 5 n log n
-    if opcode == "scatter":
-        return inputs[-1].elements if inputs else 0.0
     return 0.0
 
 
 def _operations(computation: Computation) -> int:
-    """Arithmetic instructions of a reducer, one at least."""
-    return max(1, sum(i.opcode in ARITHMETIC for i in computation.instructions.values()))
+    """Arithmetic instructions of what combines two numbers."""
+    return sum(i.opcode in ARITHMETIC for i in computation.instructions.values())
 
 
 def _dims(attributes: str, name: str) -> list[int]:

@@ -177,6 +177,20 @@ def test_flops_are_a_devices():
     assert counted(jnp.tanh, placed) == 16 * 4 / 8
 
 
+def test_flops_of_what_is_joined():
+    """Of a sum over devices, and of updates that are added up or overwrite, in any type."""
+    mesh = make_mesh((8,))
+    placed = jax.device_put(numbers(16, 4), jax.NamedSharding(mesh, X))
+    assert counted(lambda x: x.sum(0), placed) == 4 + 4 * 7 / 8
+    columns = jax.NamedSharding(mesh, P(None, "x"))
+    for dtype in (jnp.float32, jnp.int32):
+        given = jax.device_put((jnp.zeros((9, 16), dtype), jnp.ones((5, 16), dtype)), columns)
+        places = jax.device_put(jnp.arange(5), jax.NamedSharding(mesh, P()))
+        assert counted(lambda t, u, p: t.at[p].add(u), *given, places) == 5 * 2
+        assert counted(lambda t, u, p: t.at[p].max(u), *given, places) == 5 * 2
+        assert counted(lambda t, u, p: t.at[p].set(u), *given, places) == 0
+
+
 def outcome(**values):
     given = {"sent": 100.0, "flops": 1e6, "memory": 10**6, "compile_s": 1.0, "run_s": 1.0}
     return Outcome(**{**given, **values})
