@@ -60,8 +60,10 @@ class Hardware:
 # and the choice must be the one that is right at full size. It is still more than nothing, so that
 # of two plans with the same bytes the one with fewer collectives wins. A reduce_scatter and an
 # all_gather after it take a little longer than the all_reduce of the same bytes (measured on CPU:
-# 13 ms against 12 ms), so that one is split only where that saves something. A round of pieces
-# adds half a dozen equations to the program, and must save more than a launch to be worth them.
+# 13 ms against 12 ms), so that one is split only where that saves something. A ppermute is
+# priced as they are: three rounds are no cheaper than an all_gather of as many bytes. A round of
+# pieces adds half a dozen equations to the program, and must save more than a launch to be worth
+# them.
 GENERIC = Hardware(
     name="generic",
     link_bytes_per_s=100e9,
@@ -70,7 +72,7 @@ GENERIC = Hardware(
     memory_bytes_per_s=1e12,
     source="round figures; the launch time is the time of 32 bytes, see the comment",
     round_s=512 / 100e9,
-    byte_factors=(("all_gather", 1.02), ("reduce_scatter", 1.02)),
+    byte_factors=(("all_gather", 1.02), ("reduce_scatter", 1.02), ("ppermute", 1.02)),
 )
 
 # Fewest bytes, then fewest launches: as `GENERIC` for arrays so large that launches take no time.
