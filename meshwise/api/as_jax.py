@@ -74,6 +74,11 @@ class AsJax:
         args, kwargs = call
         return self.jitted._cache_miss(*args, **kwargs)
 
+    def run_uneven(self, call: Call) -> None:
+        """Run a call without shardings, of which JAX refuses those that do not divide."""
+        args, kwargs = call
+        self._without_shardings._cache_miss(*args, **kwargs)
+
     def trace(self, call: Call) -> Any:
         """JAX's `Traced`, of the program and of what was said of it."""
         args, kwargs = call

@@ -23,9 +23,8 @@ class Dispatch:
     def __init__(self, calls: Calls):
         """Nothing is called yet."""
         self._calls = calls
-        self._of_held = _jax.dispatcher(
-            calls.name, calls.fn, functools.partial(_missed_of_held, calls), static_argnums=[0]
-        )
+        both = (functools.partial(f, calls) for f in (_fn_of_held, _missed_of_held))
+        self._of_held = _jax.dispatcher(calls.name, *both, static_argnums=[0])
 
     def missed(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
         """Results of a call, what JAX's dispatch needs to repeat it, whether to come back."""
@@ -49,11 +48,22 @@ class Dispatch:
         return self._of_held._cache_size()
 
 
+def _fn_of_held(calls: Calls, said: Any, held: Sequence[Any]) -> Any:
+    arguments = _arguments(said, held)
+    args, kwargs = arguments.call(arguments.leaves)
+    return calls.fn(*args, **kwargs)
+
+
 def _missed_of_held(calls: Calls, said: Any, held: Sequence[Any]) -> tuple[Any, Any, bool]:
+    arguments = _arguments(said, held)
+    answer = calls.answer(arguments)
+    return answer.outs, _fast_path(answer, arguments.leaves), False
+
+
+def _arguments(said: Any, held: Sequence[Any]) -> Arguments:
     ((tree, *_), static, static_named, positions), shapes = said
     leaves = [wrap(x, shape) if shape else x for x, shape in zip(held, shapes, strict=True)]
-    answer = calls.answer(Arguments(leaves, tree, static, static_named, positions))
-    return answer.outs, _fast_path(answer, leaves), False
+    return Arguments(leaves, tree, static, static_named, positions)
 
 
 def _fast_path(answer: Answer, leaves: Sequence[Any]) -> Any:

@@ -97,3 +97,19 @@ def test_deleted(mesh):
     gone.delete()
     with pytest.raises(DeletedArrayError, match=r"args\[0\]\['x'\]: Array has been deleted"):
         fn({"x": gone})
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["given whole", "held uneven"])
+def test_not_a_number_is_found_where_it_is_no_padding(mesh, held):
+    fn = mw.jit(lambda x: jnp.divide(x, x), mesh=mesh, in_shardings=(P("x"),))
+    ones, with_zero = np.ones(17, np.float32), np.arange(17, dtype=np.float32)
+    if held:
+        same = mw.jit(lambda x: x * 1, mesh=mesh, in_shardings=(P("x"),), out_shardings=P("x"))
+        ones, with_zero = same(ones), same(with_zero)
+    with jax.debug_nans(True):
+        for _ in range(3):
+            found = fn(ones)
+            assert type(found) is mw.UnevenArray
+            np.testing.assert_array_equal(found, np.ones(17))
+            with pytest.raises(FloatingPointError):
+                fn(with_zero)
