@@ -19,7 +19,7 @@ from meshwise.ir.factors import Strategy, dims_sharding, operand_sharding
 from meshwise.ir.mesh import Axes
 from meshwise.ir.sharding import DimAxes, Reduction, Sharding, local_bytes, unreduced
 from meshwise.reshard.search import reshard_cost
-from meshwise.rules.registry import LocalContext
+from meshwise.rules.registry import Exchange, LocalContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +285,18 @@ def node_seconds(graph: Graph, node: Node, axes: DimAxes) -> float:
 
 def _exchange_seconds(graph: Graph, node: Node, axes: DimAxes) -> float:
     """Time of what local rules exchange; impossible where one cannot follow the strategy."""
-    total = 0.0
+    sent = exchanges_of(graph, node, axes)
+    if sent is None:
+        return IMPOSSIBLE
+    return sum(
+        runs * wire_seconds(one.kind, one.wire_bytes, graph.hardware, one.launches)
+        for runs, one in sent
+    )
+
+
+def exchanges_of(graph: Graph, node: Node, axes: DimAxes) -> list[tuple[float, Exchange]] | None:
+    """What local rules exchange, and how often; None where one cannot follow the strategy."""
+    found: list[tuple[float, Exchange]] = []
     for member in node.members:
         rule = graph.rules[member.equation]
         if rule.exchanges is None:
@@ -294,12 +305,9 @@ def _exchange_seconds(graph: Graph, node: Node, axes: DimAxes) -> float:
         eqn = graph.program.equations[member.equation]
         sent = rule.exchanges(LocalContext(eqn, rule.factors, own, graph.mesh))
         if sent is None:
-            return IMPOSSIBLE
-        for exchange in sent:
-            total += graph.program.runs[member.equation] * wire_seconds(
-                exchange.kind, exchange.wire_bytes, graph.hardware, exchange.launches
-            )
-    return total
+            return None
+        found += [(graph.program.runs[member.equation], exchange) for exchange in sent]
+    return found
 
 
 def _produced(node: Node, strategy: Strategy, result: int) -> Sharding:

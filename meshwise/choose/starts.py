@@ -10,7 +10,7 @@ from meshwise._jax import Var, stack_p, step_p
 from meshwise.choose.candidates import candidates, natural_candidates
 from meshwise.choose.graph import Graph, Value
 from meshwise.choose.regions import Node
-from meshwise.choose.search import node_seconds, work_seconds
+from meshwise.choose.search import exchanges_of, node_seconds, work_seconds
 from meshwise.choose.tree import IMPOSSIBLE
 from meshwise.ir.factors import Strategy, dims_sharding, operand_sharding
 from meshwise.ir.sharding import DimAxes, Reduction, local_bytes, sharding_of, unreduced
@@ -136,19 +136,24 @@ def _least_work(graph: Graph, node: Node, held: Sequence[DimAxes | None]) -> flo
 def _exchanged_where_worth(graph: Graph, node: Node, axes: DimAxes) -> DimAxes:
     """Without the axes of dims that local rules exchange along, if gathering these sends less.
 
-    What every device can make, as the places in an argsort, is gathered for nothing.
+    What every device can make, as the places in an argsort, is gathered for nothing. Bytes decide,
+    on any devices: a faster collective alone is no reason to have every device do all of the work.
     """
     whole = tuple([() if f in node.rule.permuted else own for f, own in enumerate(axes)])
     if whole == axes:
         return axes
 
-    def seconds(option: DimAxes) -> float:
-        work = work_seconds(graph, node, option)
-        tensors = nominal(graph, node)
-        price = _price(graph, node, option, tensors, False, reshard_cost)
-        return price - work if price < IMPOSSIBLE else price
+    def held(option: DimAxes) -> int:
+        read = zip(map(graph.values.__getitem__, node.operands), node.rule.operands, strict=True)
+        return sum(
+            local_bytes(v.shape, v.itemsize, sharding_of(dims_sharding(dims, option)), graph.mesh)
+            for v, dims in read
+            if not v.remade
+        )
 
-    return whole if seconds(whole) < seconds(axes) else axes
+    sent = exchanges_of(graph, node, axes)
+    exchanged = math.inf if sent is None else sum(one.wire_bytes for _, one in sent)
+    return whole if held(whole) - held(axes) < exchanged else axes
 
 
 def _summed_as_held(node: Node, axes: DimAxes, held: Sequence[DimAxes | None]) -> DimAxes:
