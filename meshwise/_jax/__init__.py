@@ -90,6 +90,7 @@ from meshwise._jax.jaxprs import extended as extended
 from meshwise._jax.jaxprs import has_effects as has_effects
 from meshwise._jax.jaxprs import has_jaxpr as has_jaxpr
 from meshwise._jax.jaxprs import hoisted as hoisted
+from meshwise._jax.jaxprs import in_place_of as in_place_of
 from meshwise._jax.jaxprs import is_on_host as is_on_host
 from meshwise._jax.jaxprs import jaxpr_as_fun as jaxpr_as_fun
 from meshwise._jax.jaxprs import key_impl_name as key_impl_name

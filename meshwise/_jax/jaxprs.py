@@ -202,6 +202,24 @@ def new_eqn(
     )
 
 
+def in_place_of(eqn: JaxprEqn, closed: ClosedJaxpr, operands: Sequence[Any]) -> list[JaxprEqn]:
+    """The equations of a jaxpr without constants, of some operands, in the place of an equation."""
+    names: dict[Var, Any] = dict(zip(closed.jaxpr.invars, operands, strict=True))
+    for inner in closed.jaxpr.eqns:
+        names.update((v, new_var(v.aval)) for v in inner.outvars)
+    names.update(zip(closed.jaxpr.outvars, eqn.outvars, strict=True))
+    return [
+        new_eqn(
+            inner.primitive,
+            [a if isinstance(a, Literal) else names[a] for a in inner.invars],
+            [names[v] for v in inner.outvars],
+            inner.params,
+            eqn,
+        )
+        for inner in closed.jaxpr.eqns
+    ]
+
+
 def operator_name(eqn: JaxprEqn) -> str:
     """What a report calls an operator: its primitive, and of a kernel its name."""
     twin = eqn.params.get("twin")

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax import lax
 
-from meshwise._jax.jaxprs import JaxprEqn, Literal, Var, rename
+from meshwise._jax.jaxprs import JaxprEqn, in_place_of
 
 
 def group_after_group(eqn: JaxprEqn) -> list[JaxprEqn]:
@@ -24,7 +24,7 @@ def group_after_group(eqn: JaxprEqn) -> list[JaxprEqn]:
     way = _summed_by_group if ragged in contract else _rows_by_group
     avals = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (lhs, rhs, sizes)]
     closed = jax.make_jaxpr(lambda *operands: way(eqn.params, *operands))(*avals)
-    return _inlined(closed, eqn)
+    return in_place_of(eqn, closed, eqn.invars)
 
 
 def _rows_by_group(params: dict[str, Any], lhs: Any, rhs: Any, sizes: Any) -> Any:
@@ -83,17 +83,3 @@ def _inside(shape: tuple[int, ...], dim: int, first: Any, end: Any) -> Any:
     return lax.bitwise_and(
         lax.ge(row, lax.broadcast(first, shape)), lax.lt(row, lax.broadcast(end, shape))
     )
-
-
-def _inlined(closed: Any, like: JaxprEqn) -> list[JaxprEqn]:
-    """The equations of a jaxpr without constants in the place of one equation."""
-    jaxpr = closed.jaxpr
-    known: dict[Any, Any] = dict(zip(jaxpr.invars, like.invars, strict=True))
-    known |= dict(zip(jaxpr.outvars, like.outvars, strict=True))
-    found = []
-    for eqn in jaxpr.eqns:
-        known |= {v: Var(v.aval) for v in eqn.outvars if v not in known}
-        operands = [a if isinstance(a, Literal) else known[a] for a in eqn.invars]
-        new = rename(eqn, operands, [known[v] for v in eqn.outvars], like)
-        found.append(new.replace(ctx=like.ctx))
-    return found

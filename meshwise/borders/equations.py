@@ -42,17 +42,4 @@ def equations_of(
         return None
     types = [jax.ShapeDtypeStruct(shape_of(a), type_of(a).dtype) for a in operands]
     closed = _jax.make_jaxpr_over_axes(function, (), types)
-    names: dict[Var, Any] = dict(zip(closed.jaxpr.invars, operands, strict=True))
-    for inner in closed.jaxpr.eqns:
-        names.update((v, _jax.new_var(v.aval)) for v in inner.outvars)
-    names[closed.jaxpr.outvars[0]] = eqn.outvars[0]
-    return [
-        _jax.new_eqn(
-            inner.primitive,
-            [a if isinstance(a, Literal) else names[a] for a in inner.invars],
-            [names[v] for v in inner.outvars],
-            inner.params,
-            eqn,
-        )
-        for inner in closed.jaxpr.eqns
-    ]
+    return _jax.in_place_of(eqn, closed, operands)
