@@ -122,6 +122,8 @@ def _inline(
             results = _enter(control, flat)
         elif _jax.hands_on(eqn):
             results = operands
+        elif (literal := _jax.cast_literal(eqn, operands)) is not None:
+            results = [literal]
         elif body is None:
             outvars = [_jax.new_var(v.aval) for v in eqn.outvars]
             renamed = _jax.rename(eqn, operands, outvars, call)
@@ -171,11 +173,10 @@ def _enter_loop(control: Control, flat: _Flat, call: JaxprEqn) -> list[Any]:
     made = _inline(body, parts.body.consts, args, flat, call)
     flat.mark(_jax.end_p, control, number=1)
     outvars = control.eqn.outvars
+    each = zip(inside, made, outvars, parts.carried, carries, strict=False)
     results: list[Any] = [
         flat.mark_one(_jax.next_p, control, [c, new], _jax.new_var(out.aval)) if moves else init
-        for c, new, out, init, moves in zip(
-            inside, made, outvars, parts.carried, carries, strict=False
-        )
+        for c, new, out, init, moves in each
     ]
     stacked = dict(zip(rows, parts.stepped, strict=True))
     for row, out in zip(made[count:], outvars[count:], strict=True):
@@ -259,12 +260,11 @@ def _share_equal(eqns: list[JaxprEqn], outputs: list[Any]) -> tuple[list[JaxprEq
         seen = [(made, e) for made, e in equal if is_visible(made, scope)]
         if _is_relaid(eqn):
             seen = [(made, e) for made, e in seen if not repeats.intersection(scope[len(made) :])]
-        earlier = seen[0][1] if seen else None
-        if earlier is None:
+        if seen:
+            same.update(zip(eqn.outvars, seen[0][1].outvars, strict=True))
+        else:
             kept.append(eqn)
             equal.append((scope, eqn))
-        else:
-            same.update(zip(eqn.outvars, earlier.outvars, strict=True))
     return kept, [read(a) for a in outputs]
 
 

@@ -85,6 +85,7 @@ from meshwise._jax.jaxprs import Var as Var
 from meshwise._jax.jaxprs import array_type as array_type
 from meshwise._jax.jaxprs import at_source as at_source
 from meshwise._jax.jaxprs import bind as bind
+from meshwise._jax.jaxprs import cast_literal as cast_literal
 from meshwise._jax.jaxprs import close_jaxpr as close_jaxpr
 from meshwise._jax.jaxprs import extended as extended
 from meshwise._jax.jaxprs import has_effects as has_effects

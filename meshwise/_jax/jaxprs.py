@@ -255,6 +255,30 @@ def literal_value(atom: Literal) -> Any:
     return np.asarray(atom.val, aval.dtype)
 
 
+def cast_literal(eqn: JaxprEqn, operands: Sequence[Any]) -> Literal | None:
+    """The literal that an equation makes of one by a cast, where the types hold the same number.
+
+    So `jnp.pad` pads with a literal, and not with what is cast from one.
+    """
+    if eqn.primitive is not _xprimitives.convert_element_type_p:
+        return None
+    (operand,), (result,) = operands, eqn.outvars
+    if not isinstance(operand, Literal):
+        return None
+    value, aval = np.asarray(literal_value(operand)), result.aval
+    if value.shape or not (_is_real(value.dtype) and _is_real(aval.dtype)):
+        return None
+    with np.errstate(all="ignore"):
+        cast = value.astype(aval.dtype)
+        same = cast.astype(value.dtype) == value
+    return Literal(cast[()], aval) if same else None
+
+
+def _is_real(dtype: Any) -> bool:
+    kinds = (np.bool_, np.integer, np.floating)
+    return any(jax.numpy.issubdtype(dtype, kind) for kind in kinds)
+
+
 def has_effects(eqn: JaxprEqn) -> bool:
     """Whether an equation does something beside making values; to use a named axis is nothing."""
     return any(not isinstance(effect, _core.NamedAxisEffect) for effect in eqn.effects)

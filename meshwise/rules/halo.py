@@ -82,15 +82,21 @@ class Fetch:
         """What is sent, and what each shard keeps, by the cheaper way."""
         return _pieces(self)
 
-    @property
-    def has_zeros_outside(self) -> bool:
-        """Whether rows outside the dim come as zeros, which is what who receives nothing has.
+    def has_zeros_outside(self, size: int) -> bool:
+        """Whether rows outside of the first `size` come as zeros, what who receives nothing has.
 
-        So it is where shards are full, pieces have places of their own, and all shards keep theirs.
+        So it is where pieces have places of their own, and none of them reaches outside: neither
+        those that are sent nor those that are kept, which every shard lays in their place.
         """
-        if self.wraps or self.size != self.block * len(self.starts) or not _tiles(self.pieces):
+        if self.wraps or not _tiles(self.pieces):
             return False
-        return all(p.is_sent or len(p.overlaps) == len(self.starts) for p in self.pieces)
+        everyone = range(len(self.starts))
+        placed = (
+            (self.starts[shard] + _begin(piece), piece.rows)
+            for piece in self.pieces
+            for shard in ((o.receiver for o in piece.overlaps) if piece.is_sent else everyone)
+        )
+        return all(first >= 0 and first + rows <= size for first, rows in placed)
 
     def exchange(self, row_bytes: float) -> Exchange:
         """The collectives it takes, for rows of so many bytes."""
@@ -204,7 +210,7 @@ def fetch_filled(
     rows = fetch_rows(x, dim, axes, mesh, fetch)
     if min(fetch.starts) >= 0 and max(fetch.starts) + fetch.length <= size:
         return rows
-    if size == fetch.size and fetch.has_zeros_outside and _is_zero(fill):
+    if fetch.has_zeros_outside(size) and _is_zero(fill):
         return rows
     return mask_rows(rows, dim, shard_entry(fetch.starts, axes, mesh), size, fill)
 
@@ -259,17 +265,16 @@ def _laid_end_to_end(x: Any, dim: int, axes: Axes, mesh: Mesh, fetch: Fetch) -> 
     parts: list[Any] = []
     at = 0
     for piece in sorted(fetch.pieces, key=_begin):
-        parts.append(_nothing(x, dim, _begin(piece) - at))
+        parts += _nothing(x, dim, _begin(piece) - at)
         part = lax.slice_in_dim(x, piece.first, piece.first + piece.rows, axis=dim)
         parts.append(_sent(part, piece, axes, mesh))
         at = _end(piece)
-    parts.append(_nothing(x, dim, fetch.length - at))
-    parts = [part for part in parts if part.shape[dim]]
+    parts += _nothing(x, dim, fetch.length - at)
     return parts[0] if len(parts) == 1 else lax.concatenate(parts, dim)
 
 
-def _nothing(x: Any, dim: int, rows: int) -> Any:
-    return lax.full((*x.shape[:dim], rows, *x.shape[dim + 1 :]), 0, x.dtype)
+def _nothing(x: Any, dim: int, rows: int) -> list[Any]:
+    return [lax.full((*x.shape[:dim], rows, *x.shape[dim + 1 :]), 0, x.dtype)] if rows else []
 
 
 def _sent(part: Any, piece: Piece, axes: Axes, mesh: Mesh) -> Any:

@@ -223,6 +223,8 @@ def _pad_local(context: LocalContext, operand: Any, value: Any) -> list[Any]:
         if dim and dim != context.rule.operands[0][d] and context.axes(dim[0]):
             operand = _own_rows(context, operand, d, _pad_window(config[d]), value)
             config[d] = (0, 0, 0)
+    if not any(any(amounts) for amounts in config):
+        return [operand]
     return context.bind(operand, value, padding_config=tuple(config))
 
 

@@ -109,7 +109,9 @@ def table() -> dict[str, tuple[Callable[..., Any], str]]:
         "largest of what is repeated": (lambda x, u: lax.reduce_window(
             jnp.broadcast_to(x[:, 1:2], (12, 9)), -jnp.inf, lax.max, (3, 1), (1, 1), "SAME"),
             "slice reduce_window_max"),
-        "convolution of a pad": (lambda x, u: jnp.convolve(jnp.pad(x[0], 4), u[0], "valid"), None),
+        "convolution of a pad": (lambda x, u: lax.conv(
+            jnp.pad(x[None, None], ((0, 0), (0, 0), (2, 1), (1, 1))), u[None, None, :, :3],
+            (1, 1), "VALID")[0, 0], "conv_general_dilated slice"),
     }  # fmt: skip
 
 

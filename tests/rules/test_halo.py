@@ -68,15 +68,26 @@ def test_rows_are_those_asked_for(blocks, starts):
     right = wanted(fetch, np.nan)
     inside = ~np.isnan(right)
     np.testing.assert_array_equal(fetched[inside], right[inside])
-    if fetch.has_zeros_outside:
+    if fetch.has_zeros_outside(fetch.size):
         np.testing.assert_array_equal(fetched, wanted(fetch, 0))
     for fill, got in zip(FILLS, filled, strict=True):
         np.testing.assert_array_equal(got, wanted(fetch, fill))
         np.testing.assert_array_equal(np.signbit(got), np.signbit(wanted(fetch, fill)))
 
 
-def test_zeros_are_claimed_where_shards_are_full():
-    claimed = {case for case in CASES if rows_of(*case).has_zeros_outside}
-    assert {blocks for blocks, _ in claimed} == {"full"}
-    assert {("full", "halo"), ("full", "one of nobody")} <= claimed
-    assert ("full", "own ones but the last") not in claimed
+def claims_zeros(case):
+    fetch = rows_of(*case)
+    return fetch.has_zeros_outside(fetch.size)
+
+
+def test_zeros_are_claimed_where_no_piece_reaches_outside():
+    assert {case for case in CASES if claims_zeros(case)} == {
+        *(("full", starts) for starts in ("halo", "before only", "after only", "backwards")),
+        ("the last one empty", "backwards"),
+        *((blocks, "one of nobody") for blocks in BLOCKS),
+    }
+
+
+def test_rows_that_nobody_reads_are_not_outside():
+    shift = Fetch(11, 3, (-1, 2, 5, 8), 3)  # `jnp.pad(x, (1, 0))[:-1]` of 12 rows
+    assert shift.has_zeros_outside(12)
