@@ -6,14 +6,14 @@ be recomputed in the backward pass (`jax.checkpoint`, once differentiated) is in
 stays a computation of its own. Every hint, whichever way it was written
 (`mw.shard`, `lax.with_sharding_constraint`, `jax.sharding.reshard`, shardings of a nested call),
 becomes one `hint` equation. Positions that count along a batch are said to be one (`pairing.py`),
-and moves of rows in several steps are written as one (`borders/`). Dead equations are dropped.
+and moves of rows in several steps are written as one (`borders/`). Equal equations are computed
+once, and dead ones dropped (`simplify.py`).
 
 Loops and conditionals may stay equations of one piece, or be *entered*: their bodies then stand in
 the flat program too, once each, told by marks (`_jax/control.py`). A body reads values around it
 like any equation, and what is computed of nothing that depends on the step is moved out of a loop.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,22 +23,8 @@ from jax import lax
 from meshwise import _jax
 from meshwise._jax import ClosedJaxpr, Control, JaxprEqn, Literal, Primitive, Var
 from meshwise.borders.merge import merge_moves
-from meshwise.ir.bodies import OUTERMOST, Scope, is_visible, scopes
-from meshwise.ir.program import application_key, itemsize_of, shape_of
 from meshwise.pairing import pair_batches
-
-# Operators that put the elements of an array in another order or shape.
-_RELAYING = frozenset(
-    {
-        lax.transpose_p,
-        lax.reshape_p,
-        lax.squeeze_p,
-        lax.broadcast_in_dim_p,
-        lax.rev_p,
-        lax.bitcast_convert_type_p,
-        lax.copy_p,
-    }
-)
+from meshwise.simplify import live, move_out_of_loops, share_equal
 
 Enters = Callable[[JaxprEqn], bool]
 
@@ -80,10 +66,10 @@ def flatten(closed: ClosedJaxpr, enters: Enters = enters_nothing) -> ClosedJaxpr
     flat = _Flat(enters)
     inputs = [_jax.new_var(v.aval) for v in closed.jaxpr.invars]
     outputs = _inline(closed.jaxpr, closed.consts, inputs, flat, None)
-    eqns, outputs = _share_equal(move_out_of_loops(flat.eqns), outputs)
+    eqns, outputs = share_equal(move_out_of_loops(flat.eqns), outputs)
     constants = dict(zip(flat.constvars, flat.consts, strict=True))
     eqns = merge_moves(pair_batches(eqns, constants), constants)
-    eqns = _live(eqns, outputs)
+    eqns = live(eqns, outputs)
     return _jax.close_jaxpr(flat.constvars, inputs, outputs, eqns, flat.consts)
 
 
@@ -96,7 +82,7 @@ def inline_calls(closed: ClosedJaxpr) -> ClosedJaxpr:
     flat = _Flat(enters_nothing)
     inputs = [_jax.new_var(v.aval) for v in closed.jaxpr.invars]
     outputs = _inline(closed.jaxpr, closed.consts, inputs, flat, None)
-    eqns = _live(flat.eqns, outputs)
+    eqns = live(flat.eqns, outputs)
     return _jax.close_jaxpr(flat.constvars, inputs, outputs, eqns, flat.consts)
 
 
@@ -237,164 +223,3 @@ def _as_hint(eqn: JaxprEqn) -> JaxprEqn | None:
         return None
     params = {"sharding": sharding, "reshards": True}
     return _jax.new_eqn(_jax.hint_p, eqn.invars, eqn.outvars, params, eqn)
-
-
-def _share_equal(eqns: list[JaxprEqn], outputs: list[Any]) -> tuple[list[JaxprEqn], list[Any]]:
-    """Compute equal things once: equations with the same primitive, parameters and operands.
-
-    What is recomputed on purpose stands behind a barrier, so its operands differ. A body shares
-    what is made in it or around it; a loop's not what is only laid otherwise.
-    """
-    same: dict[Var, Any] = {}
-    repeats = _repeated_bodies(eqns)
-    first: dict[Any, list[tuple[Scope, JaxprEqn]]] = {}
-    kept = []
-
-    def read(atom: Any) -> Any:
-        return atom if isinstance(atom, Literal) else same.get(atom, atom)
-
-    for original, scope in zip(eqns, scopes(eqns), strict=True):
-        eqn = original.replace(invars=[read(a) for a in original.invars])
-        key = _equation_key(eqn)
-        equal = first.setdefault(key, []) if key is not None else []
-        seen = [(made, e) for made, e in equal if is_visible(made, scope)]
-        if _is_relaid(eqn):
-            seen = [(made, e) for made, e in seen if not repeats.intersection(scope[len(made) :])]
-        if seen:
-            same.update(zip(eqn.outvars, seen[0][1].outvars, strict=True))
-        else:
-            kept.append(eqn)
-            equal.append((scope, eqn))
-    return kept, [read(a) for a in outputs]
-
-
-def _equation_key(eqn: JaxprEqn) -> Any:
-    """Equal for equations that compute the same; None for those that must stay."""
-    if eqn.effects or eqn.primitive is lax.optimization_barrier_p:
-        return None
-    return application_key(eqn, tuple(_atom_key(a) for a in eqn.invars))
-
-
-def _atom_key(atom: Any) -> Any:
-    """A variable itself; a literal by its type and its bits."""
-    if not isinstance(atom, Literal):
-        return atom
-    bits = atom.val.tobytes() if hasattr(atom.val, "tobytes") else (type(atom.val), atom.val)
-    return atom.aval, bits
-
-
-def _live(eqns: list[JaxprEqn], outputs: Sequence[Any]) -> list[JaxprEqn]:
-    """The equations whose results are used or that have effects.
-
-    A loop or choice is there for what is used of its results, and for effects in it. What is
-    carried is used where a step reads it, or its last value is read.
-    """
-    needed = {x for x in outputs if not isinstance(x, Literal)}
-    entered: set[Control] = set()
-    while True:
-        known = len(needed), len(entered)
-        kept = _needed_so_far(eqns, needed, entered)
-        if known == (len(needed), len(entered)):
-            return [_without_unread(eqn, needed) for eqn in kept]
-
-
-def _without_unread(eqn: JaxprEqn, needed: set[Var]) -> JaxprEqn:
-    """An equation of several results that says which of them nothing reads."""
-    if len(eqn.outvars) < 2 or needed.issuperset(eqn.outvars):
-        return eqn
-    kept = [v if v in needed else _jax.DropVar(v.aval) for v in eqn.outvars]
-    return eqn.replace(outvars=kept)
-
-
-def _needed_so_far(eqns: list[JaxprEqn], needed: set[Var], entered: set[Control]) -> list[JaxprEqn]:
-    """The equations that make what is needed; they add what they need, and what they stand in."""
-    kept = []
-    around: list[Control] = []
-    for eqn in reversed(eqns):
-        mark = _jax.is_mark(eqn)
-        if eqn.primitive is _jax.close_p:
-            around.append(eqn.params["control"])
-        elif eqn.primitive is _jax.open_p:
-            around.pop()
-        if mark and not eqn.outvars:
-            stays = eqn.params["control"] in entered
-        else:
-            made = eqn.invars[:1] if eqn.primitive is _jax.next_p else []
-            used = any(v in needed for v in (*eqn.outvars, *made))
-            stays = used or (bool(eqn.effects) and not mark)
-            if stays:
-                entered.update(around)
-        if stays:
-            kept.append(eqn)
-            needed.update(x for x in eqn.invars if not isinstance(x, Literal))
-    return kept[::-1]
-
-
-def move_out_of_loops(eqns: Sequence[JaxprEqn]) -> list[JaxprEqn]:
-    """Equations of a loop's body that read nothing made in it stand before the loop instead.
-
-    Only where that takes no more memory than what they read, and not out of branches, which may
-    never run. What a barrier holds back stays, and what is only laid otherwise (a transpose) for
-    equations that stay: held throughout it would save no work worth its memory.
-    """
-    around = scopes(eqns)
-    homes = _homes(eqns, around)
-    before: dict[int, list[JaxprEqn]] = {}
-    kept: list[tuple[int, JaxprEqn]] = []
-    for index, (eqn, scope, home) in enumerate(zip(eqns, around, homes, strict=True)):
-        if home == scope:
-            kept.append((index, eqn))
-        else:
-            before.setdefault(scope[len(home)], []).append(eqn)
-    return [e for index, eqn in kept for e in (*before.get(index, ()), eqn)]
-
-
-def _homes(eqns: Sequence[JaxprEqn], around: Sequence[Scope]) -> list[Scope]:
-    """For each equation the scope that it is to stand in."""
-    bodies = _repeated_bodies(eqns)
-    made: dict[Var, Scope] = {}
-    homes = []
-    for eqn, scope in zip(eqns, around, strict=True):
-        read = [made.get(a, OUTERMOST) for a in eqn.invars if not isinstance(a, Literal)]
-        home = scope
-        if _may_move(eqn):
-            while home and home[-1] in bodies and all(is_visible(r, home[:-2]) for r in read):
-                home = home[:-2]
-        made.update(dict.fromkeys(eqn.outvars, home))
-        homes.append(home)
-    moved: set[Var] = set()  # what equations read that stand outside of their loops
-    for index in reversed(range(len(eqns))):
-        eqn = eqns[index]
-        if homes[index] == around[index]:
-            continue
-        if _is_relaid(eqn) and moved.isdisjoint(eqn.outvars):
-            homes[index] = around[index]
-        else:
-            moved.update(a for a in eqn.invars if not isinstance(a, Literal))
-    return homes
-
-
-def _repeated_bodies(eqns: Sequence[JaxprEqn]) -> set[int]:
-    """Where the bodies of loops begin."""
-    return {
-        i
-        for i, e in enumerate(eqns)
-        if e.primitive is _jax.body_p and e.params["control"].name != "cond"
-    }
-
-
-def _is_relaid(eqn: JaxprEqn) -> bool:
-    """Whether an equation only lays an array otherwise, all of it."""
-    return eqn.primitive in _RELAYING and _bytes(eqn.outvars) == _bytes(eqn.invars[:1])
-
-
-def _may_move(eqn: JaxprEqn) -> bool:
-    """Whether an equation reads something, may run though the loop does not, and adds no memory."""
-    held = [a for a in eqn.invars if not isinstance(a, Literal)]
-    if not held or eqn.effects or eqn.primitive is lax.optimization_barrier_p:
-        return False
-    return _bytes(eqn.outvars) <= _bytes(held)
-
-
-def _bytes(atoms: Sequence[Any]) -> int:
-    return sum(math.prod(shape_of(a)) * itemsize_of(a) for a in atoms)

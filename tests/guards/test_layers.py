@@ -12,6 +12,7 @@ LAYERS = (
     "ir",
     "pairing",
     "borders",
+    "simplify",
     "flatten",
     "trace",
     "rules",
