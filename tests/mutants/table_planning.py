@@ -181,7 +181,7 @@ RUN = (
         "meshwise/run/simulate.py",
         "    return _Copies(whole[(slice(None), *(slice(n) for n in output.shape))], copy_axes)",
         "    return _Copies(whole, copy_axes)",
-        ("tests/run/test_simulate.py",),
+        ("tests/run/test_simulate_differing.py",),
     ),
     Mutant(
         "run",
@@ -189,7 +189,7 @@ RUN = (
         "meshwise/run/simulate.py",
         "    if not unequal.any():\n        return []\n",
         "    return []\n",
-        ("tests/run/test_simulate.py",),
+        ("tests/run/test_simulate_differing.py",),
     ),
 )
 PLANNING = (*RESHARD, *PROPAGATE, *CHOOSE, *PARTITION, *RUN)

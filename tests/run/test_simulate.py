@@ -1,7 +1,6 @@
-"""The simulator against eight real devices, and its errors."""
+"""The simulator against eight real devices."""
 
 import functools
-import re
 
 import hypothesis
 import jax
@@ -14,72 +13,13 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from meshwise import _jax
-from meshwise.errors import MeshwiseError, ReplicationError
 from meshwise.ir.mesh import Mesh, refine_mesh
 from meshwise.ir.sharding import Sharding
 from meshwise.run.simulate import simulate
-
-CUBE = refine_mesh(("x", "y", "z"), (2, 2, 2))
-MESH = refine_mesh(("data", "model"), (2, 4))
-MODEL = ("model.0", "model.1")
-
+from tests.run.simulated import CUBE, EVERYWHERE, MESH, check, numbers, sharding, trace
 
 BOTH = (True, False)
-
-
-def sharding(*dims):
-    return Sharding(tuple(tuple(d.split()) for d in dims))
-
-
-def trace(function, mesh, *avals):
-    local = [a if hasattr(a, "dtype") else jax.ShapeDtypeStruct(a, jnp.float32) for a in avals]
-    return _jax.make_jaxpr_over_axes(
-        function, list(zip(mesh.names, mesh.sizes, strict=True)), local
-    )
-
-
-def spec(sharding):
-    return P(*(axes or None for axes in sharding.dims))
-
-
-def on_devices(jaxpr, mesh, ins, outs, args):
-    auto = (AxisType.Auto,) * len(mesh.names)
-    devices = jax.make_mesh(mesh.sizes, mesh.names, auto)
-    function = _jax.jaxpr_as_fun(jaxpr)
-    in_specs, out_specs = tuple(map(spec, ins)), list(map(spec, outs))
-    run = jax.shard_map(
-        function, mesh=devices, in_specs=in_specs, out_specs=out_specs, check_vma=False
-    )
-    return jax.jit(run)(*args)
-
-
-def check(function, mesh, ins, outs, args, rtol=1e-6, ways=(True,)):
-    """Simulate and run; dims divide. `ways`: compiled or not."""
-    local = [
-        jax.ShapeDtypeStruct(
-            [n // mesh.size(a) for n, a in zip(x.shape, s.dims, strict=True)], x.dtype
-        )
-        for x, s in zip(args, ins, strict=True)
-    ]
-    jaxpr = trace(function, mesh, *local)
-    wanted = on_devices(jaxpr, mesh, ins, outs, args)
-    shapes = [w.shape for w in wanted]
-    for compiled in ways:
-        got = simulate(jaxpr, mesh, ins, outs, shapes, args, compiled=compiled)
-        for g, w in zip(got, wanted, strict=True):
-            assert g.dtype == w.dtype
-            is_key = jnp.issubdtype(g.dtype, jax.dtypes.prng_key)
-            pair = [np.asarray(jax.random.key_data(a) if is_key else a) for a in (g, w)]
-            np.testing.assert_allclose(*pair, rtol=rtol, atol=1e-6)
-    return wanted
-
-
-def numbers(*shape, dtype=np.float32):
-    return np.random.default_rng(0).integers(-9, 9, shape).astype(dtype)
-
-
 GROUPS = [("y",), ("z", "x"), ("x", "y", "z")]
-EVERYWHERE = sharding("x y z", "")
 
 
 def remaining(group):
@@ -277,160 +217,6 @@ def test_a_predicate_from_ones_own_index_may_agree():
     check(function, CUBE, [EVERYWHERE], [EVERYWHERE], [numbers(8, 3)])
 
 
-@pytest.mark.parametrize("compiled", [True, False])
-def test_disagreement_on_a_predicate(compiled):
-    def function(x):
-        both = ("x", "y")
-        return [lax.cond(lax.axis_index("x") < 1, lambda v: lax.psum(v, both), lambda v: v, x)]
-
-    places = sharding("x y z")
-    with pytest.raises(ReplicationError) as caught:
-        jaxpr = trace(function, CUBE, (1,))
-        simulate(jaxpr, CUBE, [places], [places], [(8,)], [numbers(8)], compiled=compiled)
-    lines = str(caught.value).splitlines()
-    assert re.fullmatch(
-        r"Devices disagree on the predicate of cond at .*test_simulate\.py:\d+:", lines[0]
-    )
-    assert lines[1:] == [
-        "  - (x=0): 1",
-        "  - (x=1): 0",
-        "Its body holds collectives, which every device must run in the same order; on real"
-        " devices this program would hang or give wrong numbers.",
-        "Compute the predicate from values that are replicated, or reduce it with psum or pmax"
-        " first.",
-    ]
-
-
-def test_padding_is_garbage():
-    def function(*values):
-        return [jnp.concatenate([v, v]) for v in values]
-
-    dtypes = [np.float32, jnp.bfloat16, np.int32, np.uint8, np.bool_, np.complex64]
-    places = [sharding("x")] * len(dtypes)
-    args = [np.zeros(3, d) for d in dtypes]
-    jaxpr = trace(function, CUBE, *(jax.ShapeDtypeStruct((2,), d) for d in dtypes))
-    got = simulate(jaxpr, CUBE, places, places, [(8,)] * len(dtypes), args)
-    pads = [np.nan, np.nan, 2**31 - 1, 255, True, np.nan]
-    for g, d, pad in zip(got, dtypes, pads, strict=True):
-        wanted = np.zeros(8, d)
-        wanted[[5, 7]] = pad
-        wide = np.complex64 if d is np.complex64 else np.float32
-        np.testing.assert_array_equal(np.asarray(g).astype(wide), wanted.astype(wide))
-
-
-def test_padding_of_keys_and_of_zero_rows():
-    keys = jax.random.split(jax.random.key(0), 3)
-    jaxpr = trace(lambda k: [k], CUBE, jax.eval_shape(lambda: keys[:2]))
-    places = [sharding("x")]
-    (got,) = simulate(jaxpr, CUBE, places, places, [(4,)], [keys])
-    assert (got[:3] == keys).all()
-    assert (np.asarray(jax.random.key_data(got))[3] == 2**32 - 1).all()
-    jaxpr = trace(lambda x: [x.sum(1), x], CUBE, (0, 2))
-    ins, outs = [sharding("x", "y")], [sharding("x"), sharding("x", "y")]
-    got = simulate(jaxpr, CUBE, ins, outs, [(0,), (0, 3)], [np.zeros((0, 3), np.float32)])
-    assert [g.shape for g in got] == [(0,), (0, 3)]
-
-
-def test_padding_of_copies_is_not_compared():
-    def function(x):
-        return [jnp.where(jnp.arange(2) + 2 * lax.axis_index("x") < 3, x, lax.axis_index("y"))]
-
-    jaxpr = trace(function, CUBE, jax.ShapeDtypeStruct((2,), jnp.int32))
-    places = [sharding("x")]
-    (got,) = simulate(jaxpr, CUBE, places, places, [(3,)], [np.arange(3, dtype=np.int32)])
-    np.testing.assert_array_equal(got, [0, 1, 2])
-
-
-def differing(function, out, shape, mesh=MESH):
-    places = sharding("data")
-    with pytest.raises(ReplicationError) as caught:
-        x = np.arange(2, dtype=np.float32)
-        simulate(trace(function, mesh, (1,)), mesh, [places], [out], [shape], [x])
-    return str(caught.value)
-
-
-def test_error_names_result_axes_devices_and_size():
-    assert differing(lambda x: [x * 3], sharding(""), (1,)) == (
-        "Results that should be replicated differ between devices: result 0 (1,), sharded [-],"
-        " differs along data: devices (data=1) differ from (data=0); first at [0]: 0.0 and 3.0;"
-        " largest difference 3\n"
-        "A result must be the same, bit for bit, on all devices that differ only along axes its"
-        " sharding does not name. JAX would show one device's copy and the others would go on with"
-        " theirs.\n"
-        "A reduction over these axes is missing, or the value was computed from something that is"
-        " each device's own (its index, its shard, its padding)."
-    )
-
-
-def test_error_shows_the_axes_that_matter():
-    text = differing(lambda x: [x * 0 + lax.axis_index("model.1")], sharding("data"), (2,))
-    assert "sharded [data], differs along model.1: devices (model.1=1) differ from" in text
-    text = differing(lambda x: [x * 0 + lax.axis_index(MODEL)], sharding("data"), (2,))
-    assert "differs along model: devices (model=1), (model=2), (model=3) differ from" in text
-    big = refine_mesh(("a", "b"), (2, 32))
-    subs = big.sub_axes["b"]
-    out, shape = sharding("a"), (2,)
-    with pytest.raises(ReplicationError, match=r"\(b=8\) and 23 more differ from \(b=0\)"):
-        jaxpr = trace(lambda x: [x + lax.axis_index(subs)], big, (1,))
-        simulate(jaxpr, big, [out], [out], [shape], [np.zeros(2, np.float32)])
-
-
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        ((0.0, -0.0), "0.0 and -0.0; largest difference 0"),
-        ((np.nan, 1.0), "nan and 1.0; one of them is not a number"),
-        ((1, 2), "1 and 2; largest difference 1"),
-        ((True, False), "True and False; 1 elements differ"),
-        ((1 + 0j, 1 + 2j), r"\(1\+0j\) and \(1\+2j\); largest difference 2"),
-    ],
-)
-def test_bits_matter(values, words):
-    def function(x):
-        return [jnp.where(lax.axis_index("x") == 0, *map(jnp.asarray, values)) + x]
-
-    if isinstance(values[0], bool):
-        x = np.zeros((), bool)
-        jaxpr = trace(lambda x: [(lax.axis_index("x") == 0) ^ x], CUBE, x)
-    elif values[1] == 0:
-        x = np.ones((), np.float32)
-        jaxpr = trace(lambda x: [x * jnp.where(lax.axis_index("x") == 0, 0.0, -0.0)], CUBE, x)
-    else:
-        x = np.zeros((), np.asarray(values[0]).dtype.name.replace("64", "32").replace("128", "64"))
-        x = x.astype(np.complex64) if isinstance(values[0], complex) else x
-        jaxpr = trace(function, CUBE, x)
-    with pytest.raises(ReplicationError, match=words):
-        simulate(jaxpr, CUBE, [sharding()], [sharding()], [()], [x])
-
-
-def test_every_nan_is_the_same():
-    def function(x):
-        return [jnp.where(lax.axis_index("x") == 0, jnp.nan, -jnp.nan) + x]
-
-    jaxpr = trace(function, CUBE, ())
-    (got,) = simulate(jaxpr, CUBE, [sharding()], [sharding()], [()], [np.float32(0)])
-    assert np.isnan(got)
-
-
-def test_two_results_are_named_at_once():
-    places = sharding("data")
-    jaxpr = trace(lambda x: [x, x + 1, lax.psum(x, "data")], MESH, (1,))
-    whole = sharding("")
-    with pytest.raises(ReplicationError) as caught:
-        simulate(
-            jaxpr,
-            MESH,
-            [places],
-            [whole] * 3,
-            [(1,)] * 3,
-            [np.arange(2, dtype=np.float32)],
-            out_names=["loss", "grads['w']", "fine"],
-        )
-    assert "\n  - loss (1,)," in str(caught.value)
-    assert "\n  - grads['w'] (1,)," in str(caught.value)
-    assert "fine" not in str(caught.value)
-
-
 def test_a_mesh_of_one_device():
     one = refine_mesh(("x",), (1,))
     assert one == Mesh((), (), (("x", ()),))
@@ -464,19 +250,6 @@ def test_sixty_four_devices():
     ins, outs = [Sharding((a, b)), Sharding((b, ()))], [Sharding((a, ()))]
     (got,) = simulate(jaxpr, mesh, ins, outs, [(16, 5)], [x, w])
     np.testing.assert_allclose(got, x @ w)
-
-
-def test_index_groups_and_unknown_collectives_are_refused():
-    places = sharding("x")
-    jaxpr = trace(lambda x: [lax.pbroadcast(x, "x", 0)], CUBE, (1,))
-    with pytest.raises(MeshwiseError, match="does not know the collective pbroadcast"):
-        simulate(jaxpr, CUBE, [places], [places], [(2,)], [numbers(2)])
-    jaxpr = trace(lambda x: [lax.psum(x, "x", axis_index_groups=[[0], [1]])], CUBE, (1,))
-    with pytest.raises(MeshwiseError, match="takes no axis_index_groups, as psum has"):
-        simulate(jaxpr, CUBE, [places], [places], [(2,)], [numbers(2)])
-    jaxpr = trace(lambda x: [lax.psum(x, "data")], MESH, (1,))
-    with pytest.raises(MeshwiseError, match=r"psum is over \['data'\], the mesh has \['x', 'y'"):
-        simulate(jaxpr, CUBE, [places], [places], [(2,)], [numbers(2)])
 
 
 UNARY = [jnp.tanh, jnp.negative, lambda v: v[::-1], lambda v: v * lax.axis_index("y")]
