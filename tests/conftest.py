@@ -14,6 +14,8 @@ os.environ["XLA_FLAGS"] = (
     + " --xla_force_host_platform_device_count=8"
     + " --xla_backend_optimization_level=0"
     + " --xla_llvm_disable_expensive_passes=true"
+    # In one piece, not in as many as there are cores: each costs a code generator of its own.
+    + " --xla_cpu_parallel_codegen_split_count=1"
     # What writes code for fusions takes half of the time; 0.11 has no other, 0.10 has.
     + " --xla_cpu_use_fusion_emitters=false" * (version("jaxlib").startswith("0.10."))
 ).strip()
