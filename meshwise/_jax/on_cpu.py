@@ -8,7 +8,8 @@ when it runs.
 
 And as it compiles into less memory, in less time, or into what is faster: an argument whose borders
 are sent is read behind a barrier; the pieces of an exchange are cut alike; what is gathered or
-scattered along a minor dim goes along a leading one; ragged products go group after group.
+scattered along a minor dim goes along a leading one; ragged products go group after group; what is
+wanted late is made late.
 """
 
 from collections import Counter
@@ -50,6 +51,30 @@ def _compiling(jaxpr: Any) -> Any:
     return with_each(jaxpr, lambda eqn: _said(with_bodies(eqn, _compiling)))
 
 
+def cpu_options(jaxpr: Any) -> dict[str, Any]:
+    """Options by which XLA on CPU compiles a per-device jaxpr so that it holds little.
+
+    XLA computes what is ready as early as it can, and gathers at once what is read in the end. In
+    the order that holds least each value is made where it is wanted. Borders are better sent early:
+    in that order all are cut into the result's buffer, and none is received there.
+    """
+    if _bordered(opened(jaxpr)):
+        return {}
+    return {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
+
+
+def _bordered(body: Any) -> set[Any]:
+    """The values of which several pieces are cut and sent on."""
+    sends = [eqn for eqn in body.eqns if eqn.primitive is lax.ppermute_p]
+    sent = {a for eqn in sends for a in eqn.invars if not isinstance(a, Literal)}
+    cut = Counter(
+        eqn.invars[0]
+        for eqn in body.eqns
+        if eqn.primitive is lax.slice_p and not sent.isdisjoint(eqn.outvars)
+    )
+    return {var for var, pieces in cut.items() if pieces > 1}
+
+
 def _borders_in_order(jaxpr: Any) -> Any:
     """With a barrier behind each argument of which several pieces are cut and sent on.
 
@@ -58,14 +83,8 @@ def _borders_in_order(jaxpr: Any) -> Any:
     in the result's buffer. The barrier, of which nothing is left in the end, reverses them again.
     """
     body = opened(jaxpr)
-    sends = [eqn for eqn in body.eqns if eqn.primitive is lax.ppermute_p]
-    sent = {a for eqn in sends for a in eqn.invars if not isinstance(a, Literal)}
-    cut = Counter(
-        eqn.invars[0]
-        for eqn in body.eqns
-        if eqn.primitive is lax.slice_p and not sent.isdisjoint(eqn.outvars)
-    )
-    behind = {var: Var(var.aval) for var in body.invars if cut[var] > 1}
+    bordered = _bordered(body)
+    behind = {var: Var(var.aval) for var in body.invars if var in bordered}
     if not behind:
         return jaxpr
     barriers = [

@@ -176,7 +176,7 @@ class Executable:
             out_shardings=outs,
             donate_argnums=tuple([i - first for i in self.donated if i >= first]),
             keep_unused=self.compiling.keep_unused,
-            compiler_options=dict(self.compiling.compiler_options) or None,
+            compiler_options=self._compiler_options or None,
         )
         with _jax.without_mesh():
             return jitted.trace(*structs[first:])
@@ -302,6 +302,17 @@ class Executable:
         """Whether arguments or results are padded."""
         return bool(self._uneven_in or self._uneven_out)
 
+    @property
+    def _compiler_options(self) -> dict[str, Any]:
+        """What the user said, and what is best for the devices where the user said nothing."""
+        best = _jax.cpu_options(self.program.jaxpr) if self._is_on_cpu else {}
+        return best | dict(self.compiling.compiler_options)
+
+    @property
+    def _is_on_cpu(self) -> bool:
+        is_abstract = isinstance(self.user_mesh, AbstractMesh)
+        return not is_abstract and any(d.platform == "cpu" for d in self._devices)
+
     @cached_property
     def _devices(self) -> set[Any]:
         mesh: Any = self.user_mesh
@@ -333,8 +344,7 @@ class Executable:
         """From padded global arrays to padded global arrays, every axis manual."""
         jaxpr = self.program.jaxpr
         local = off_mesh(jaxpr)
-        is_abstract = isinstance(self.user_mesh, AbstractMesh)
-        if not is_abstract and any(d.platform == "cpu" for d in self._devices):
+        if self._is_on_cpu:
             local = _jax.as_cpu_compiles(local, self.program.mesh.axis_size)
         program, name = self.program, self.name
         # XLA refuses a region whose arguments all are without elements: these are made inside.

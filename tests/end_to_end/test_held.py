@@ -32,6 +32,11 @@ def nearest(points: Any, centres: Any) -> Any:
     return lax.fori_loop(0, 2, step, centres)
 
 
+def late(x: Any, first: Any, second: Any) -> Any:
+    hidden = jnp.tanh(x @ first / 8)
+    return jnp.cos(jnp.tanh(hidden @ hidden.T) @ x @ second / 999)
+
+
 class Held(NamedTuple):
     """A program, and the bytes of its temporaries on each device."""
 
@@ -62,6 +67,9 @@ TABLE = [
     Held(Row("largest at places", lambda x, i, u: x.at[i].max(u),
         (reals(64, 32), around(64, 512), reals(512, 32)), (8,), (P(), P("x"), P("x")), P()),
         64 * 32 * 4 + 1024),
+    # What is read in the end is not made at once.
+    Held(Row("a weight that is read late", late, (reals(256, 128), reals(128, 64), reals(128, 512)),
+        (8,), (P("x"), P("x"), P("x")), P("x"), tolerance=1e-4), 210_000),
 ]  # fmt: skip
 
 

@@ -56,9 +56,6 @@ def nucleus(logits: Any) -> Any:
     return jnp.where(jnp.cumsum(order, -1) < 0.9, order, 0)
 
 
-# Why ours is behind, where it is.
-ODD = "slices of odd lengths keep padded parts of their own"
-
 TABLE = [
     row("sort along the sharded dim", lambda x: jnp.sort(x, 0), (ROWS,), X, best=BOTH_WAYS),
     row("sort along another dim", lambda x: jnp.sort(x, 1), (ROWS,), X, best=LOCAL),
@@ -102,12 +99,10 @@ TABLE = [
     row("log of cumulative sums of exponents", lambda x: lax.cumlogsumexp(x, 0), (ROWS,), X,
         best=TOTALS),
     row("associative scan, a sum", lambda x: lax.associative_scan(jnp.add, x), (ROWS,), X,
-        best=TOTALS,
-        reason=ODD),
+        best=TOTALS),
     row("associative scan, a recurrence", recurrence,
         (Array((512, 32), X, scale=0.5), Array((512, 32), X)), X,
-        best=Best(3 * exchanged(32, 8), "two rows of totals to columns, one back"),
-        reason=ODD),
+        best=Best(3 * exchanged(32, 8), "two rows of totals to columns, one back")),
     row("differences of neighbours", lambda x: jnp.diff(x, axis=0, prepend=0), (ROWS,), X,
         best=Best(64 * 4, "a row to the next")),
 ]  # fmt: skip
