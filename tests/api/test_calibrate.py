@@ -1,5 +1,6 @@
 """`mw.calibrate`: figures measured once, kept, and used where they are asked for."""
 
+import functools
 import json
 
 import jax
@@ -20,19 +21,32 @@ LAUNCHED = {"all_gather", "all_reduce", "all_to_all", "reduce_scatter"}
 SMALL = Sizes(small_bytes=1 << 11, large_bytes=1 << 14, repeats=1)
 
 
+@functools.cache
+def measured(devices):
+    return measure(devices, SMALL)
+
+
+@functools.cache
+def measured_axes(mesh):
+    return measure_axes(mesh, SMALL)
+
+
 @pytest.fixture
 def quick(monkeypatch, tmp_path):
-    """Small measurements, kept in a folder of the test; the list says when one was made."""
+    """Small measurements, kept in a folder of the test; the list says when one is asked for.
+
+    What is measured once is given again: a measurement compiles a program for each of its figures.
+    """
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     made = []
 
     def small(devices):
         made.append(len(devices))
-        return measure(devices, SMALL)
+        return measured(tuple(devices))
 
     def small_axes(mesh):
         made.append(dict(mesh.shape))
-        return measure_axes(mesh, SMALL)
+        return measured_axes(mesh)
 
     monkeypatch.setattr(api, "measure", small)
     monkeypatch.setattr(api, "measure_axes", small_axes)

@@ -17,7 +17,8 @@ from meshwise.rules.splitters import key_words
 from tests.rules.devices import split_and_join
 
 WAYS = ("rows", "splitters", "network")
-SPECIAL = [np.nan, -np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0, 1e-40, -2.5]
+SPECIAL = [np.nan, -np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0, -2.5]
+LEAST = [*SPECIAL, 1e-40]
 
 
 def drawn(kind, shape):
@@ -26,6 +27,7 @@ def drawn(kind, shape):
         "special": rng.choice(np.asarray(SPECIAL, np.float32), shape),
         "equal": np.ones(shape, np.float32),
         "few": -np.sort(rng.integers(-1, 2, shape).astype(np.int8), 0),
+        "least": rng.choice(np.asarray(LEAST, np.float32), shape),
     }
     return jnp.asarray(found[kind])
 
@@ -53,8 +55,14 @@ def test_equal_to_one_device(monkeypatch, way, sizes, shape, kind):
     x = drawn(kind, shape)
     place = lax.broadcasted_iota(np.int32, shape, 0)
     mesh = refine_mesh("ab"[: len(sizes)], sizes)
-    # To XLA on a CPU, the least of floats are equal to zero; not to numpy.
-    check(monkeypatch, way, (x, place), 1, mesh, compiled=kind == "special")
+    check(monkeypatch, way, (x, place), 1, mesh)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_least_of_floats_are_zeros(monkeypatch, way):
+    """To XLA on a CPU they are equal to zero; not to numpy."""
+    x, place = drawn("least", (13,)), np.arange(13, dtype=np.int32)
+    check(monkeypatch, way, (x, place), 1, refine_mesh(("a",), (4,)), compiled=True)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -76,7 +84,7 @@ def test_words_compare_as_keys_do(dtype):
         info = np.iinfo(dtype)
         x = jnp.asarray(rng.integers(info.min, info.max, 64, dtype, endpoint=True))
     else:
-        x = jnp.asarray(rng.choice([*SPECIAL, *rng.normal(size=9)], 64)).astype(dtype)
+        x = jnp.asarray(rng.choice([*LEAST, *rng.normal(size=9)], 64)).astype(dtype)
     ((word, _),) = key_words([x])
     np.testing.assert_array_equal(jnp.argsort(word), jnp.argsort(x))
 
