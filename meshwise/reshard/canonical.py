@@ -7,6 +7,9 @@ in the order in which they appear. Each way to group is a *level*, from few grou
 first level whose plan meets the lower bound is final, so most reshards are searched with two or
 three axes however large the mesh. The last level cuts groups where another group, or two
 together, could take the place of a part: 32 of 64 may change places with another axis of 32.
+
+Where an end shards a dim over several groups, the dim is first *taken apart* (`apart`): rows over
+`x, y` are a dim over `x` and a dim over `y`, and each may leave without the other.
 """
 
 import math
@@ -14,10 +17,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
+from typing import NamedTuple
 
 from meshwise.cost.hardware import Hardware
 from meshwise.ir.mesh import Axes, Mesh
 from meshwise.ir.sharding import DimAxes, Reduction, Sharding
+from meshwise.reshard.apart import Ends, taken_apart
 from meshwise.reshard.places import DimIds, IdPart
 from meshwise.reshard.plan import Part
 from meshwise.reshard.problem import MAX_FREE_SEARCH, Prices, Problem
@@ -28,20 +33,6 @@ Groups = tuple[Axes, ...]
 # as the bound prices every byte as the cheapest kind does. Where bytes come first, all that send
 # least are this close, and the fastest is looked for.
 _CLOSE = 1.03
-
-
-@dataclass(frozen=True)
-class Ends:
-    """Both ends of a reshard without the axes that they share at the front of a dim.
-
-    `shape` is that of one shard over the shared axes, `prefix`.
-    """
-
-    shape: tuple[int, ...]
-    prefix: DimAxes
-    source: DimAxes
-    target: DimAxes
-    terms: Axes
 
 
 @dataclass(frozen=True)
@@ -61,6 +52,12 @@ class Naming:
         ids, dim, to_dim = part
         return Part(self.axes(ids), self._dim(dim), self._dim(to_dim))
 
+    @property
+    def source(self) -> DimAxes:
+        """Axes of every dim at the start."""
+        ends = self.ends
+        return tuple(shared + own for shared, own in zip(ends.prefix, ends.source, strict=True))
+
     def all_dims(self, dims: DimIds) -> DimAxes:
         """Axes of every dim of the value."""
         named = {d: self.axes(ids) for d, ids in zip(self.dims, dims, strict=True)}
@@ -73,6 +70,13 @@ class Naming:
 
     def _dim(self, dim: int | None) -> int | None:
         return None if dim is None else self.dims[dim]
+
+
+class Level(NamedTuple):
+    """A problem, and the same where some dims are several; None where no dim can be."""
+
+    whole: tuple[Problem, Naming]
+    apart: tuple[Problem, Naming] | None
 
 
 @lru_cache(maxsize=1 << 8)
@@ -107,8 +111,8 @@ def levels(
     source: Sharding,
     target: Sharding,
     hardware: Hardware,
-) -> Iterator[tuple[Problem, Naming]]:
-    """The problem by ever finer groups of axes."""
+) -> Iterator[Level]:
+    """The problem by ever finer groups of axes, as it is and with dims taken apart."""
     ends = strip(shape, mesh, source, target)
     used = {a for axes in (*ends.source, *ends.target) for a in axes}.union(ends.terms)
     fixed = {a for axes in ends.prefix for a in axes}.union(target.unreduced)
@@ -121,7 +125,13 @@ def levels(
             continue
         seen.add(groups)
         idle = mesh.size(unused) // mesh.size(a for g in groups for a in g if a not in used)
-        yield _number(ends, itemsize, mesh, groups, idle, gathers_terms, prices)
+        apart = taken_apart(ends, groups, mesh) if len(groups) <= MAX_FREE_SEARCH else None
+        whole, inner = (
+            each and _number(each, itemsize, mesh, groups, idle, gathers_terms, prices)
+            for each in (ends, apart)
+        )
+        assert whole is not None
+        yield Level(whole, inner)
 
 
 def strip(shape: Sequence[int], mesh: Mesh, source: Sharding, target: Sharding) -> Ends:
@@ -139,7 +149,8 @@ def strip(shape: Sequence[int], mesh: Mesh, source: Sharding, target: Sharding) 
         before.append(mine[shared:])
         after.append(wanted[shared:])
     terms = tuple(a for a in source.unreduced if a not in target.unreduced)
-    return Ends(tuple(sizes), tuple(prefix), tuple(before), tuple(after), terms)
+    whole = tuple(shape)
+    return Ends(whole, tuple(sizes), tuple(prefix), tuple(before), tuple(after), terms)
 
 
 def _groupings(mesh: Mesh, ends: Ends, unused: Axes) -> Iterator[Groups]:

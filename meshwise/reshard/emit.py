@@ -37,8 +37,14 @@ def apply_steps(x: jax.Array, plan: ReshardPlan, mesh: Mesh) -> jax.Array:
     if 0 in plan.shape:
         rest = x.shape[len(plan.shape) :]
         return jnp.zeros(local_shape(plan.shape, plan.target, mesh) + rest, x.dtype)
+    is_apart = plan.view != plan.shape
+    element = x.shape[len(plan.shape) :]
+    if is_apart:
+        x = x.reshape((*plan.steps[0].source_shape, *element))
     for step in plan.steps:
         x = _EMIT[step.kind](x, step, plan, mesh)
+    if is_apart:
+        x = x.reshape((*local_shape(plan.shape, plan.target, mesh), *element))
     return x
 
 
@@ -107,7 +113,7 @@ def _permute(x: jax.Array, step: Step, plan: ReshardPlan, mesh: Mesh) -> jax.Arr
 
 def _rounds(x: jax.Array, step: Step, plan: ReshardPlan, mesh: Mesh) -> jax.Array:
     ends = (step.source, step.source_shape), (step.target, step.target_shape)
-    source, target = (tiles_over(step.axes, plan.shape, block, s, mesh) for s, block in ends)
+    source, target = (tiles_over(step.axes, plan.view, block, s, mesh) for s, block in ends)
     return apply_rounds([Parcel(x, step.rounds, source, target)], step.axes, mesh)[0]
 
 
@@ -115,7 +121,7 @@ def _realign(x: jax.Array, step: Step, plan: ReshardPlan, mesh: Mesh) -> jax.Arr
     dim = _losing(step.parts[0])
     axes = step.source.dims[dim]
     before, after = step.source_shape[dim], step.target_shape[dim]
-    fetch = realignment(plan.shape[dim], mesh.size(axes), before, after)
+    fetch = realignment(plan.view[dim], mesh.size(axes), before, after)
     return fetch_rows(x, dim, axes, mesh, fetch)
 
 

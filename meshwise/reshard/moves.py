@@ -1,8 +1,9 @@
 """The graph that a reshard is a path in: moves between states, with what each costs.
 
-Costs are in bytes: a launch counts as the bytes that take as long. Where all axes together divide
-every dim, the moves from a state are those of the smallest such array, with more bytes. They are
-found once for all shapes and targets (`_smallest`).
+Costs are in bytes: a launch counts as the bytes that take as long. Where every dim is even, the
+moves from a state are those of the smallest array like it, with more bytes: dims that all axes
+together divide are as large as that needs. They are found once for all shapes and targets
+(`_smallest`).
 """
 
 import math
@@ -18,7 +19,7 @@ from meshwise.reshard.transfers import State, Transfer, Transfers
 
 
 class Move(NamedTuple):
-    """A move to a state, with its cost and the largest local array on the way.
+    """A move to a state: its cost, the bytes sent (or copied), the largest local array on the way.
 
     `joins` says that it belongs to the launch of the move before it.
     """
@@ -27,6 +28,7 @@ class Move(NamedTuple):
     parts: tuple[IdPart, ...]
     state: State
     cost: float
+    sent: float
     peak_bytes: int
     joins: bool = False
 
@@ -77,12 +79,8 @@ class Moves(Transfers):
         that can be reduced, a reduce_scatter sends `m (n - 1) / n` and leaves `m / n` of it.
         """
         p = self.problem
-        dims, blocks, terms, chain = state
-        missing = self._missing(dims, blocks)
-        if terms:
-            group = self.size(terms)
-            least = self._total_bytes * group / (math.prod(p.sizes) * p.idle)
-            missing = self._wanted_bytes + least * (1 - 2 / group)
+        _, blocks, terms, chain = state
+        missing = self.least_sent(state)
         if missing <= 0:
             return 0.0
         # Only an all_gather makes arrays larger, one byte for each that it sends.
@@ -91,6 +89,16 @@ class Moves(Transfers):
         dearer = gathered * (gather_price - self._least_price)
         launch = 0.0 if chain else p.prices.least_launch
         return missing * self._least_price + dearer + launch
+
+    def least_sent(self, state: State) -> float:
+        """Bytes that no path from a state to the target sends less than."""
+        p = self.problem
+        dims, blocks, terms, _ = state
+        if not terms:
+            return self._missing(dims, blocks)
+        group = self.size(terms)
+        least = self._total_bytes * group / (math.prod(p.sizes) * p.idle)
+        return self._wanted_bytes + least * (1 - 2 / group)
 
     def moves(self, state: State) -> Sequence[Move]:
         """Every move from a state (remembered)."""
@@ -111,7 +119,7 @@ class Moves(Transfers):
     def _priced(self, state: State) -> Iterator[Move]:
         for kind, parts, new, launches, sent, peak, joins in self.transfers(state):
             cost = launches * self._launch_of[kind] + sent * self._price(kind, parts, state[1])
-            yield Move(kind, parts, new, cost, peak, joins)
+            yield Move(kind, parts, new, cost, sent, peak, joins)
 
     def _price(self, kind: StepKind, parts: tuple[IdPart, ...], blocks: Ids) -> float:
         """Of a byte."""
@@ -145,21 +153,26 @@ class Moves(Transfers):
 
     @cached_property
     def is_regular(self) -> bool:
-        """Whether every dim stays even, whichever axes it is sharded over."""
+        """Whether it has the moves of a smaller problem."""
+        return not self.is_narrow and self.is_even and all(self.problem.shape)
+
+    @cached_property
+    def smallest_shape(self) -> Ids:
+        """Of a regular problem: the smallest shape with the same moves."""
         most = math.prod(self.problem.sizes)
-        return not self.is_narrow and all(n and n % most == 0 for n in self.problem.shape)
+        return tuple(n if n % most else most for n in self.problem.shape)
 
     @cached_property
     def scale(self) -> int:
         """Of a regular problem: how many times the bytes of the smallest one like it."""
-        p = self.problem
-        return self._total_bytes // math.prod(p.sizes) ** len(p.shape)
+        return self._total_bytes // math.prod(self.smallest_shape)
 
     def _scaled(self, state: State) -> Iterator[Move]:
         """Every move from a state of a regular problem, from those of the smallest one like it."""
         p = self.problem
         dims, before, terms, chain = state
-        shared = _smallest(p.sizes, p.gathers_terms, dims, terms, chain, self.free_axes(state))
+        what = p.sizes, self.smallest_shape, p.gathers_terms
+        shared = _smallest(*what, dims, terms, chain, self.free_axes(state))
         scale, launch_of, blocks_of = self.scale, self._launch_of, self._blocks_of
         for kind, parts, (new_dims, _, left, new_chain), launches, sent, peak, joins in shared:
             blocks = blocks_of.get(new_dims)
@@ -167,7 +180,7 @@ class Moves(Transfers):
                 blocks = blocks_of[new_dims] = self.canonical_blocks(new_dims)
             cost = launches * launch_of[kind] + sent * scale * self._price(kind, parts, before)
             new = new_dims, blocks, left, new_chain
-            yield Move(kind, parts, new, cost, peak * scale, joins)
+            yield Move(kind, parts, new, cost, sent * scale, peak * scale, joins)
 
     @cached_property
     def _blocks_of(self) -> dict[DimIds, Ids]:
@@ -223,12 +236,17 @@ _NO_PRICES = Prices(0.0, 0.0)
 
 @lru_cache(maxsize=1 << 15)
 def _smallest(
-    sizes: Ids, gathers_terms: bool, dims: DimIds, terms: Ids, chain: StepKind | None, free: Ids
+    sizes: Ids,
+    shape: Ids,
+    gathers_terms: bool,
+    dims: DimIds,
+    terms: Ids,
+    chain: StepKind | None,
+    free: Ids,
 ) -> tuple[Transfer, ...]:
-    """Moves of the smallest array that all axes divide in every dim, of elements of a byte."""
+    """Moves of an array of a smallest shape, of elements of a byte."""
     rank = len(dims)
     nowhere = ((),) * rank
-    shape = (math.prod(sizes),) * rank
     problem = Problem(
         sizes, shape, 1, nowhere, nowhere, (), gathers_terms, 1, _NO_PRICES, (1,) * rank
     )

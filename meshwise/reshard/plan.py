@@ -106,7 +106,8 @@ class ReshardPlan:
     """How a value of a global shape gets from one sharding to another.
 
     `wire_bytes` and `peak_bytes` are those of one device; the peak is the largest local array
-    before, after or inside any step, padding included.
+    before, after or inside any step, padding included. The steps are of the value as an array of
+    shape `view`, where some dims are several: those that no step takes apart are one.
     """
 
     shape: tuple[int, ...]
@@ -118,6 +119,7 @@ class ReshardPlan:
     launches: int
     seconds: float
     peak_bytes: int
+    view: tuple[int, ...]
 
     def __str__(self) -> str:
         """A head line with the totals, then a line a step."""
@@ -129,7 +131,8 @@ class ReshardPlan:
             f"{self.wire_bytes:,.0f} wire bytes in {collectives}, "
             f"{self.seconds * 1e6:.3g} us, peak {self.peak_bytes:,} bytes"
         )
-        return "\n".join([head, *(f"  {step}" for step in self.steps)])
+        view = [] if self.view == self.shape else [f"seen as {list(self.view)}"]
+        return "\n".join([head, *(f"  {line}" for line in (*view, *self.steps))])
 
 
 def _move_text(part: Part) -> str:

@@ -8,30 +8,25 @@ Memory law: the peak is at most the larger of the source and target shard whenev
 it exists; an uneven dim may hold the padding of its other end, unless `max_bytes` forbids it.
 """
 
-import heapq
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import islice, zip_longest
+from itertools import chain, islice
 
 from meshwise.cost.hardware import Hardware
 from meshwise.errors import MemoryLimitError, message
 from meshwise.ir.mesh import Mesh
 from meshwise.ir.sharding import Reduction, Sharding, local_bytes, local_shape, unreduced
-from meshwise.reshard.canonical import Naming, levels
-from meshwise.reshard.moves import Move, Moves, State, moves_of
+from meshwise.reshard.canonical import Level, Naming, levels
+from meshwise.reshard.moves import Moves, moves_of
+from meshwise.reshard.path import Path, least_peak, shortest_path
 from meshwise.reshard.plan import Part, ReshardPlan, Step, StepKind
 from meshwise.reshard.problem import Problem
-from meshwise.reshard.steps import LARGE_BYTES, gathered_in_turn, steps_of
-from meshwise.reshard.straight import Straight, straight_moves
+from meshwise.reshard.steps import gathered_in_turn, steps_of
 
-# Costs are sums of bytes; two that differ by less than this part of one another are equal.
-_ROUNDING = 1e-9
-
-# Rounds cut what they need of what devices hold, so they come first, after what sends nothing or
-# must be done before: a slice shares the sending evenly among those who hold the same.
-_BEFORE_ROUNDS = (StepKind.SLICE, StepKind.REDUCE_SCATTER, StepKind.ALL_REDUCE)
+# Half a byte is no difference in bytes.
+_NO_BYTES = 0.5
 
 
 def plan_reshard(
@@ -84,7 +79,10 @@ def reshard_cost(
     target: Sharding,
     hardware: Hardware,
 ) -> float:
-    """Seconds of the plan that `plan_reshard` gives, with the price of bytes that come first."""
+    """Seconds of the best plan that takes no dim apart, with the price of bytes that come first.
+
+    `plan_reshard` gives that plan or one that costs less, and sends no more.
+    """
     target = _before_term(source, target)
     if source == target:
         return 0.0
@@ -93,8 +91,8 @@ def reshard_cost(
         return 0.0
     if not hardware.byte_factor("slice") and _is_slice(shape, mesh, source, target):
         return 0.0
-    path, _ = _best(shape, itemsize, mesh, source, target, hardware, None)
-    return path.cost / hardware.link_bytes_per_s
+    best, _ = _best(shape, itemsize, mesh, source, target, hardware, None)
+    return best.path.cost / hardware.link_bytes_per_s
 
 
 @lru_cache(maxsize=1 << 17)
@@ -113,8 +111,8 @@ def reshard_bound(
     _check(shape, source, target)
     if not hardware.byte_factor("slice") and _is_slice(shape, mesh, source, target):
         return 0.0
-    problem, _ = _first_level(shape, itemsize, mesh, source, target, hardware)
-    moves = moves_of(problem)
+    level = _first_level(shape, itemsize, mesh, source, target, hardware)
+    moves = moves_of(level.whole[0])
     return moves.bound(moves.start) / hardware.link_bytes_per_s
 
 
@@ -126,17 +124,8 @@ def _first_level(
     source: Sharding,
     target: Sharding,
     hardware: Hardware,
-) -> tuple[Problem, Naming]:
+) -> Level:
     return next(levels(shape, itemsize, mesh, source, target, hardware))
-
-
-@dataclass(frozen=True)
-class Path:
-    """Moves from the source to the target; `cost` in bytes of the plain link."""
-
-    moves: tuple[Move, ...]
-    cost: float
-    peak_bytes: int
 
 
 @lru_cache(maxsize=1 << 14)
@@ -158,20 +147,37 @@ def _plan(
         return replace(plan, target=target, steps=(*plan.steps, term))
     _check(shape, source, target)
     steps: tuple[Step, ...] = ()
-    cost = 0.0
+    cost, view = 0.0, shape
     ends = (local_shape(shape, s, mesh) for s in (source, target))
     peak = max(math.prod(end) for end in ends) * itemsize
     if source != target and 0 not in shape:
-        path, naming = _best(shape, itemsize, mesh, source, target, hardware, max_bytes)
-        steps = steps_of(path.moves, naming, shape, itemsize, mesh, source, target)
+        what = shape, itemsize, mesh, source, target, hardware
+        best = _taken_apart(*_best(*what, max_bytes), max_bytes)
+        path, naming = best.path, best.naming
+        steps = steps_of(path.moves, naming, itemsize, mesh, source, target)
         steps = gathered_in_turn(steps, itemsize, mesh)
-        cost, peak = path.cost, path.peak_bytes
+        cost, peak, view = path.cost, path.peak_bytes, naming.ends.whole
     if max_bytes is not None and peak > max_bytes:
         raise MemoryLimitError(too_large(shape, f"{source}", f"{target}", max_bytes, peak))
     sent = sum(step.wire_bytes for step in steps)
     launches = sum(step.launches for step in steps)
     seconds = (cost - sent * hardware.bytes_first) / hardware.link_bytes_per_s
-    return ReshardPlan(shape, itemsize, source, target, steps, sent, launches, seconds, peak)
+    return ReshardPlan(shape, itemsize, source, target, steps, sent, launches, seconds, peak, view)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    path: Path
+    problem: Problem
+    naming: Naming
+
+    def excess(self, max_bytes: int | None) -> float:
+        """Bytes beyond the memory allowed."""
+        return max(self.path.peak_bytes - _allowed(moves_of(self.problem), max_bytes), 0)
+
+    def rank(self, max_bytes: int | None) -> tuple[float, float, int]:
+        """Order of preference: within the memory allowed, then cost, then fewer moves."""
+        return self.excess(max_bytes), round(self.path.cost, 3), len(self.path.moves)
 
 
 def _best(
@@ -182,25 +188,34 @@ def _best(
     target: Sharding,
     hardware: Hardware,
     max_bytes: int | None,
-) -> tuple[Path, Naming]:
-    """The best path of all levels; levels after one that meets the bound are not searched."""
+) -> tuple[_Found, list[Level]]:
+    """The best path of all levels, and the levels up to the first that meets the bound."""
     what = shape, itemsize, mesh, source, target, hardware
-    problem, naming = _first_level(*what)
-    path, meets_bound = solve(problem, max_bytes)
-    best = path, naming
-    for problem, naming in () if meets_bound else islice(levels(*what), 1, None):
-        path, meets_bound = solve(problem, max_bytes)
-        if _rank(path, problem, max_bytes) < _rank(best[0], problem, max_bytes):
-            best = path, naming
+    seen: list[Level] = []
+    found: list[_Found] = []
+    for level in chain([_first_level(*what)], islice(levels(*what), 1, None)):
+        path, meets_bound = solve(level.whole[0], max_bytes)
+        seen.append(level)
+        found.append(_Found(path, *level.whole))
         if meets_bound:
             break
+    return min(found, key=lambda one: one.rank(max_bytes)), seen
+
+
+def _taken_apart(best: _Found, seen: Sequence[Level], max_bytes: int | None) -> _Found:
+    """With dims taken apart where that costs less, and sends no more, than the best without."""
+    for level in seen:
+        if best.path.is_short and _sends_least(best):
+            break
+        if level.apart is None:
+            continue
+        moves = moves_of(level.apart[0])
+        below = math.inf if best.excess(max_bytes) else best.path.cost
+        # Rounds would be those of the array as it is.
+        path = shortest_path(moves, _allowed(moves, max_bytes), below, with_rounds=False)
+        if path is not None and path.sent <= best.path.sent + _NO_BYTES:
+            best = _Found(path, *level.apart)
     return best
-
-
-def _rank(path: Path, problem: Problem, max_bytes: int | None) -> tuple[float, float, int]:
-    """Order of preference: within the memory allowed, then cost, then fewer moves."""
-    excess = max(path.peak_bytes - _allowed(moves_of(problem), max_bytes), 0)
-    return excess, round(path.cost, 3), len(path.moves)
 
 
 @lru_cache(maxsize=1 << 14)
@@ -221,6 +236,12 @@ def solve(problem: Problem, max_bytes: int | None = None) -> tuple[Path, bool]:
     return path, _is_close(path, moves) and path.peak_bytes <= allowed
 
 
+def _sends_least(found: _Found) -> bool:
+    """Whether no path sends less."""
+    moves = moves_of(found.problem)
+    return found.path.sent <= moves.least_sent(moves.start) + _NO_BYTES
+
+
 def _allowed(moves: Moves, max_bytes: int | None) -> int:
     return moves.padded_end_bytes if max_bytes is None else max_bytes
 
@@ -229,117 +250,6 @@ def _is_close(path: Path, moves: Moves) -> bool:
     """Whether nothing better is worth looking for."""
     prices = moves.problem.prices
     return path.cost <= moves.bound(moves.start) * prices.close + prices.slack
-
-
-# What a queue holds: a state, or rounds from it that are not found yet.
-_Waiting = tuple[float, int, int, State, Straight | bool]
-
-
-def shortest_path(moves: Moves, cap: float) -> Path | None:
-    """A* from source to target through arrays of at most `cap` bytes; None where there is none.
-
-    Rounds take long to find. What stands for them waits at a cost that they are not below, first
-    for all rounds from a state, then for those to each other state; what comes first is found.
-    """
-    start = moves.start
-    costs: dict[State, float] = {start: 0.0}
-    came: dict[State, tuple[State, Move]] = {}
-    queue: list[_Waiting] = [(moves.bound(start), 0, 0, start, False)]
-    left: dict[State, float] = {}  # at what cost the moves from a state were looked at
-    late = _rounds_from(moves)
-    count = 0
-    while queue:
-        rank, length, _, state, rounds = heapq.heappop(queue)
-        cost = costs[state]
-        if rounds is True:
-            for straight in straight_moves(moves, state):
-                least = max(rank, cost + straight.least + moves.bound(straight.end))
-                count += 1
-                heapq.heappush(queue, (least, length, count, state, straight))
-            continue
-        if rounds:
-            found = rounds.found()
-            options: Iterable[Move] = () if found is None else (found,)
-        elif moves.is_end(state):
-            return _trace_back(moves, state, cost, came)
-        elif left.get(state) == cost:
-            continue
-        else:
-            left[state] = cost
-            options = moves.moves(state)
-            if state == start or came[state][1].kind in _BEFORE_ROUNDS:
-                count += 1
-                least = max(late, cost + moves.bound(state)) * (1 + _ROUNDING)
-                heapq.heappush(queue, (least, length, count, state, True))
-        for move in options:
-            if move.peak_bytes > cap:
-                continue
-            new_cost = cost + move.cost
-            known = costs.get(move.state)
-            if known is not None and new_cost >= known * (1 - _ROUNDING):
-                continue
-            costs[move.state] = new_cost
-            came[move.state] = state, move
-            count += 1
-            rank = new_cost + moves.bound(move.state)
-            heapq.heappush(queue, (rank, length + 1, count, move.state, False))
-    return None
-
-
-def _rounds_from(moves: Moves) -> float:
-    """The cost up to which collectives alone are as good as rounds."""
-    prices, bound = moves.problem.prices, moves.bound(moves.start)
-    extra = prices.round_launch - prices.least_launch
-    return max(bound * prices.close + prices.slack, bound + extra)
-
-
-def least_peak(moves: Moves) -> int:
-    """The smallest cap for which there is a path: Dijkstra on the largest array on the way.
-
-    Rounds need no more than both ends, and are tried before.
-    """
-    peaks: dict[State, int] = {moves.start: moves.end_bytes}
-    queue = [(moves.end_bytes, 0, moves.start)]
-    count = 0
-    while queue:
-        peak, _, state = heapq.heappop(queue)
-        if moves.is_end(state):
-            return peak
-        for move in moves.moves(state):
-            new_peak = max(peak, move.peak_bytes)
-            if new_peak < peaks.get(move.state, new_peak + 1):
-                peaks[move.state] = new_peak
-                count += 1
-                heapq.heappush(queue, (new_peak, count, move.state))
-    raise AssertionError(f"no path: {moves.problem}")
-
-
-def _trace_back(
-    moves: Moves, end: State, cost: float, came: dict[State, tuple[State, Move]]
-) -> Path:
-    path: list[Move] = []
-    state = end
-    while state in came:
-        state, move = came[state]
-        path.append(move)
-    peak = max([moves.end_bytes, *(move.peak_bytes for move in path)])
-    path.reverse()
-    launch = moves.problem.prices.launch_of(StepKind.ALL_GATHER)
-    return Path(tuple(path), cost + _launches_apart(moves, path) * launch, peak)
-
-
-def _launches_apart(moves: Moves, path: Sequence[Move]) -> int:
-    """How many launches more it takes that large gathers of several dims go one by one."""
-    count = 0
-    dims: set[int | None] = set()
-    for move, after in zip_longest(path, path[1:]):
-        if move.kind is not StepKind.ALL_GATHER:
-            continue
-        dims = {*(dims if move.joins else ()), *(dim for _, dim, _ in move.parts)}
-        is_last = after is None or not after.joins
-        if is_last and moves.local_bytes(move.state[1]) >= LARGE_BYTES:
-            count += len(dims) - 1
-    return count
 
 
 def _is_slice(shape: tuple[int, ...], mesh: Mesh, source: Sharding, target: Sharding) -> bool:

@@ -21,7 +21,6 @@ LARGE_BYTES = 1 << 15
 def steps_of(
     path: Sequence[Move],
     naming: Naming,
-    shape: tuple[int, ...],
     itemsize: int,
     mesh: Mesh,
     source: Sharding,
@@ -29,7 +28,9 @@ def steps_of(
 ) -> tuple[Step, ...]:
     """Steps of a path of moves: moves that share a launch become one."""
     steps: list[Step] = []
-    before, before_shape = source, local_shape(shape, source, mesh)
+    shape = naming.ends.whole
+    before = replace(source, dims=naming.source)
+    before_shape = local_shape(shape, before, mesh)
     for move in path:
         dims, blocks, terms, _ = move.state
         left = (*naming.axes(terms), *target.unreduced)

@@ -47,7 +47,7 @@ class Straight:
         cost += kept * p.prices.slice
         peak = max(moves.local_bytes(before[1]), moves.local_bytes(after[1]))
         parts = ((tuple(range(len(p.sizes))), None, None),)
-        return Move(StepKind.ROUNDS, parts, self.end, cost, peak)
+        return Move(StepKind.ROUNDS, parts, self.end, cost, sum(sent), peak)
 
 
 def straight_moves(moves: Moves, state: State) -> Iterator[Straight]:
@@ -70,11 +70,12 @@ def _received(moves: Moves, source: Lying, target: Lying) -> int:
     p = moves.problem
     if not moves.is_regular:
         return _elements_received(p.sizes, p.shape, source, target) * p.itemsize
-    most = math.prod(p.sizes)
+    shape = moves.smallest_shape
     ends = (
-        (dims, tuple(most // moves.size(axes) for axes in dims)) for dims in (source[0], target[0])
+        (dims, tuple(n // moves.size(axes) for n, axes in zip(shape, dims, strict=True)))
+        for dims in (source[0], target[0])
     )
-    return _elements_received(p.sizes, (most,) * len(p.shape), *ends) * moves.scale
+    return _elements_received(p.sizes, shape, *ends) * moves.scale
 
 
 @lru_cache(maxsize=1 << 16)

