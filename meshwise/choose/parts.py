@@ -1,6 +1,6 @@
 """The parts that equations consist of, and which of them are decided together so far."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from meshwise._jax import hint_p
@@ -74,9 +74,13 @@ class Groups:
         parts: Sequence[Part],
         rules: Sequence[OpRule],
         carried: Carries,
-        rounds: Collection[int] = (),
+        rounds: Collection[int],
+        sources: Mapping[tuple[int, int], int],
     ):
-        """Every part by itself; `rounds` are the equations that begin what a loop carries."""
+        """Every part by itself; `rounds` are the equations that begin what a loop carries.
+
+        `sources` says of a part and its operand which part makes that.
+        """
         self.rules = rules
         self.part_parent = list(range(len(parts)))
         # Not what sums as well: another term of an addition after it is no sum over that factor.
@@ -84,6 +88,10 @@ class Groups:
         self.parts = parts
         self.has_pairs = [self.is_of_pairs(p.equation) for p in parts]
         self.goes_round = [p.equation in rounds for p in parts]
+        self.sources = sources
+        self.reads_sums = [False] * len(parts)
+        for (part, _), source in sources.items():
+            self.reads_sums[part] |= self._is_sum(source)
         self.factor_parent: dict[Factor, Factor] = {}
         self.beside: dict[Factor, set[Factor]] = {}
         for equation in dict.fromkeys(p.equation for p in parts):
@@ -121,6 +129,7 @@ class Groups:
         self.only_carries[low] = self.only_carries[low] and self.only_carries[high]
         self.has_pairs[low] = self.has_pairs[low] or self.has_pairs[high]
         self.goes_round[low] = self.goes_round[low] or self.goes_round[high]
+        self.reads_sums[low] = self.reads_sums[low] or self.reads_sums[high]
         for pair in pairs:
             x, y = sorted(self.factor(f) for f in pair)
             if x != y:
@@ -135,13 +144,15 @@ class Groups:
         return sum(bool(s) and s != whole for s in sets) > 1
 
     def widens(self, part: int, operand: int, other: int) -> bool:
-        """Whether a part has dims that an operand lacks, which `other` makes and a loop carries.
+        """Whether a part has dims that an operand lacks, which goes round a loop or is of sums.
 
         In `s = (s[:, None] + moves).max(0) + seen` the rows of the matrix may have to be whole, but
-        what is carried need not be. Where a matrix is made of two such vectors, they go with it.
+        what is carried need not be, nor what `logsumexp` over rows makes of maxima and sums. Where
+        a matrix is made of two such vectors, they go with it.
         """
         equation = self.parts[part].equation
-        if not self.goes_round[self.find(other)] or self.is_of_pairs(equation):
+        root = self.find(other)
+        if not (self.goes_round[root] or self.reads_sums[root]) or self.has_pairs[self.find(part)]:
             return False
         rule = self.rules[equation].factors
         own, *results = [
@@ -149,6 +160,24 @@ class Groups:
             for dims in (rule.operands[operand], *rule.results)
         ]
         return bool(own) and any(own < result for result in results)
+
+    def meets_sums(self, part: int, operand: int) -> bool:
+        """Whether a part reads along an operand's dims what is of sums or maxima, too."""
+        rule = self.rules[self.parts[part].equation].factors
+        own = {f for dim in rule.operands[operand] for f in dim if rule.sizes[f] > 1}
+        others = (
+            self.sources.get((part, k))
+            for k, dims in enumerate(rule.operands)
+            if k != operand and own.intersection(f for dim in dims for f in dim)
+        )
+        return any(
+            self._is_sum(other) or self.reads_sums[self.find(other)]
+            for other in others
+            if other is not None
+        )
+
+    def _is_sum(self, part: int) -> bool:
+        return self.parts[part].joins and self.parts[part].reduces
 
     def reads_otherwise(
         self, part: int, operand: int, readers: Sequence[tuple[int, int]]

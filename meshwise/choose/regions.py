@@ -7,8 +7,8 @@ the region (and enters it again, where a norm or a softmax goes on with it), bec
 be reduced between devices. Every other equation is a node of its own.
 
 A linear equation that a sum passes through belongs to the node that makes the sum, so that both
-move together; additions of sums from several nodes are nodes apart, and their terms are added
-before one reduction.
+move together, unless it meets what is of sums as well; additions of sums from several nodes are
+nodes apart, and their terms are added before one reduction.
 
 What a loop carries along is one value before, in and after the loop: its marks are one node.
 """
@@ -66,18 +66,24 @@ class Node:
 def build_nodes(program: Program, rules: Sequence[OpRule], carried: Carries) -> list[Node]:
     """The nodes of a program's cost graph, in the order of their first equations."""
     parts = [p for i, rule in enumerate(rules) for p in parts_of(program, i, rule, carried[i])]
-    groups = Groups(parts, rules, carried, frozenset(program.carried.values()))
     producer = {
         program.equations[p.equation].outvars[r]: (k, r)
         for k, p in enumerate(parts)
         for r in p.results
     }
+    readers = _readers(program, parts)
+    sources = {
+        reading: producer[atom][0]
+        for atom, each in readers.items()
+        if atom in producer
+        for reading in each
+    }
+    groups = Groups(parts, rules, carried, frozenset(program.carried.values()), sources)
     first = {p.equation: k for k, p in reversed(list(enumerate(parts)))}
     for end, begin in program.carried.items():
         groups.join(first[end], first[begin], _same_factors(rules[end], end, begin))
     apart = {begin for begin in program.carried.values() if carried[begin]}
     apart.update(i for i, eqn in enumerate(program.equations) if eqn.primitive is stack_p)
-    readers = _readers(program, parts)
     for pairs in (True, False):
         for k, part in enumerate(parts):
             if part.equation in apart:  # what a sum starts from, and a stack, need not follow it
@@ -171,7 +177,7 @@ def _serves_both(
     if carry:
         if operand not in carry:
             return False
-        alone = len(carry) == 1 and source.follows
+        alone = len(carry) == 1 and source.follows and not groups.meets_sums(k, operand)
         return alone or groups.only_carries[groups.find(other)]
     if groups.widens(k, operand, other):
         return False

@@ -107,6 +107,26 @@ CASES = {
         N8,
         [("all_reduce", "d", (64,)), ("all_reduce", "d", (64, 1))],
     ),
+    "sums that meet are each reduced to the shards of the result": (
+        lambda x, y: x.sum(0) / y.sum(0),
+        (f32(64, 4096), f32(64, 4096)),
+        (P("d"), P("d")),
+        P("d"),
+        N8,
+        [("reduce_scatter", "d", (4096,)), ("reduce_scatter", "d", (4096,))],
+    ),
+    "of a maximum that rows read whole, another sum reads a shard": (
+        lambda x: jax.scipy.special.logsumexp(x, 0),
+        (f32(64, 4096),),
+        (P("d"),),
+        P("d"),
+        N8,
+        [
+            ("all_to_all", "d", (8, 512)),
+            ("all_gather", "d", (512,)),
+            ("reduce_scatter", "d", (4096,)),
+        ],
+    ),
     "embedding, rows sharded": (
         lambda t, i: t[i],
         (f32(8192, 128), jax.ShapeDtypeStruct((64,), jnp.int32)),
