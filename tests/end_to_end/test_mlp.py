@@ -22,6 +22,7 @@ MESHES: Mapping[str, dict[str, int]] = {
 }
 OPTIMISER = optax.sgd(0.1, momentum=0.9)
 KEY = jax.random.key(7)
+single = jax.jit(models.train_step(models.mlp_loss, OPTIMISER))
 STATE = models.start(models.init_mlp(jax.random.key(0)), OPTIMISER)
 STATE_BYTES = sum(x.nbytes for x in jax.tree.leaves(STATE.params))
 ROWS = 512  # enough that activations are dearer to move than weights
@@ -73,7 +74,7 @@ def assert_same(got: Any, wanted: Any, rtol: float = 1e-5) -> None:
 @pytest.mark.parametrize("scheme", ["data", "split"])
 def test_one_step_equals_one_device(scheme: str, mesh: str):
     batch = rows(ROWS)
-    wanted = jax.jit(models.train_step(models.mlp_loss, OPTIMISER))(STATE, batch, KEY)
+    wanted = single(STATE, batch, KEY)
     program = step_of(scheme, abstract(mesh)).partition(STATE, batch, KEY)
     assert_same(program.simulate(STATE, batch, KEY), wanted)
 
@@ -109,7 +110,6 @@ def test_split_state_gathers_and_scatters(mesh: str):
 @pytest.mark.parametrize("scheme", ["data", "split"])
 def test_twenty_steps_on_eight_devices(scheme: str, mesh2x4: Mesh):
     step = step_of(scheme, mesh2x4)
-    single = jax.jit(models.train_step(models.mlp_loss, OPTIMISER))
     ours = theirs = STATE
     for k in range(20):
         key = jax.random.fold_in(KEY, k)
@@ -124,7 +124,6 @@ def test_twenty_steps_on_eight_devices(scheme: str, mesh2x4: Mesh):
 def test_rows_that_do_not_divide(count: int, scheme: str, mesh8: Mesh):
     """Three steps on 13 and 17 rows over eight devices, the batch a padded array of the mesh."""
     step = step_of(scheme, mesh8)
-    single = jax.jit(models.train_step(models.mlp_loss, OPTIMISER))
     ours = theirs = STATE
     for k in range(3):
         ours, our_loss, our_masks = step(ours, rows(count, k), KEY)
@@ -136,7 +135,7 @@ def test_rows_that_do_not_divide(count: int, scheme: str, mesh8: Mesh):
 def test_masks_do_not_depend_on_the_mesh():
     """Dropout masks of a step, bit for bit, whichever way its rows and features are split."""
     batch = rows(12)
-    _, _, wanted = jax.jit(models.train_step(models.mlp_loss, OPTIMISER))(STATE, batch, KEY)
+    _, _, wanted = single(STATE, batch, KEY)
     for name, axes in MESHES.items():
         first, last = next(iter(axes)), list(axes)[-1]
         hints = {"h1": P(first), "h2": P(None, last)} if len(axes) > 1 else {"h1": P(None, "x")}
