@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import jax
+import numpy as np
 from jax import lax
 
 from meshwise import _jax
@@ -24,6 +25,7 @@ from meshwise.ir.program import shape_of, type_of
 from meshwise.ir.sharding import Sharding, local_shape
 from meshwise.partition.hoist import LoopRead, read_anyway, read_before
 from meshwise.partition.order import emission_order
+from meshwise.partition.stacks import Part, parts_kept
 from meshwise.partition.together import send_together
 from meshwise.partition.walk import Walk, compute, copy_of, exchange_reason, store
 from meshwise.reshard.emit import as_term
@@ -33,7 +35,7 @@ def emit(
     plan: Plan, hardware: Hardware, most_hoisted_bytes: int | None = None
 ) -> tuple[ClosedJaxpr, list[Reason], list[LoopRead]]:
     """The per-device program of a plan, the reason of each of its reshards, and loops' reads."""
-    walk = Walk(plan, hardware, most_hoisted_bytes=most_hoisted_bytes)
+    walk = Walk(plan, hardware, most_hoisted_bytes=most_hoisted_bytes, parts=parts_kept(plan))
     program = plan.program
     for var, edges in plan.copies.items():
         walk.sources.update({(var, target): source for source, target in edges})
@@ -116,18 +118,36 @@ def _scan(walk: Walk, loop: Nested) -> None:
     starts = _read(walk, begins, 0)
     stacked = _read(walk, steps, 0)
     _read_before(walk, loop)
+    params = {k: loop.control.eqn.params[k] for k in ("length", "reverse", "unroll")}
+    whole = [mark for mark in stacks if mark not in walk.parts]
+    own = [mark for mark in stacks if mark in walk.parts]
+    parts = [_part(walk, mark) for mark in own]
+    # The number of the step goes round where a device asks whether it is one of its own.
+    first = params["length"] - 1 if params["reverse"] else 0
+    begun = ([np.int32(first)] if own else [], [part.start for part in parts])
 
-    def step(carried: Sequence[Any], rows: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    def step(state: Any, rows: Sequence[Any]) -> tuple[Any, list[Any]]:
+        carried, (number, held) = state
         with walk.within():
             _bind(walk, begins, carried)
             _bind(walk, steps, rows)
             _run_items(walk, loop.bodies[1])
-            return _read(walk, ends, 1), _read(walk, stacks, 0)
+            made = zip(parts, held, _read(walk, own, 0), strict=True)
+            held = [part.with_row(rows, row, number[0]) for part, rows, row in made]
+            number = [n - 1 if params["reverse"] else n + 1 for n in number]
+            return (_read(walk, ends, 1), (number, held)), _read(walk, whole, 0)
 
-    params = {k: loop.control.eqn.params[k] for k in ("length", "reverse", "unroll")}
-    last, rows = lax.scan(step, starts, stacked, **params)
+    (last, (_, held)), rows = lax.scan(step, (starts, begun), stacked, **params)
     _bind(walk, ends, last)
-    _bind(walk, stacks, rows)
+    _bind(walk, whole, rows)
+    for mark, array in zip(own, held, strict=True):
+        stack = walk.plan.program.equations[mark].outvars[0]
+        store(walk, stack, walk.parts[mark], array)
+
+
+def _part(walk: Walk, mark: int) -> Part:
+    program = walk.plan.program
+    return Part(program.equations[mark].outvars[0], walk.parts[mark], program.mesh)
 
 
 def _while(walk: Walk, loop: Nested) -> None:

@@ -47,7 +47,7 @@ class Walk:
     `waiting` holds, by (axes, operator, dtype), the reductions of values that exist already and
     will be wanted later; `most_bytes` what a device may hold of a value while it is resharded;
     `loop_reads` what each loop (by where it is opened) reads in another sharding, of which it may
-    hold `most_hoisted_bytes`.
+    hold `most_hoisted_bytes`; `parts` the stacks, by mark, of which a device keeps its own steps.
     """
 
     plan: Plan
@@ -60,6 +60,7 @@ class Walk:
     most_bytes: dict[Var, int] = field(default_factory=dict)
     most_hoisted_bytes: int | None = None
     loop_reads: dict[int, list[LoopRead]] = field(default_factory=dict)
+    parts: dict[int, Sharding] = field(default_factory=dict)
 
     @contextmanager
     def within(self) -> Iterator[None]:

@@ -1,0 +1,75 @@
+"""Stacks of a loop of which a device keeps its own steps only.
+
+A loop stacks what its steps make, and along the steps a stack is whole. Where all that is read of
+it is each device's part of the steps, the rest is never held: each row is put where it belongs by
+the device whose step it is.
+"""
+
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+from jax import lax
+from jax import numpy as jnp
+
+from meshwise import _jax
+from meshwise._jax import Literal, Var
+from meshwise.choose.plan import Plan
+from meshwise.ir.mesh import Mesh
+from meshwise.ir.program import shape_of, type_of
+from meshwise.ir.sharding import Sharding, local_shape
+
+
+def parts_kept(plan: Plan) -> dict[int, Sharding]:
+    """The sharding over its steps of each stack that is read in no other, by its mark."""
+    program = plan.program
+    wanted: dict[Var, set[Sharding | None]] = defaultdict(set)
+    for eqn, decided in zip(program.equations, plan.equations, strict=True):
+        for atom, sharding in zip(eqn.invars, decided.operands, strict=True):
+            if not isinstance(atom, Literal):
+                wanted[atom].add(None if decided.remade else sharding)
+    for atom, sharding in zip(program.outputs, plan.out_shardings, strict=True):
+        if not isinstance(atom, Literal):
+            wanted[atom].add(sharding)
+    found = {}
+    for mark, eqn in enumerate(program.equations):
+        if eqn.primitive is _jax.stack_p and len(read := wanted[eqn.outvars[0]]) == 1:
+            (part,) = read
+            if part and _is_part(plan, eqn.outvars[0], plan.equations[mark].results[0], part):
+                found[mark] = part
+    return found
+
+
+def _is_part(plan: Plan, stack: Var, whole: Sharding, part: Sharding) -> bool:
+    """Whether one sharding is cut out of the other along the steps, and there are any."""
+    return (
+        bool(part.dims[0])
+        and part.dims[1:] == whole.dims[1:]
+        and (part.unreduced, part.reduction) == (whole.unreduced, whole.reduction)
+        and (whole, part) in plan.copies.get(stack, ())
+        and 0 not in shape_of(stack)
+        and not jnp.issubdtype(type_of(stack).dtype, _jax.extended)
+    )
+
+
+class Part:
+    """A device's part of a stack: its steps begin at one of all, and rows are put in their place.
+
+    Made before the loop, as where the part begins does not depend on the step.
+    """
+
+    def __init__(self, stack: Var, sharding: Sharding, mesh: Mesh):
+        """Of a stack [steps, ...] in a sharding over its steps."""
+        shape = local_shape(shape_of(stack), sharding, mesh)
+        self.start = lax.full(shape, 0, type_of(stack).dtype)
+        self._first = lax.axis_index(sharding.dims[0]) * np.int32(shape[0])
+
+    def with_row(self, held: Any, row: Any, step: Any) -> Any:
+        """The part with the row of a step in it, if the step is its own."""
+        steps = held.shape[0]
+        place = step - self._first
+        is_own = (place >= 0) & (place < steps)
+        place = lax.clamp(np.int32(0), place, np.int32(steps - 1))
+        old = lax.dynamic_index_in_dim(held, place, keepdims=False)
+        new = lax.select(lax.broadcast(is_own, row.shape), row, old)
+        return lax.dynamic_update_index_in_dim(held, new, place, 0)

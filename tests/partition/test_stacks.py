@@ -1,0 +1,56 @@
+"""Stacks of a loop: a device keeps its own steps where nothing else is read."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AbstractMesh
+from jax.sharding import PartitionSpec as P
+
+import meshwise as mw
+
+MESH = AbstractMesh((4,), ("x",))
+
+
+def states(w, rows, reverse=False):
+    def step(state, row):
+        state = jnp.tanh(state @ w + row)
+        return state, (state, state > 0)
+
+    return lax.scan(step, jnp.zeros_like(rows[0]), rows, reverse=reverse)[1]
+
+
+def partitioned(function, steps, out):
+    step = mw.jit(function, mesh=MESH, in_shardings=P(), out_shardings=out)
+    f32 = jnp.float32
+    return step.partition(jax.ShapeDtypeStruct((8, 8), f32), jax.ShapeDtypeStruct((steps, 8), f32))
+
+
+def held(program):
+    """The shapes of what the loop carries and stacks, floats only."""
+    (loop,) = [e for e in program.jaxpr.jaxpr.eqns if e.primitive.name == "scan"]
+    return [v.aval.shape for v in loop.outvars if v.aval.dtype == jnp.float32]
+
+
+@pytest.mark.parametrize("steps", [8, 7])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_only_own_steps_are_kept(steps, reverse):
+    program = partitioned(lambda w, rows: states(w, rows, reverse), steps, P("x"))
+    assert held(program) == [(8,), (2, 8)]
+    draw = np.random.default_rng(0)
+    args = draw.normal(size=(8, 8)).astype("f"), draw.normal(size=(steps, 8)).astype("f")
+    for found, wanted in zip(program.simulate(*args), states(*args, reverse), strict=True):
+        np.testing.assert_allclose(found, wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "function, out",
+    {
+        "two shardings": (lambda w, rows: 2 * (states(w, rows)[0],), (P("x"), P())),
+        "the whole": (lambda w, rows: states(w, rows)[0], P()),
+        "columns": (lambda w, rows: states(w, rows)[0], P(None, "x")),
+    }.values(),
+)
+def test_what_is_read_otherwise_is_whole_along_the_steps(function, out):
+    assert held(partitioned(function, 8, out))[-1][0] == 8
