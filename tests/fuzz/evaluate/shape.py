@@ -186,20 +186,52 @@ def _fourier(params: Any, x: np.ndarray) -> np.ndarray:
 
 
 def _ragged(params: Any, left: np.ndarray, right: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Rows of the left in groups, each times its own matrix of the right."""
+    """A dim of the left is in groups, each with a matrix, or a sum, of its own."""
     numbers = params["ragged_dot_dimension_numbers"]
-    plain = (((1,), (1,)), ((), ()))
-    given = numbers.dot_dimension_numbers
-    found = tuple(tuple(tuple(d) for d in pair) for pair in given)
-    if found != plain or tuple(numbers.lhs_ragged_dimensions) != (0,):
-        raise NotImplementedError("ragged_dot")
-    out = np.zeros((left.shape[0], right.shape[2]), left.dtype)
-    start = 0
-    for group, size in enumerate(sizes):
-        rows = slice(start, start + int(size))
-        out[rows] = left[rows] @ right[group]
-        start += int(size)
-    return out
+    pairs = numbers.dot_dimension_numbers
+    (left_sum, right_sum), (left_batch, right_batch) = [[tuple(d) for d in pair] for pair in pairs]
+    (dim,) = numbers.lhs_ragged_dimensions
+    if dim in left_batch:
+        return product({**params, "dimension_numbers": pairs}, left, right)
+    is_summed = dim in left_sum
+    left = _in_groups(left, dim, left_batch, left_sum if is_summed else (), left_sum, sizes)
+    one, other = _later(left_sum), _later(left_batch)
+    if is_summed:
+        place = right_sum[left_sum.index(dim)]
+        right = _in_groups(right, place, right_batch, right_sum, right_sum, sizes)
+        dims = (one, _later(right_sum)), ((0, *other), (0, *_later(right_batch)))
+    else:
+        dims = ((0, *one), (*numbers.rhs_group_dimensions, *right_sum)), (other, right_batch)
+    return product({**params, "dimension_numbers": dims}, left, right)
+
+
+def _later(dims: Sequence[int]) -> tuple[int, ...]:
+    """The same dims behind a new first one."""
+    return tuple(d + 1 for d in dims)
+
+
+def _in_groups(
+    x: np.ndarray,
+    dim: int,
+    batch: Sequence[int],
+    among: Sequence[int],
+    summed: Sequence[int],
+    sizes: np.ndarray,
+) -> np.ndarray:
+    """`[groups, *x]`: of each group its places along `dim`, and zeros at those of the others.
+
+    Groups are of a size for each place along the batch, and along those of `among`, or of the free
+    dims where it is empty, that come before `dim`.
+    """
+    among = among or [d for d in range(x.ndim) if d not in (*batch, *summed)]
+    before = [*batch, *among[: list(among).index(dim)]]
+    each = np.broadcast_to(sizes, [*(x.shape[d] for d in before), sizes.shape[-1]])
+    ends = np.cumsum(each, -1)
+    place = np.arange(x.shape[dim]).reshape([-1 if d == dim else 1 for d in range(x.ndim)])
+    missing = [d + 1 for d in range(x.ndim) if d not in before]
+    order = [len(before), *np.argsort(before).astype(int)]
+    starts, ends = (np.expand_dims(a.transpose(order), missing) for a in (ends - each, ends))
+    return np.where((starts <= place) & (place < ends), x, np.zeros((), x.dtype))
 
 
 SHAPE: dict[str, Function] = {
