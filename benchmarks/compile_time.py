@@ -61,16 +61,15 @@ PHASES = {
 
 @dataclass(frozen=True)
 class Seconds:
-    """Of one compile: up to the emitted program (0 for XLA), lowering with the trace, XLA."""
+    """Of one compile: up to the emitted program (0 for XLA), from there to the executable."""
 
     plan: float
-    lower: float
     compile: float
 
     @property
     def whole(self) -> float:
         """All of it."""
-        return self.plan + self.lower + self.compile
+        return self.plan + self.compile
 
 
 def options() -> argparse.Namespace:
@@ -95,7 +94,7 @@ def clock() -> float:
 def medians(repeats: int, make: Callable[[], Seconds]) -> Seconds:
     """Of each step by itself."""
     found = [make() for _ in range(repeats)]
-    return Seconds(*(median(getattr(s, n) for s in found) for n in ("plan", "lower", "compile")))
+    return Seconds(*(median(getattr(s, n) for s in found) for n in ("plan", "compile")))
 
 
 def peer(which: hlo.Partitioner, program: Program, args: tuple[Any, ...]) -> Seconds:
@@ -104,10 +103,8 @@ def peer(which: hlo.Partitioner, program: Program, args: tuple[Any, ...]) -> Sec
     with hlo.partitioner(which):
         forget()
         start = clock()
-        lowered = contestant.function.lower(*contestant.args)
-        middle = clock()
-        lowered.compile()
-        return Seconds(0.0, middle - start, clock() - middle)
+        contestant.function.lower(*contestant.args).compile()
+        return Seconds(0.0, clock() - start)
 
 
 def ours(program: Program, args: tuple[Any, ...]) -> Seconds:
@@ -117,15 +114,13 @@ def ours(program: Program, args: tuple[Any, ...]) -> Seconds:
     start = clock()
     partitioned = contestant.function.partition(*contestant.args)
     planned = clock()
-    lowered = partitioned.executable.lower()
-    middle = clock()
-    lowered.compile()
-    return Seconds(planned - start, middle - planned, clock() - middle)
+    partitioned.compile()
+    return Seconds(planned - start, clock() - planned)
 
 
 def compiles(console: Console, programs: Sequence[Program], repeats: int) -> None:
     """Whole compiles, ours and XLA's."""
-    heads = ("program", "Shardy", "GSPMD", "ours", "plan", "lower", "XLA on ours", "XLA / ours")
+    heads = ("program", "Shardy", "GSPMD", "ours", "plan", "compile", "XLA / ours")
     table = Table(*heads, box=box.SIMPLE_HEAD, title="whole compile, milliseconds of the processor")
     ratios = []
     for program in programs:
@@ -134,11 +129,11 @@ def compiles(console: Console, programs: Sequence[Program], repeats: int) -> Non
         gspmd = medians(repeats, lambda p=program, a=args: peer("gspmd", p, a)).whole
         mine = medians(repeats, lambda p=program, a=args: ours(p, a))
         ratios.append(min(shardy, gspmd) / mine.whole)
-        figures = (shardy, gspmd, mine.whole, mine.plan, mine.lower, mine.compile)
+        figures = (shardy, gspmd, mine.whole, mine.plan, mine.compile)
         cells = [f"{1e3 * s:,.0f}" for s in figures]
         table.add_row(f"{program.group}: {program.name}", *cells, f"{ratios[-1]:.2f}")
     mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-    table.add_row(f"geomean of {len(ratios)}", *[""] * 6, f"{mean:.2f}")
+    table.add_row(f"geomean of {len(ratios)}", *[""] * 5, f"{mean:.2f}")
     console.print(table)
 
 

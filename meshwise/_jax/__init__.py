@@ -123,6 +123,8 @@ from meshwise._jax.regions import as_regions as as_regions
 from meshwise._jax.regions import has_region as has_region
 from meshwise._jax.regions import is_same as is_same
 from meshwise._jax.regions import spell as spell
+from meshwise._jax.replicas import compiled_as_replicas as compiled_as_replicas
+from meshwise._jax.replicas import runs_as_replicas as runs_as_replicas
 from meshwise._jax.roll import roll as roll
 from meshwise._jax.roll import roll_p as roll_p
 from meshwise._jax.sampling import gamma_of_keys as gamma_of_keys

@@ -1,8 +1,9 @@
 """Run a per-device program on the devices of a mesh.
 
-The program is compiled ahead of time for its shapes, as `jit(shard_map(...))` with every axis
-manual. Compiling ahead means that a call never traces again, whatever mesh is in context, and
-that arrays of Auto and Explicit meshes are taken alike. Results come back on the user's mesh.
+The program is compiled ahead of time for its shapes: on CPU devices as it is, a replica for each;
+on others, and where it calls the host, as `jit(shard_map(...))` with every axis manual. Compiling
+ahead means that a call never traces again, whatever mesh is in context, and that arrays of Auto
+and Explicit meshes are taken alike. Results come back on the user's mesh.
 
 The call is optimistic: arguments go straight to JAX's own dispatch, which refuses what is not in
 its place before anything runs. Only then are the arguments looked at one by one and moved.
@@ -23,7 +24,7 @@ from meshwise.ir.per_device import PerDeviceProgram
 from meshwise.ir.sharding import padded_shape
 from meshwise.run.empty import cut_empty, is_made_inside, with_made
 from meshwise.run.garbage import garbage_later
-from meshwise.run.padding import cut_end, pad_array, pad_end, positions_of_uneven
+from meshwise.run.padding import cut_end, pad_array, pad_end, positions_of_uneven, structs_of
 from meshwise.run.placement import (
     explicit_axes,
     explicit_sharding,
@@ -86,11 +87,11 @@ class Executable:
             for t, s in zip(program.in_types, program.in_shardings, strict=True)
         ]
         self._uneven_in = positions_of_uneven(program.in_types, self._in_padded)
-        out_padded = [
+        self._out_padded = [
             padded_shape(t.shape, s, mesh)
             for t, s in zip(program.out_types, program.out_shardings, strict=True)
         ]
-        self._uneven_out = positions_of_uneven(program.out_types, out_padded)
+        self._uneven_out = positions_of_uneven(program.out_types, self._out_padded)
         outs = zip(program.out_types, self.out_shardings, strict=True)
         self._empty_out = [
             i for i, (t, s) in enumerate(outs) if 0 in t.shape and not s.is_fully_replicated
@@ -162,10 +163,7 @@ class Executable:
 
     def _traced(self, function: Callable[..., Any], first: int) -> Any:
         """JAX's `Traced` of a function of the padded arguments from the first one on."""
-        structs = [
-            jax.ShapeDtypeStruct(padded, t.dtype, weak_type=getattr(t, "weak_type", False))
-            for padded, t in zip(self._in_padded, self.program.in_types, strict=True)
-        ]
+        structs = structs_of(self.program.in_types, self._in_padded)
         ins, outs = self.in_shardings, self.out_shardings
         if self._is_in_one_mesh:
             ins = in_mesh(self._mesh, ins, self.program.in_shardings)
@@ -308,7 +306,7 @@ class Executable:
         best = _jax.cpu_options(self.program.jaxpr) if self._is_on_cpu else {}
         return best | dict(self.compiling.compiler_options)
 
-    @property
+    @cached_property
     def _is_on_cpu(self) -> bool:
         is_abstract = isinstance(self.user_mesh, AbstractMesh)
         return not is_abstract and any(d.platform == "cpu" for d in self._devices)
@@ -320,7 +318,14 @@ class Executable:
 
     @cached_property
     def _compiled(self) -> Any:
-        return self.lower().compile()
+        is_plain = self._is_on_cpu and not self._made and bool(self.program.mesh.names)
+        if not is_plain or not _jax.runs_as_replicas(self._local):
+            return self.lower().compile()
+        ins = structs_of(self.program.in_types, self._in_padded, self.in_shardings)
+        outs = structs_of(self._local.out_avals, self._out_padded, self.out_shardings)
+        said = self.donated, self.compiling.keep_unused, self._compiler_options
+        with garbage_later(), _jax.without_mesh():
+            return _jax.compiled_as_replicas(self._local, self._mesh, self.name, ins, outs, *said)
 
     @cached_property
     def _call(self) -> Callable[..., list[Any]]:
@@ -340,28 +345,33 @@ class Executable:
         return refined_jax_mesh(self.program.mesh, self.user_mesh)
 
     @cached_property
-    def _mapped(self) -> Callable[..., list[Any]]:
-        """From padded global arrays to padded global arrays, every axis manual."""
-        jaxpr = self.program.jaxpr
-        local = off_mesh(jaxpr)
+    def _made(self) -> set[int]:
+        """Arguments made inside: XLA refuses a region all of whose arguments have no elements."""
+        return {i for i, aval in enumerate(self.program.jaxpr.in_avals) if is_made_inside(aval)}
+
+    @cached_property
+    def _local(self) -> _jax.ClosedJaxpr:
+        """The jaxpr of local arrays as it is compiled."""
+        local = off_mesh(self.program.jaxpr)
         if self._is_on_cpu:
             local = _jax.as_cpu_compiles(local, self.program.mesh.axis_size)
-        program, name = self.program, self.name
-        # XLA refuses a region whose arguments all are without elements: these are made inside.
-        made = {i for i, aval in enumerate(jaxpr.in_avals) if is_made_inside(aval)}
-        if made:
-            local = with_made(local, made, program.mesh)
+        return with_made(local, self._made, self.program.mesh) if self._made else local
+
+    @cached_property
+    def _mapped(self) -> Callable[..., list[Any]]:
+        """From padded global arrays to padded global arrays, every axis manual."""
+        program, made = self.program, self._made
         if not program.mesh.names:
-            run = _jax.jaxpr_as_fun(local)
+            run = _jax.jaxpr_as_fun(self._local)
         else:
             ins = [partition_spec(s) for i, s in enumerate(program.in_shardings) if i not in made]
             outs = [partition_spec(s) for s in program.out_shardings]
-            run = _jax.mapped(local, self._mesh, ins, outs, name)
+            run = _jax.mapped(self._local, self._mesh, ins, outs, self.name)
 
         def mapped(*args: Any) -> list[Any]:
             return list(run(*[a for i, a in enumerate(args) if i not in made]))
 
-        mapped.__name__ = name
+        mapped.__name__ = self.name
         return mapped
 
     @cached_property

@@ -95,3 +95,14 @@ def positions_of_uneven(types: Sequence[Any], padded: Sequence[tuple[int, ...]])
     return [
         i for i, (t, p) in enumerate(zip(types, padded, strict=True)) if tuple(t.shape) != tuple(p)
     ]
+
+
+def structs_of(
+    types: Sequence[Any], shapes: Sequence[Sequence[int]], shardings: Sequence[Any] = ()
+) -> list[jax.ShapeDtypeStruct]:
+    """Arrays of other shapes than their types', and shardings."""
+    places = shardings or [None] * len(types)
+    return [
+        jax.ShapeDtypeStruct(n, t.dtype, sharding=s, weak_type=getattr(t, "weak_type", False))
+        for t, n, s in zip(types, shapes, places, strict=True)
+    ]

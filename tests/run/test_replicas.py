@@ -1,0 +1,78 @@
+"""What is compiled as replicas of a program of local arrays, and what JAX compiles as its own."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+import meshwise as mw
+
+X = np.arange(128, dtype=np.float32).reshape(16, 8) / 100
+
+
+def every_collective(x):
+    """Shifts, exchanges, sums, gathers, places, in a loop too."""
+
+    def step(i, x):
+        return jnp.cumsum(x, 0) / 16 + jnp.roll(x, i + 3, 0).T.reshape(x.shape)
+
+    y = lax.fori_loop(0, 2, step, x)
+    return jnp.roll(y, 3, 0), y.T @ y, lax.dynamic_slice_in_dim(y, y[0, 0].astype(int), 4), y.sum()
+
+
+def partitioned(mesh, fn=every_collective, args=(X,), **options):
+    return mw.jit(fn, mesh=mesh, in_shardings=P("x"), **options).partition(*args)
+
+
+def is_partitioned(program):
+    """Whether XLA's partitioner saw it."""
+    return "num_partitions=" in program.compile().as_text()
+
+
+@pytest.mark.parametrize("shape", [{"x": 8}, {"x": 2, "y": 4}])
+def test_values(shape):
+    mesh = jax.make_mesh(tuple(shape.values()), tuple(shape))
+    program = partitioned(mesh)
+    text = program.compile().as_text()
+    assert "replica-id" in text
+    assert "partition-id" not in text
+    for found, wanted in zip(program(X), every_collective(X), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+
+def test_results_are_jaxs_arrays():
+    mesh = jax.make_mesh((8,), ("x",))
+    step = mw.jit(lambda x, unread: (x * 2, 3.0), mesh=mesh, in_shardings=(P("x"), P()))
+    unread = jnp.ones(3)
+    for _ in range(3):  # the second call on comes from C++
+        doubled, three = step(X, unread)
+        np.testing.assert_array_equal(doubled, X * 2)
+        assert doubled.sharding.spec == P("x")
+        assert three.weak_type
+    assert not is_partitioned(step.partition(X, unread))
+    np.testing.assert_array_equal(jax.jit(jnp.negative)(doubled), X * -2)
+
+
+def test_donated_arguments_are_reused():
+    mesh = jax.make_mesh((8,), ("x",))
+    step = mw.jit(
+        lambda x: x + 1, mesh=mesh, in_shardings=P("x"), out_shardings=P("x"), donate_argnums=0
+    )
+    x = jax.device_put(X, jax.NamedSharding(mesh, P("x")))
+    program = step.partition(x)
+    assert not is_partitioned(program)
+    assert program.compile().memory_analysis().alias_size_in_bytes == X.nbytes // 8
+    np.testing.assert_array_equal(step(x), X + 1)
+    assert x.is_deleted()
+
+
+def hosts(x):
+    return jax.pure_callback(np.sin, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+
+def test_what_calls_the_host_is_compiled_by_jax():
+    program = partitioned(jax.make_mesh((8,), ("x",)), hosts)
+    assert is_partitioned(program)
+    np.testing.assert_allclose(program(X), np.sin(X), rtol=1e-6)
