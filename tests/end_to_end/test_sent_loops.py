@@ -135,7 +135,7 @@ def test_numbers_of_one_device(name: str):
     row = ROWS[name]
     x = np.random.default_rng(0).normal(size=(row.rows, 4)).astype(np.float32)
     found = np.asarray(partitioned(row).simulate(x))
-    np.testing.assert_allclose(found, row.function(x), rtol=2e-5, atol=2e-6)
+    np.testing.assert_allclose(found, jax.jit(row.function)(x), rtol=2e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize("name", ["map, uneven", "such steps, uneven", "a sum"])
