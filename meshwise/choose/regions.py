@@ -48,6 +48,7 @@ class Node:
     results are unreduced then too. What a sum in a loop starts from, `adopts`, becomes a term of
     whatever is added to it. `together` are, for each factor, those that stand in an equation with
     it: they share no axis. Rows of two streams that meet in a vector of columns alone may.
+    `flops` are those of all members, `own_flops` without what is computed of a sum on its way.
     """
 
     index: int
@@ -57,6 +58,7 @@ class Node:
     reduced: tuple[tuple[tuple[int, Reduction], ...], ...]
     members: tuple[Member, ...]
     flops: float
+    own_flops: float
     carries: frozenset[int] = frozenset()
     adopts: frozenset[int] = frozenset()
     together: tuple[frozenset[int], ...] = ()
@@ -247,12 +249,17 @@ def _node(
         results=tuple(results),
         reduced=tuple(reduced.get(var, ()) for var in results),
         members=tuple(members),
-        flops=sum(rules[p.equation].flops * program.runs[p.equation] for p in parts),
+        flops=_flops(program, rules, members),
+        own_flops=_flops(program, rules, [m for m in members if not m.summed]),
         carries=carries,
         adopts=frozenset(k for k in carries if operands[k][0] in adopted),
         together=_together(members, len(sizes)),
         is_region=parts[0].joins,
     )
+
+
+def _flops(program: Program, rules: Sequence[OpRule], members: Sequence[Member]) -> float:
+    return sum(rules[m.equation].flops * program.runs[m.equation] for m in members)
 
 
 def _boundary(

@@ -32,7 +32,7 @@ class Limits:
 
     def allow(self, graph: Graph, node: Node, axes: DimAxes) -> bool:
         """Whether a strategy of a node is within both."""
-        if work_seconds(graph, node, axes, padded=False) > self.work[node.index]:
+        if _limited_seconds(graph, node, axes) > self.work[node.index]:
             return False
         most = self.held.get(node.index)
         return most is None or _stack_bytes(graph, node, axes) <= most
@@ -129,8 +129,14 @@ def _least_work(graph: Graph, node: Node, held: Sequence[DimAxes | None]) -> flo
     natural = [_exchanged_where_worth(graph, node, axes) for axes in natural]
     followed = [a for a in natural if node_seconds(graph, node, a) < IMPOSSIBLE]
     return min(
-        (work_seconds(graph, node, axes, padded=False) for axes in followed), default=IMPOSSIBLE
+        (_limited_seconds(graph, node, axes) for axes in followed), default=IMPOSSIBLE
     )
+
+
+def _limited_seconds(graph: Graph, node: Node, axes: DimAxes) -> float:
+    """Work that is limited: padding aside, and element-wise work on a sum on its way."""
+    share = node.own_flops / node.flops if node.flops else 0.0
+    return share * work_seconds(graph, node, axes, padded=False)
 
 
 def _exchanged_where_worth(graph: Graph, node: Node, axes: DimAxes) -> DimAxes:

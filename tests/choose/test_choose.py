@@ -43,6 +43,14 @@ CASES = {
         N8,
         [("all_reduce", "d", (64, 128))],
     ),
+    "quantiles are looked up on every device, where all is sorted": (
+        jnp.quantile,
+        (f32(512), f32(32)),
+        (P("d"), P()),
+        P(),
+        N8,
+        [("all_gather", "d", (64,))],
+    ),
     "contraction, result sharded": (
         jnp.matmul,
         (LONG_X, LONG_W),
