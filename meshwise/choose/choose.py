@@ -54,7 +54,7 @@ def choose(
         found += [_descended(Search(graph, axes), limits) for axes in starts]
         found += _with_steps_gathered(graph, limits)
     found.append(Found(completion_seconds, completed, stopping))
-    best = min(found, key=lambda one: one.seconds)
+    best = min(found, key=lambda one: (one.counted_bytes, one.seconds))
     if driver == "descend":
         best = _lighter(best, found, limits)
     return _plan(best, completion, completion_seconds, driver)
@@ -67,6 +67,14 @@ class Found:
     seconds: float
     search: Search
     copies: Copies
+
+    @cached_property
+    def counted_bytes(self) -> int:
+        """What a device sends, where hardware compares plans by that; else nothing."""
+        if not self.search.graph.hardware.least_bytes:
+            return 0
+        edges = {var: edges for var, (_, edges) in self.copies.items()}
+        return round(self.search.sent_bytes(edges))
 
     @cached_property
     def peak_bytes(self) -> int:

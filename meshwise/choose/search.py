@@ -6,7 +6,7 @@ it carry; `Search.put` does both, and tells what it changed.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from meshwise._jax import Var, stack_p
@@ -18,7 +18,7 @@ from meshwise.ir.bodies import Path, times_made
 from meshwise.ir.factors import Strategy, dims_sharding, operand_sharding
 from meshwise.ir.mesh import Axes
 from meshwise.ir.sharding import DimAxes, Reduction, Sharding, local_bytes, unreduced
-from meshwise.reshard.search import reshard_cost
+from meshwise.reshard.search import plan_reshard, reshard_cost
 from meshwise.rules.registry import Exchange, LocalContext
 
 
@@ -124,13 +124,20 @@ class Search:
         """What reshards of a value cost where some are made in branches, which may not be taken."""
         if value.read_in is None or seconds == IMPOSSIBLE:
             return seconds
+        what = value.shape, value.itemsize, self.graph.mesh
+        return sum(
+            times * reshard_cost(*what, *edge, self.graph.hardware)
+            for times, edge in zip(self.times_made(value, edges), edges, strict=True)
+        )
+
+    def times_made(self, value: Value, edges: Sequence[Edge]) -> list[float]:
+        """How often each reshard of a value is made, for each time that the value is made."""
+        if value.read_in is None:
+            return [1.0] * len(edges)
         times = self._times(value)
-        total = 0.0
         for source, target in reversed(edges):
-            times[source] = max(times.get(source, 0.0), times[target])
-            what = value.shape, value.itemsize, self.graph.mesh, source, target
-            total += times[target] * reshard_cost(*what, self.graph.hardware)
-        return total
+            times[source] = max(times.get(source, 0.0), times.setdefault(target, 1.0))
+        return [times[target] for _, target in edges]
 
     def _times(self, value: Value) -> dict[Sharding, float]:
         """How often each copy is made that is wanted of a value, for each time that it is made."""
@@ -172,6 +179,19 @@ class Search:
         wanted, produced = self.wanted(value), self.produced(value)
         wanted.discard(produced)
         return (value.shape, value.itemsize, produced, frozenset(wanted)) if wanted else None
+
+    def sent_bytes(self, copies: Mapping[Var, Sequence[Edge]]) -> float:
+        """What a device sends: reshards, given for each value, and what local rules exchange."""
+        graph, sent = self.graph, 0.0
+        for var, edges in copies.items():
+            value = graph.values[var]
+            for times, (source, target) in zip(self.times_made(value, edges), edges, strict=True):
+                what = value.shape, value.itemsize, graph.mesh, source, target
+                sent += value.trips * times * plan_reshard(*what, graph.hardware).wire_bytes
+        for node, placed in zip(graph.nodes, self.placed, strict=True):
+            exchanges = exchanges_of(graph, node, placed.strategy.axes) or ()
+            sent += sum(runs * one.wire_bytes for runs, one in exchanges)
+        return sent
 
     def put(self, node: Node, axes: DimAxes) -> list[Change]:
         """Place a node, and let the nodes after it carry what they now can; what changed."""

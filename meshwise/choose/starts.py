@@ -128,9 +128,7 @@ def _least_work(graph: Graph, node: Node, held: Sequence[DimAxes | None]) -> flo
     natural = [_summed_as_held(node, axes, held) for axes in natural]
     natural = [_exchanged_where_worth(graph, node, axes) for axes in natural]
     followed = [a for a in natural if node_seconds(graph, node, a) < IMPOSSIBLE]
-    return min(
-        (_limited_seconds(graph, node, axes) for axes in followed), default=IMPOSSIBLE
-    )
+    return min((_limited_seconds(graph, node, axes) for axes in followed), default=IMPOSSIBLE)
 
 
 def _limited_seconds(graph: Graph, node: Node, axes: DimAxes) -> float:

@@ -254,6 +254,20 @@ def test_every_strategy_is_allowed(name):
         assert fits(rule.factors, equation.strategy, plan.program.mesh)
 
 
+def test_of_plans_found_the_one_of_least_bytes_is_taken():
+    """A vector gathered once a step, and a norm reduced, for a step more of gathers alone."""
+
+    def power(a, v):
+        def step(v, _):
+            v = a @ v
+            return v / jnp.linalg.norm(v), None
+
+        return jax.lax.scan(step, v, None, length=10)[0]
+
+    step = mw.jit(power, mesh=N8, in_shardings=(P("d"), P("d")), out_shardings=P("d"))
+    assert step.partition(f32(64, 64), f32(64)).wire_bytes == 10 * (7 / 8 * 256 + 7)
+
+
 def test_what_lost_is_found_with_its_price():
     step = mw.jit(jnp.matmul, mesh=N8, in_shardings=(P(None, "d"), P("d")), out_shardings=P())
     plan = step.partition(LONG_X, LONG_W).plan
