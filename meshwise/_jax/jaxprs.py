@@ -2,7 +2,7 @@
 
 import operator
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -54,11 +54,12 @@ def close_jaxpr(
 
 # Of most parameters the type alone says that no jaxpr is in them.
 _WITHOUT_BODY = frozenset({int, bool, str, float, type(None)})
+_JAXPRS, _SEQUENCES = (ClosedJaxpr, Jaxpr), (tuple, list)
 
 
 def is_jaxpr(value: Any) -> bool:
     """Whether a jaxpr, open or closed."""
-    return isinstance(value, ClosedJaxpr | Jaxpr)
+    return isinstance(value, _JAXPRS)
 
 
 def rewritten(jaxpr: Any, **parts: Any) -> Any:
@@ -90,16 +91,17 @@ def with_bodies(eqn: JaxprEqn, change: Callable[[Any], Any]) -> JaxprEqn:
 
 def has_jaxpr(eqn: JaxprEqn) -> bool:
     """Whether a jaxpr is among an equation's parameters."""
-    return any(_has_body(value) for value in eqn.params.values())
+    return _has_body(eqn.params.values())
 
 
-def _has_body(value: Any) -> bool:
-    kind = type(value)
-    if kind in _WITHOUT_BODY:
-        return False
-    if isinstance(value, tuple | list):
-        return any(_has_body(v) for v in value)
-    return is_jaxpr(value)
+def _has_body(values: Iterable[Any]) -> bool:
+    """Whether a jaxpr is among some values, or within tuples and lists of them."""
+    for value in values:  # asked of every equation in many passes, so without a generator
+        if type(value) in _WITHOUT_BODY:
+            continue
+        if _has_body(value) if isinstance(value, _SEQUENCES) else is_jaxpr(value):
+            return True
+    return False
 
 
 def _changed(value: Any, change: Callable[[Any], Any]) -> Any:

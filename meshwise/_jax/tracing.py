@@ -10,8 +10,10 @@ import jax
 from jax._src import api_util as _api_util
 from jax._src import config as _config
 from jax._src import core as _core
+from jax._src import linear_util as _linear_util
 from jax._src import mesh as _mesh_lib
 from jax._src import tree_util as _tree_util
+from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.named_sharding import UnspecifiedValue
 
 from meshwise._jax.explicit import auto_mesh, plain_types
@@ -29,10 +31,20 @@ def make_jaxpr_over_axes(
 ) -> ClosedJaxpr:
     """Trace a function of local arrays in which the named axes may be used in collectives.
 
-    No mesh is in context: constants made on the way are to lie on no mesh.
+    No mesh is in context: constants made on the way are to lie on no mesh. Traced as by
+    `jax.make_jaxpr`, without what that does for a function of the user's: names of arguments,
+    shardings, donation, a cache.
     """
-    with _config._check_vma(False), without_mesh():
-        return jax.make_jaxpr(function, axis_env=list(axes))(*args)
+    types, tree = jax.tree.flatten(tuple(args))
+    told = _core.DebugInfo("jit", getattr(function, "__name__", "<unknown>"), None, None)
+    flat = _linear_util.wrap_init(
+        lambda *leaves: jax.tree.leaves(function(*jax.tree.unflatten(tree, leaves))),
+        debug_info=told,
+    )
+    with _config._check_vma(False), without_mesh(), _core.extend_axis_env_nd(list(axes)):
+        avals = [_core.shaped_abstractify(x) for x in types]
+        jaxpr, _, consts = _partial_eval.trace_to_jaxpr_dynamic(flat, avals)
+    return ClosedJaxpr(jaxpr, consts)
 
 
 def is_unspecified(sharding: Any) -> bool:

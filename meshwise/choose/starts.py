@@ -293,16 +293,17 @@ def _find_cheapest(
 def _least(options: Sequence[DimAxes], prices: Sequence[Callable[[DimAxes], float]]) -> DimAxes:
     """The first of the cheapest by the last of the prices, which are ever closer from below.
 
-    Each option is priced only as closely as it takes to see that another one is cheaper.
+    Each option is priced only as closely as it takes to see that another one is cheaper, or as
+    cheap and before it. The first price is a part of the others, as the last one adds it up.
     """
-    queue = [(0.0, 0, k) for k in range(len(options))]
+    queue = [(0.0, k, 0) for k in range(len(options))]
     while True:
-        _, priced, k = heappop(queue)
+        _, k, priced = heappop(queue)
         if priced == len(prices):
             return options[k]
         price = prices[priced](options[k])
-        is_last = priced + 1 == len(prices)
-        heappush(queue, (price if is_last else price * (1 - 1e-9), priced + 1, k))
+        is_exact = priced in (0, len(prices) - 1)
+        heappush(queue, (price if is_exact else price * (1 - 1e-9), k, priced + 1))
 
 
 def _price(
