@@ -145,6 +145,9 @@ def merge_convolution(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[Jax
         # Padding of a window may be negative, but what it adds to a crop brings rows back.
         if low < 0 or high < 0 or ((low or high or interior) and dilation != 1):
             return None
+        # Padded twice a dim grows, and its rows are shared out anew: before, that sends less.
+        if (low > 0 or high > 0) and min(own) > 0 and not interior:
+            return None
         padding.append((own[0] + low, own[1] + high))
         dilations.append(dilation * (interior + 1))
     params = {**eqn.params, "padding": tuple(padding), "lhs_dilation": tuple(dilations)}

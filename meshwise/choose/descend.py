@@ -4,11 +4,12 @@ Each node in turn takes the strategy that is cheapest given its neighbours: its 
 plus for every value it touches the cheapest tree of reshards from the produced sharding to all
 that its users want. A node whose neighbour changed is looked at again. Then all users of a value
 move together to one sharding of it: a gather that three products share is worth more than any of
-them can see alone. They do so without the node that makes the value, and with it. The sum only
-falls, so the descent ends, never dearer than where it began.
+them can see alone. They do so without the node that makes the value, and with it; where that ends,
+also with makers that take what nobody but their users, once moved, would suggest to them. The sum
+only falls, so the descent ends, never dearer than where it began.
 """
 
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 
 from meshwise.choose.candidates import candidates
 from meshwise.choose.graph import Value
@@ -35,6 +36,7 @@ def descend(search: Search, limits: Limits) -> None:
     for _ in range(MOST_ROUNDS):
         _settle_nodes(search, dirty, free, limits)
         dirty = _move_shared_values(search, free, limits)
+        dirty = dirty or _move_shared_values(search, free, limits, follows=True)
         if not dirty:
             break
 
@@ -97,31 +99,40 @@ def choices_of(search: Search, node: Node, limits: Limits) -> list[DimAxes]:
     return graph.once(key, find)
 
 
-def _move_shared_values(search: Search, free: Set[int], limits: Limits) -> set[int]:
+def _move_shared_values(
+    search: Search, free: Set[int], limits: Limits, follows: bool = False
+) -> set[int]:
     """Move all users of each shared value to one sharding of it, where that is cheaper.
 
-    Returns the nodes that should be looked at again.
+    With `follows` the maker may take what only its users, once moved, suggest to it. Returns the
+    nodes that should be looked at again.
     """
     dirty: set[int] = set()
     for value in search.graph.values.values():
         users = sorted({n for n, _ in value.uses} & free)
         with_maker = _moves_along(search, value, users, free)
-        if users and (len(users) > 1 or with_maker) and not value.remade:
-            changes = _move_users(search, value, users, limits, with_maker)
+        enough = with_maker if follows else len(users) > 1 or with_maker
+        if users and enough and not value.remade:
+            changes = _move_users(search, value, users, limits, with_maker, follows)
             if changes:
                 dirty |= search.keep(changes) & free
     return dirty
 
 
 def _move_users(
-    search: Search, value: Value, users: Sequence[int], limits: Limits, with_maker: bool
+    search: Search,
+    value: Value,
+    users: Sequence[int],
+    limits: Limits,
+    with_maker: bool,
+    follows: bool,
 ) -> list[Change]:
     """Move the users that can to one sharding of a value, if that pays; what changed.
 
     Its maker may move with them: neither it nor they would without the other.
     """
     best: tuple[float, list[Choice]] = (-WORTH_IT, [])
-    for offers in _moves_of(search, value, users, limits, with_maker):
+    for offers in _moves_of(search, value, users, limits, with_maker, follows):
         hoped = [(search.graph.nodes[i], min(found)[2]) for i, found in offers.items()]
         if len(hoped) < 2 or _together(search, hoped, search.least_delta) > best[0] + WORTH_IT:
             continue
@@ -137,23 +148,55 @@ def _move_users(
 
 
 def _moves_of(
-    search: Search, value: Value, users: Sequence[int], limits: Limits, with_maker: bool
+    search: Search,
+    value: Value,
+    users: Sequence[int],
+    limits: Limits,
+    with_maker: bool,
+    follows: bool,
 ) -> Iterator[dict[int, list[Priced]]]:
     """For each sharding of a value how its users could read it so, then with its maker as well."""
     offered = _offers(search, value, users, limits)
-    yield from offered.values()
-    if with_maker and value.maker is not None:
-        made: dict[Sharding, list[Priced]] = {}
-        node = search.graph.nodes[value.maker]
-        for k, axes in enumerate(choices_of(search, node, limits)):
-            changes = search.put(node, axes)
-            least = search.least_delta(changes, without=value)
-            if least < IMPOSSIBLE:
-                made.setdefault(search.produced(value).reduced, []).append((least, k, axes))
-            search.undo(changes)
-        for sharding, offers in offered.items():
-            if sharding in made:
-                yield {**offers, value.maker: made[sharding]}
+    if not follows:
+        yield from offered.values()
+    if not with_maker or value.maker is None:
+        return
+    maker = search.graph.nodes[value.maker]
+    priced: dict[DimAxes, tuple[Sharding, float]] = {}
+    choices = choices_of(search, maker, limits)
+    for sharding, offers in offered.items():
+        made: list[Priced] = []
+        if follows:
+            choices = _choices_then(search, maker, offers, limits)
+        for k, axes in enumerate(choices):
+            if axes not in priced:
+                priced[axes] = _made_so(search, value, maker, axes)
+            makes, least = priced[axes]
+            if makes == sharding and least < IMPOSSIBLE:
+                made.append((least, k, axes))
+        if made:
+            yield {**offers, maker.index: made}
+
+
+def _choices_then(
+    search: Search, maker: Node, offers: Mapping[int, Sequence[Priced]], limits: Limits
+) -> list[DimAxes]:
+    """The axes worth pricing for the maker of a value when its users read it as they offer."""
+    moves = [(search.graph.nodes[i], min(found)[2]) for i, found in offers.items()]
+    changes = [c for node, axes in moves for c in search.put(node, axes)]
+    found = choices_of(search, maker, limits)
+    search.undo(changes)
+    return found
+
+
+def _made_so(
+    search: Search, value: Value, maker: Node, axes: DimAxes
+) -> tuple[Sharding, float]:  # fmt: skip
+    """The sharding in which a value is made so, and what that costs at least without reshards."""
+    changes = search.put(maker, axes)
+    found = search.produced(value).reduced, search.least_delta(changes, without=value)
+    search.undo(changes)
+    return found
 
 
 def _moves_along(search: Search, value: Value, users: Sequence[int], free: Set[int]) -> bool:

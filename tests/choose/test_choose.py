@@ -296,3 +296,16 @@ def test_hidden_hint_costs_what_it_says():
 
     program = mw.jit(fn, mesh=N8, in_shardings=P("d"), out_shardings=P("d")).partition(X)
     assert [k[0] for k in kinds(program)] == ["all_to_all", "all_to_all"]
+
+
+def test_what_makes_a_sum_goes_with_what_divides_it():
+    """The gradient of the pairs' own logits is a matrix made of nothing: no device makes all."""
+
+    def loss(q, k):
+        return -jnp.diagonal(jax.nn.log_softmax(q @ k.T, 0)).mean()
+
+    step = mw.jit(jax.grad(loss, (0, 1)), mesh=N8, in_shardings=P("d"), out_shardings=P("d"))
+    made = [
+        v.aval for eqn in step.partition(f32(256, 64), f32(256, 64)).jaxpr.eqns for v in eqn.outvars
+    ]
+    assert max(aval.size for aval in made) == 256 * 64
