@@ -54,7 +54,7 @@ def choose(
         found += [_descended(Search(graph, axes), limits) for axes in starts]
         found += _with_steps_gathered(graph, limits)
     found.append(Found(completion_seconds, completed, stopping))
-    best = min(found, key=lambda one: (one.counted_bytes, one.seconds))
+    best = min(found, key=lambda one: (one.large_seconds, one.seconds))
     if driver == "descend":
         best = _lighter(best, found, limits)
     return _plan(best, completion, completion_seconds, driver)
@@ -69,12 +69,18 @@ class Found:
     copies: Copies
 
     @cached_property
-    def counted_bytes(self) -> int:
-        """What a device sends, where hardware compares plans by that; else nothing."""
-        if not self.search.graph.hardware.least_bytes:
-            return 0
+    def large_seconds(self) -> float:
+        """Seconds without launches, where hardware compares plans by that; else nothing."""
+        graph, placed = self.search.graph, self.search.placed
+        if not graph.hardware.least_bytes:
+            return 0.0
         edges = {var: edges for var, (_, edges) in self.copies.items()}
-        return round(self.search.sent_bytes(edges))
+        sent = round(self.search.sent_bytes(edges)) / graph.hardware.link_bytes_per_s
+        work = (
+            work_seconds(graph, node, placement.strategy.axes)
+            for node, placement in zip(graph.nodes, placed, strict=True)
+        )
+        return round(sent + sum(work), 13)
 
     @cached_property
     def peak_bytes(self) -> int:

@@ -29,8 +29,8 @@ class Hardware:
     With `bytes_first` every byte that is sent costs so many times more when plans are compared:
     of those that send least the fastest is taken. It is no part of a plan's seconds.
 
-    With `least_bytes`, of the few plans that a search ends with the one that sends least is taken,
-    however many launches that takes.
+    With `least_bytes`, the few plans that a search ends with are compared by bytes and work alone,
+    however many launches they take.
     """
 
     name: str
@@ -62,8 +62,8 @@ class Hardware:
 # 32 bytes. That is far less than on any real machine (tens of kilobytes), and it is meant: plans
 # are compared on small examples too, where a real launch time would make every byte look free,
 # and the choice must be the one that is right at full size. It is still more than nothing, so that
-# of two plans with the same bytes the one with fewer collectives wins. And of the plans that a
-# search ends with, completion among them, the one of least bytes is taken. A reduce_scatter and an
+# of two plans with the same bytes the one with fewer collectives wins; the plans that a search ends
+# with, completion among them, are compared as if it were nothing. A reduce_scatter and an
 # all_gather after it take a little longer than the all_reduce of the same bytes (measured on CPU:
 # 13 ms against 12 ms), so that one is split only where that saves something. A ppermute is
 # priced as they are: three rounds are no cheaper than an all_gather of as many bytes. A round of
