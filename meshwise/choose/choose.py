@@ -70,7 +70,10 @@ class Found:
 
     @cached_property
     def large_seconds(self) -> float:
-        """Seconds without launches, where hardware compares plans by that; else nothing."""
+        """Seconds without launches, where hardware compares plans by that; else nothing.
+
+        Work counts in steps of a launch, so that a little less of it is worth none.
+        """
         graph, placed = self.search.graph, self.search.placed
         if not graph.hardware.least_bytes:
             return 0.0
@@ -80,7 +83,8 @@ class Found:
             work_seconds(graph, node, placement.strategy.axes)
             for node, placement in zip(graph.nodes, placed, strict=True)
         )
-        return round(sent + sum(work), 13)
+        launch = graph.hardware.launch_s
+        return round(sent + sum(work) // launch * launch, 13)
 
     @cached_property
     def peak_bytes(self) -> int:
