@@ -78,13 +78,13 @@ class Found:
         if not graph.hardware.least_bytes:
             return 0.0
         edges = {var: edges for var, (_, edges) in self.copies.items()}
-        sent = round(self.search.sent_bytes(edges)) / graph.hardware.link_bytes_per_s
-        work = (
+        sent = self.search.sent_bytes(edges) / graph.hardware.link_bytes_per_s
+        work = sum(
             work_seconds(graph, node, placement.strategy.axes)
             for node, placement in zip(graph.nodes, placed, strict=True)
         )
         launch = graph.hardware.launch_s
-        return round(sent + sum(work) // launch * launch, 13)
+        return round(sent + (work // launch * launch if launch else work), 13)
 
     @cached_property
     def peak_bytes(self) -> int:
