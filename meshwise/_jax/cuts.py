@@ -90,13 +90,18 @@ def _joined(first: Any, *rest: Any, along: int, **_: Any) -> Any:
 
 
 def _lowered(context: Any, *parts: Any, dim: int, pieces: int, along: int) -> Any:
-    """Slices of the arrays, at places behind a barrier, and their concatenation."""
+    """Slices of the arrays, at places behind a barrier, and their concatenation.
+
+    The arrays are behind one, too: XLA moves a transpose and a reshape past what is computed
+    between them, leaves the slices in different layouts, and refuses its own all_to_all.
+    """
     shapes = [aval.shape for aval in context.avals_in]
     size = shapes[0][dim] // pieces
     # A number, or an array that one number and a step make, would become part of the kernel.
     firsts = [np.array([piece * size, -1, -1], np.int32) for piece in range(pieces)]
     zero = mlir.ir_constant(np.int32(0))
     one_at = [mlir.dense_int_array([n]) for n in (0, 1, 1)]
+    parts = stablehlo.OptimizationBarrierOp(parts).results
     cut = []
     for first in stablehlo.OptimizationBarrierOp([mlir.ir_constant(f) for f in firsts]).results:
         place = stablehlo.ReshapeOp(zero.type, stablehlo.SliceOp(first, *one_at).result).result

@@ -48,6 +48,15 @@ def test_what_arrives_is_what_one_device_has(axes, shape, before, after, dtype):
     np.testing.assert_array_equal(y.value if is_value(y) else y, x)
 
 
+def test_a_transpose_around_what_is_computed_flat():
+    """XLA moves it past the computation, and the pieces must not be laid differently by that."""
+    x = np.random.default_rng(0).normal(size=(256, 64)).astype(np.float32)
+    function = jax.grad(lambda x: jnp.sin(x.T.ravel()).sum())
+    step = mw.jit(function, mesh=mesh_of(x=8), in_shardings=P("x"), out_shardings=P("x"))
+    assert [c.kind.value for c in step.partition(x).collectives] == ["all_to_all"] * 2
+    np.testing.assert_allclose(step(x), np.cos(x), rtol=1e-5)
+
+
 def compiled_text(shape, before, after, dtype=jnp.float32):
     mesh = mesh_of(x=8)
     move = mw.jit(lambda x: x, mesh=mesh, in_shardings=(before,), out_shardings=after)
