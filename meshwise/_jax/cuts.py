@@ -73,7 +73,8 @@ def _is_in(pieces: int, x: Any, makers: Mapping[Any, JaxprEqn]) -> bool:
     if maker is None or maker.primitive is not lax.concatenate_p:
         return maker is not None and maker.primitive is lax.all_to_all_p
     # Of others it makes slices, and a kernel of each.
-    return len(maker.invars) == pieces and len({part.aval.shape for part in maker.invars}) == 1
+    avals: list[Any] = [part.aval for part in maker.invars]
+    return len(avals) == pieces and len({aval.shape for aval in avals}) == 1
 
 
 def _group_size(eqn: JaxprEqn, sizes: Mapping[str, int]) -> int:
@@ -101,12 +102,12 @@ def _lowered(context: Any, *parts: Any, dim: int, pieces: int, along: int) -> An
     firsts = [np.array([piece * size, -1, -1], np.int32) for piece in range(pieces)]
     zero = mlir.ir_constant(np.int32(0))
     one_at = [mlir.dense_int_array([n]) for n in (0, 1, 1)]
-    parts = stablehlo.OptimizationBarrierOp(parts).results
+    held = stablehlo.OptimizationBarrierOp(parts).results
     cut = []
     for first in stablehlo.OptimizationBarrierOp([mlir.ir_constant(f) for f in firsts]).results:
         place = stablehlo.ReshapeOp(zero.type, stablehlo.SliceOp(first, *one_at).result).result
         piece = []
-        for part, shape in zip(parts, shapes, strict=True):
+        for part, shape in zip(held, shapes, strict=True):
             starts = [place if d == dim else zero for d in range(len(shape))]
             cut_shape = [size if d == dim else n for d, n in enumerate(shape)]
             sizes = mlir.dense_int_array(cut_shape)

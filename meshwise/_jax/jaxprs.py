@@ -267,7 +267,8 @@ def cast_literal(eqn: JaxprEqn, operands: Sequence[Any]) -> Literal | None:
     (operand,), (result,) = operands, eqn.outvars
     if not isinstance(operand, Literal):
         return None
-    value, aval = np.asarray(literal_value(operand)), result.aval
+    value = np.asarray(literal_value(operand))
+    aval: Any = result.aval
     if value.shape or not (_is_real(value.dtype) and _is_real(aval.dtype)):
         return None
     with np.errstate(all="ignore"):

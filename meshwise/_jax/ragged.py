@@ -15,7 +15,8 @@ from meshwise._jax.jaxprs import JaxprEqn, in_place_of
 
 def group_after_group(eqn: JaxprEqn) -> list[JaxprEqn]:
     """A ragged product as a loop over its groups; as it is where every row has sizes of its own."""
-    lhs, rhs, sizes = (a.aval for a in eqn.invars[:3])
+    types: list[Any] = [a.aval for a in eqn.invars]
+    lhs, rhs, sizes = types[:3]
     numbers = eqn.params["ragged_dot_dimension_numbers"]
     (ragged,) = numbers.lhs_ragged_dimensions
     (contract, _), (batch, _) = numbers.dot_dimension_numbers

@@ -39,7 +39,14 @@ def taken_apart(ends: Ends, groups: tuple[Axes, ...], mesh: Mesh) -> Ends | None
         found += _pieces(ends, d, cuts, mesh) if cuts else [_piece(ends, d)]
     if len(found) == len(ends.shape):
         return None
-    return Ends(*zip(*found, strict=True), ends.terms)
+    return Ends(
+        tuple(piece.whole for piece in found),
+        tuple(piece.size for piece in found),
+        tuple(piece.prefix for piece in found),
+        tuple(piece.source for piece in found),
+        tuple(piece.target for piece in found),
+        ends.terms,
+    )
 
 
 class _Piece(NamedTuple):
