@@ -19,9 +19,9 @@ from jax._src import sharding_impls as _sharding_impls
 from jax._src import stages as _stages
 from jax._src.interpreters import mlir as _mlir
 from jax._src.interpreters import pxla as _pxla
-from jax._src.lib import xla_client as _xla_client
-from jax._src.lib.mlir import ir as _ir
 from jax.extend.mlir.dialects import stablehlo
+from jaxlib import xla_client as _xla_client
+from jaxlib.mlir import ir as _ir
 
 from meshwise._jax.jaxprs import ClosedJaxpr, extended
 
@@ -72,10 +72,11 @@ def compiled_as_replicas(
     device_list = _xla_client.DeviceList(tuple(mesh.devices.flat))
     module = _module(ClosedJaxpr(open_jaxpr, consts), mesh, name, reused)
     executable = _compiled(module, name, device_list, compiler_options)
+    in_avals = [_aval(struct) for struct in ins]
     in_tree = jax.tree.structure((tuple(range(count)), {}))
-    args_info = _stages.make_args_info(in_tree, [_aval(s) for s in ins], tuple(donated))
+    args_info = _stages.make_args_info(in_tree, in_avals, tuple(donated))
     out_tree = jax.tree.structure([0] * len(outs))
-    loaded = _loaded(executable, device_list, name, ins, outs, kept)
+    loaded = _loaded(executable, device_list, name, ins, in_avals, outs, kept)
     return _stages.Compiled(loaded, [], args_info, out_tree, no_kwargs=True)
 
 
@@ -84,11 +85,14 @@ def _loaded(
     device_list: Any,
     name: str,
     ins: Sequence[jax.ShapeDtypeStruct],
+    all_ins: Sequence[Any],
     outs: Sequence[jax.ShapeDtypeStruct],
     kept: Collection[int],
 ) -> Any:
-    """What JAX calls: XLA's executable, and what it takes and returns."""
-    all_ins = [_aval(struct) for struct in ins]
+    """What JAX calls: XLA's executable, and what it takes and returns.
+
+    `all_ins` are the types of all arguments, those of `kept` among them.
+    """
     in_avals = [a for i, a in enumerate(all_ins) if i in kept]
     in_shardings = [s.sharding for i, s in enumerate(ins) if i in kept]
     out_avals, out_shardings = [_aval(s) for s in outs], [s.sharding for s in outs]
@@ -115,7 +119,7 @@ def _loaded(
         xla_in_layouts=in_layouts,
         dispatch_in_layouts=_pxla.get_dispatch_layouts(in_layouts, in_shardings, in_avals),
         xla_out_layouts=out_layouts,
-        all_args_info=_pxla.AllArgsInfo(all_ins, _core.DebugInfo("jit", name, names, None)),
+        all_args_info=_pxla.AllArgsInfo(list(all_ins), _core.DebugInfo("jit", name, names, None)),
         pgle_profiler=None,
     )
     return unloaded.load()
@@ -131,7 +135,7 @@ def _module(jaxpr: ClosedJaxpr, mesh: Any, name: str, donated: Sequence[bool]) -
     """The jaxpr in MLIR, its collectives between replicas."""
     axes, client = frozenset(mesh.axis_names), mesh.devices.flat[0].client
     # Since 0.11 the types of the results are given.
-    more = {"out_avals": jaxpr.out_avals} if jax.__version_info__ >= (0, 11) else {}
+    more: dict[str, Any] = {"out_avals": jaxpr.out_avals} if jax.__version_info__ >= (0, 11) else {}
     with _core.extend_axis_env_nd(list(mesh.shape.items())):
         lowered = _mlir.lower_jaxpr_to_module(
             f"jit_{name}",
