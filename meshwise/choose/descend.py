@@ -10,6 +10,7 @@ only falls, so the descent ends, never dearer than where it began.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 
 from meshwise.choose.candidates import candidates
 from meshwise.choose.graph import Value
@@ -26,6 +27,20 @@ MOST_SWEEPS = 8
 MOST_ROUNDS = 4
 MOST_AROUND = 16  # values around a node that moves with the maker of one of them
 WORTH_IT = 1e-13  # seconds; smaller savings are rounding
+
+
+@dataclass(frozen=True, slots=True)
+class _Moving:
+    """What moves together to one sharding of a value: users of it, and perhaps its maker.
+
+    A maker that `follows` is asked what it could be once the users have moved, and they do not
+    move without it; any other chooses among what it is offered as its neighbours are now.
+    """
+
+    value: Value
+    users: tuple[int, ...]
+    maker: Node | None
+    follows: bool
 
 
 def descend(search: Search, limits: Limits) -> None:
@@ -109,37 +124,39 @@ def _move_shared_values(
     """
     dirty: set[int] = set()
     for value in search.graph.values.values():
-        users = sorted({n for n, _ in value.uses} & free)
-        with_maker = _moves_along(search, value, users, free)
-        enough = with_maker if follows else len(users) > 1 or with_maker
-        if users and enough and not value.remade:
-            changes = _move_users(search, value, users, limits, with_maker, follows)
-            if changes:
-                dirty |= search.keep(changes) & free
+        moving = _moving(search, value, free, follows)
+        changes = [] if moving is None else _move(search, moving, limits)
+        if changes:
+            dirty |= search.keep(changes) & free
     return dirty
 
 
-def _move_users(
-    search: Search,
-    value: Value,
-    users: Sequence[int],
-    limits: Limits,
-    with_maker: bool,
-    follows: bool,
-) -> list[Change]:
-    """Move the users that can to one sharding of a value, if that pays; what changed.
+def _moving(search: Search, value: Value, free: Set[int], follows: bool) -> _Moving | None:
+    """What may move with a value; None where nothing does, or only what moves by itself anyway."""
+    users = tuple(sorted({n for n, _ in value.uses} & free))
+    if not users or value.remade:
+        return None
+    maker = _maker_along(search, value, users, free)
+    if maker is None and (follows or len(users) == 1):
+        return None
+    return _Moving(value, users, maker, follows)
+
+
+def _move(search: Search, moving: _Moving, limits: Limits) -> list[Change]:
+    """Move those that can to one sharding of a value, if that pays; what changed.
 
     Its maker may move with them: neither it nor they would without the other.
     """
+    nodes = search.graph.nodes
     best: tuple[float, list[Choice]] = (-WORTH_IT, [])
-    for offers in _moves_of(search, value, users, limits, with_maker, follows):
-        hoped = [(search.graph.nodes[i], min(found)[2]) for i, found in offers.items()]
+    for offers in _moves_of(search, moving, limits):
+        hoped = [(nodes[i], min(found)[2]) for i, found in offers.items()]
         if len(hoped) < 2 or _together(search, hoped, search.least_delta) > best[0] + WORTH_IT:
             continue
         moves = [
-            (search.graph.nodes[i], axes)
+            (nodes[i], axes)
             for i, found in offers.items()
-            if (axes := _cheapest_offer(search, value, search.graph.nodes[i], found)) is not None
+            if (axes := _cheapest_offer(search, moving.value, nodes[i], found)) is not None
         ]
         saved = _together(search, moves, search.delta)
         if len(moves) > 1 and saved < best[0]:
@@ -147,21 +164,14 @@ def _move_users(
     return [c for node, axes in best[1] for c in search.put(node, axes)]
 
 
-def _moves_of(
-    search: Search,
-    value: Value,
-    users: Sequence[int],
-    limits: Limits,
-    with_maker: bool,
-    follows: bool,
-) -> Iterator[dict[int, list[Priced]]]:
+def _moves_of(search: Search, moving: _Moving, limits: Limits) -> Iterator[dict[int, list[Priced]]]:
     """For each sharding of a value how its users could read it so, then with its maker as well."""
-    offered = _offers(search, value, users, limits)
+    value, maker, follows = moving.value, moving.maker, moving.follows
+    offered = _offers(search, value, moving.users, limits)
     if not follows:
         yield from offered.values()
-    if not with_maker or value.maker is None:
+    if maker is None:
         return
-    maker = search.graph.nodes[value.maker]
     priced: dict[DimAxes, tuple[Sharding, float]] = {}
     choices = choices_of(search, maker, limits)
     for sharding, offers in offered.items():
@@ -199,17 +209,18 @@ def _made_so(
     return found
 
 
-def _moves_along(search: Search, value: Value, users: Sequence[int], free: Set[int]) -> bool:
-    """Whether the maker of a value may move with its users.
+def _maker_along(search: Search, value: Value, users: Sequence[int], free: Set[int]) -> Node | None:
+    """The maker of a value, if it may move with the users.
 
     Around none of them are more than a few values: a region of all layers has as many as there are
     layers, and would be priced again, with all of them, for each.
     """
     maker = value.maker
     if maker is None or maker not in free or maker in users:
-        return False
+        return None
     nodes = [search.graph.nodes[i] for i in (maker, *users)]
-    return all(len(search.around(node)) <= MOST_AROUND for node in nodes)
+    near = all(len(search.around(node)) <= MOST_AROUND for node in nodes)
+    return nodes[0] if near else None
 
 
 def _together(
