@@ -12,9 +12,12 @@ from jax import lax
 from meshwise.flatten import flatten
 from tests.fuzz.evaluate.run import evaluate
 
+# Functions of `x[12, 9]` and `u[6, 9]`, and the equations that are left of them.
+Table = dict[str, tuple[Callable[..., Any], str | None]]
 
-def table() -> dict[str, tuple[Callable[..., Any], str]]:
-    """Functions of `x[12, 9]` and `u[6, 9]`, and the equations that are left of them."""
+
+def of_rows() -> Table:
+    """Slices, pads, rolls and joins."""
     return {
         "slice of a slice": (lambda x, u: x[2:11][1:7:2], "slice"),
         "slice of one with strides": (lambda x, u: x[1::3][1:3], "slice"),
@@ -64,6 +67,13 @@ def table() -> dict[str, tuple[Callable[..., Any], str]]:
         "two slices that are no roll": (lambda x, u: jnp.concatenate([x[5:], x[:6]]),
                                         "slice slice concatenate"),
         "dynamic_slice": (lambda x, u: lax.dynamic_slice(x, (9, -3), (6, 4)), "slice"),
+        "empty slice of a slice": (lambda x, u: x[:, ::2][:, 9:], None),
+    }  # fmt: skip
+
+
+def of_updates_copies_and_windows() -> Table:
+    """Updates at places that are known, copies laid end to end, and windows."""
+    return {
         "dynamic_update_slice": (lambda x, u: lax.dynamic_update_slice(x, u, (99, 0)),
                                  "pad iota ge lt and select_n"),
         "update of a few rows": (lambda x, u: lax.dynamic_update_slice(x, u[:2], (3, 0)),
@@ -78,7 +88,6 @@ def table() -> dict[str, tuple[Callable[..., Any], str]]:
         "every other column, add": (lambda x, u: x.T.at[:, 1::2].add(u.T),
                                     "transpose transpose pad add"),
         "a row": (lambda x, u: x.at[3].set(u[0]), "slice broadcast_in_dim scatter"),
-        "empty slice of a slice": (lambda x, u: x[:, ::2][:, 9:], None),
         "multiply complex numbers": (lambda x, u: complex_of(x).at[3:9].multiply(2).real,
                                      None),
         "convolution of a crop": (lambda x, u: lax.conv_general_dilated(
@@ -130,9 +139,12 @@ def values() -> tuple[np.ndarray, np.ndarray]:
     return x.astype(np.float32), u.astype(np.float32)
 
 
-@pytest.mark.parametrize("name", table())
+TABLE = of_rows() | of_updates_copies_and_windows()
+
+
+@pytest.mark.parametrize("name", TABLE)
 def test_merged(name: str):
-    function, left = table()[name]
+    function, left = TABLE[name]
     x, u = values()
     traced = jax.make_jaxpr(function)(x, u)
     closed = flatten(traced)
