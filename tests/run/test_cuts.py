@@ -15,10 +15,6 @@ from meshwise._jax import as_cpu_compiles
 P = PartitionSpec
 
 
-def mesh_of(**axes):
-    return Mesh(np.array(jax.devices()).reshape(tuple(axes.values())), tuple(axes))
-
-
 # Axes of the mesh, the global shape, how it lies before and after, the type.
 CASES = [
     ({"x": 8}, (16, 24), P("x"), P(None, "x"), jnp.float32),
@@ -40,7 +36,7 @@ def is_value(x):
 
 @pytest.mark.parametrize("axes, shape, before, after, dtype", CASES)
 def test_what_arrives_is_what_one_device_has(axes, shape, before, after, dtype):
-    mesh = mesh_of(**axes)
+    mesh = Mesh(np.array(jax.devices()).reshape(tuple(axes.values())), tuple(axes))
     x = jnp.asarray(np.random.default_rng(0).normal(size=shape) * 9).astype(dtype)
     move = mw.jit(lambda x: x, mesh=mesh, in_shardings=(before,), out_shardings=after)
     assert "all_to_all" in {c.kind.value for c in move.partition(x).collectives}
@@ -48,24 +44,23 @@ def test_what_arrives_is_what_one_device_has(axes, shape, before, after, dtype):
     np.testing.assert_array_equal(y.value if is_value(y) else y, x)
 
 
-def test_a_transpose_around_what_is_computed_flat():
+def test_a_transpose_around_what_is_computed_flat(mesh8):
     """XLA moves it past the computation, and the pieces must not be laid differently by that."""
     x = np.random.default_rng(0).normal(size=(256, 64)).astype(np.float32)
     function = jax.grad(lambda x: jnp.sin(x.T.ravel()).sum())
-    step = mw.jit(function, mesh=mesh_of(x=8), in_shardings=P("x"), out_shardings=P("x"))
+    step = mw.jit(function, mesh=mesh8, in_shardings=P("x"), out_shardings=P("x"))
     assert [c.kind.value for c in step.partition(x).collectives] == ["all_to_all"] * 2
     np.testing.assert_allclose(step(x), np.cos(x), rtol=1e-5)
 
 
-def compiled_text(shape, before, after, dtype=jnp.float32):
-    mesh = mesh_of(x=8)
-    move = mw.jit(lambda x: x, mesh=mesh, in_shardings=(before,), out_shardings=after)
+def compiled_text(mesh8, shape, before, after, dtype=jnp.float32):
+    move = mw.jit(lambda x: x, mesh=mesh8, in_shardings=(before,), out_shardings=after)
     return move.partition(jax.ShapeDtypeStruct(shape, dtype)).compile().as_text()
 
 
 @pytest.mark.parametrize("before, after", [(P("x"), P(None, "x")), (P(None, "x"), P("x"))])
-def test_pieces_are_cut_by_equal_kernels_and_not_joined_before(before, after):
-    text = compiled_text((16, 24), before, after)
+def test_pieces_are_cut_by_equal_kernels_and_not_joined_before(mesh8, before, after):
+    text = compiled_text(mesh8, (16, 24), before, after)
     bodies = re.findall(r"^%fused[^\n]*{\n(.*?)^}", text, re.MULTILINE | re.DOTALL)
     cuts = [b for b in bodies if "dynamic-slice" in b]
     alike = {re.sub(r"%[\w.-]+|, metadata=\{[^}]*\}|stack_frame_id=\d+", "", b) for b in cuts}
@@ -75,21 +70,20 @@ def test_pieces_are_cut_by_equal_kernels_and_not_joined_before(before, after):
 
 @pytest.mark.parametrize("after", [P(), P(None, "x")])
 @pytest.mark.parametrize("dtype, bits", [(jnp.bfloat16, 16), (jnp.float8_e5m2, 8)])
-def test_short_floats_are_moved_as_they_are(after, dtype, bits):
-    text = compiled_text((16, 24), P("x"), after, dtype)
+def test_short_floats_are_moved_as_they_are(mesh8, after, dtype, bits):
+    text = compiled_text(mesh8, (16, 24), P("x"), after, dtype)
     (moved,) = re.findall(r"= \(?(\w+)\[.* (?:all-to-all|all-gather)\(", text)
     assert moved == f"u{bits}"
 
 
-def test_arrays_that_travel_together_are_joined_in_pieces():
-    mesh = mesh_of(x=8)
+def test_arrays_that_travel_together_are_joined_in_pieces(mesh8):
     draw = np.random.default_rng(0)
     keys = jnp.asarray(draw.integers(0, 9, (16, 32)), jnp.int32)
     values = jnp.asarray(draw.normal(size=(16, 32)), jnp.float32)
     spec = P(None, "x")
     by_keys = mw.jit(
         lambda k, v: lax.sort((k, v), dimension=1, num_keys=1),
-        mesh=mesh,
+        mesh=mesh8,
         in_shardings=(spec, spec),
         out_shardings=spec,
     )
@@ -100,10 +94,10 @@ def test_arrays_that_travel_together_are_joined_in_pieces():
     assert [len(eqn.invars) for eqn in cuts] == [2, 2]  # there and back: keys and values
 
 
-def test_what_is_joined_of_arrays_of_other_sizes_is_cut():
+def test_what_is_joined_of_arrays_of_other_sizes_is_cut(mesh8):
     """A running sum of totals, each moved on by one, goes back to where its rows are."""
     total = mw.jit(
-        lambda x: jnp.cumsum(x, 0), mesh=mesh_of(x=8), in_shardings=P("x"), out_shardings=P("x")
+        lambda x: jnp.cumsum(x, 0), mesh=mesh8, in_shardings=P("x"), out_shardings=P("x")
     )
     program = total.partition(jax.ShapeDtypeStruct((16, 24), jnp.float32))
     eqns = as_cpu_compiles(program.jaxpr, {"x": 8}).jaxpr.eqns
@@ -111,9 +105,8 @@ def test_what_is_joined_of_arrays_of_other_sizes_is_cut():
     assert names.count("all_to_all") == names.count("cut_and_joined") == 2
 
 
-def test_gradients_and_batches_pass_through():
-    mesh = mesh_of(x=8)
-    made = mw.jit(lambda x: x * 1.0, mesh=mesh, in_shardings=(P("x"),), out_shardings=P(None, "x"))
+def test_gradients_and_batches_pass_through(mesh8):
+    made = mw.jit(lambda x: x * 1.0, mesh=mesh8, in_shardings=(P("x"),), out_shardings=P(None, "x"))
     x = jnp.asarray(np.random.default_rng(0).normal(size=(16, 24)), jnp.float32)
     program = made.partition(x)
     gradient = jax.grad(lambda x: (program(x) ** 2).sum())(x)
@@ -122,9 +115,7 @@ def test_gradients_and_batches_pass_through():
     np.testing.assert_array_equal(both, jnp.stack([x, 2 * x]))
 
 
-def test_an_exchange_in_a_loop():
-    mesh = mesh_of(x=8)
-
+def test_an_exchange_in_a_loop(mesh8):
     def turns(x):
         def step(x, _):
             return mw.shard(mw.shard(x, P(None, "x")) * 2, P("x")), None
@@ -132,5 +123,5 @@ def test_an_exchange_in_a_loop():
         return lax.scan(step, x, None, length=3)[0]
 
     x = jnp.asarray(np.random.default_rng(0).normal(size=(16, 24)), jnp.float32)
-    turned = mw.jit(turns, mesh=mesh, in_shardings=(P("x"),), out_shardings=P("x"))
+    turned = mw.jit(turns, mesh=mesh8, in_shardings=(P("x"),), out_shardings=P("x"))
     np.testing.assert_array_equal(turned(x), x * 8)

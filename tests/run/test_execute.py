@@ -24,11 +24,6 @@ from tests.run.executables import (
 )
 
 
-@pytest.fixture(params=[AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
-def mesh(request):
-    return make_mesh(request.param)
-
-
 def test_arrays_from_the_host_come_back_on_the_users_mesh(mesh):
     run = matmul(mesh)
     outs = run([X, W])

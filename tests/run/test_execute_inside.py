@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from meshwise import _jax
@@ -16,17 +16,11 @@ from tests.run.executables import (
     X,
     check_matmul,
     doubled,
-    make_mesh,
     matmul,
     program,
     shape_of,
     sharding,
 )
-
-
-@pytest.fixture(params=[AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
-def mesh(request):
-    return make_mesh(request.param)
 
 
 def test_inside_other_transformations(mesh):

@@ -57,12 +57,11 @@ def taken(lowered):
 
 
 @pytest.mark.parametrize("function, shapes, in_specs, out_spec", CASES.values(), ids=CASES)
-def test_no_more_than_jax_takes(function, shapes, in_specs, out_spec):
-    mesh = jax.make_mesh((8,), ("x",), (AxisType.Auto,))
+def test_no_more_than_jax_takes(mesh8, function, shapes, in_specs, out_spec):
     args = [jax.ShapeDtypeStruct(shape, f32) for shape in shapes]
-    placed = jax.tree.map(lambda spec: NamedSharding(mesh, spec), (in_specs, out_spec))
+    placed = jax.tree.map(lambda spec: NamedSharding(mesh8, spec), (in_specs, out_spec))
     peer = jax.jit(function, in_shardings=placed[0], out_shardings=placed[1])
-    ours = mw.jit(function, mesh=mesh, in_shardings=in_specs, out_shardings=out_spec)
+    ours = mw.jit(function, mesh=mesh8, in_shardings=in_specs, out_shardings=out_spec)
     assert taken(ours.partition(*args)) <= taken(peer.lower(*args))
 
 
