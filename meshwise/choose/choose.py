@@ -9,7 +9,7 @@ from meshwise.choose.descend import descend
 from meshwise.choose.graph import Graph, build_graph, is_remade
 from meshwise.choose.holding import peak_bytes
 from meshwise.choose.plan import EquationPlan, Plan
-from meshwise.choose.search import Search, work_seconds
+from meshwise.choose.search import Search, node_seconds, work_seconds
 from meshwise.choose.starts import Limits, completion_start, forward_start, limits_of
 from meshwise.choose.tree import Edge, reshard_tree
 from meshwise.cost.hardware import Hardware
@@ -28,6 +28,7 @@ Copies = dict[Var, tuple[float, tuple[Edge, ...]]]  # of each value: seconds, an
 MUCH_LIGHTER = 1.2
 DEARER = 4
 HOLDING = 0.3  # what all that is held costs in the search for one, as a part of the cheapest plan
+WORKING = 3.0  # and all work in the search for one that computes less
 
 
 def choose(
@@ -57,6 +58,7 @@ def choose(
     best = min(found, key=lambda one: (one.large_seconds, one.seconds))
     if driver == "descend":
         best = _lighter(best, found, limits)
+        best = _computing_less(best, found[-1], limits)
     return _plan(best, completion, completion_seconds, driver)
 
 
@@ -74,17 +76,22 @@ class Found:
 
         Work counts in steps of a launch, so that a little less of it is worth none.
         """
-        graph, placed = self.search.graph, self.search.placed
+        graph = self.search.graph
         if not graph.hardware.least_bytes:
             return 0.0
         edges = {var: edges for var, (_, edges) in self.copies.items()}
         sent = self.search.sent_bytes(edges) / graph.hardware.link_bytes_per_s
-        work = sum(
-            work_seconds(graph, node, placement.strategy.axes)
-            for node, placement in zip(graph.nodes, placed, strict=True)
-        )
-        launch = graph.hardware.launch_s
+        launch, work = graph.hardware.launch_s, self.work_seconds
         return round(sent + (work // launch * launch if launch else work), 13)
+
+    @cached_property
+    def work_seconds(self) -> float:
+        """What a device computes, work on padding included."""
+        graph = self.search.graph
+        return sum(
+            work_seconds(graph, node, placement.strategy.axes)
+            for node, placement in zip(graph.nodes, self.search.placed, strict=True)
+        )
 
     @cached_property
     def peak_bytes(self) -> int:
@@ -131,6 +138,24 @@ def _lighter(best: Found, found: Sequence[Found], limits: Limits) -> Found:
     return min(worth, key=_weighed, default=best)
 
 
+def _computing_less(best: Found, completed: Found, limits: Limits) -> Found:
+    """What computes far less than the cheapest, where completion does and it costs little more.
+
+    That every device does all of some element-wise work is decided where that saves bytes, and each
+    time it is cheap; in a loop it may become most of what is computed. So a descent from completion
+    has to pay more for work. What it finds is taken if work falls by more than the cost rises; it
+    may cost no more than completion.
+    """
+    if best.work_seconds <= MUCH_LIGHTER * completed.work_seconds:
+        return best
+    axes = [placed.strategy.axes for placed in completed.search.placed]
+    dearer = WORKING * best.seconds / best.work_seconds
+    one = _descended(Search(best.search.graph, axes, dearer_work=dearer), limits)
+    much = MUCH_LIGHTER * one.work_seconds <= best.work_seconds
+    worth = one.seconds * one.work_seconds <= best.seconds * best.work_seconds
+    return one if much and worth and one.seconds <= completed.seconds else best
+
+
 def _is_worth_it(one: Found, best: Found, most_seconds: float) -> bool:
     much = MUCH_LIGHTER * one.peak_bytes <= best.peak_bytes
     return much and one.seconds <= most_seconds and _weighed(one) <= _weighed(best)
@@ -173,7 +198,10 @@ def _copies(search: Search, stop_at_completion: bool) -> Copies:
 
 
 def _total(search: Search, copies: Copies) -> float:
-    return sum(c for c, _ in copies.values()) + sum(p.seconds for p in search.placed)
+    return sum(c for c, _ in copies.values()) + sum(
+        node_seconds(search.graph, node, placed.strategy.axes)
+        for node, placed in zip(search.graph.nodes, search.placed, strict=True)
+    )
 
 
 def _plan(found: Found, completion: Completion, completion_seconds: float, driver: str) -> Plan:

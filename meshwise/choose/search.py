@@ -50,13 +50,16 @@ class Search:
         axes: Sequence[DimAxes],
         carries: bool = True,
         seconds_per_byte: float = 0.0,
+        dearer_work: float = 0.0,
     ):
         """Place every node by the axes of its factors; carry sums unless told not to.
 
-        `seconds_per_byte` is what a byte costs that a device holds of a value or a copy of it.
+        `seconds_per_byte` is what a byte costs that a device holds of a value or a copy of it, and
+        `dearer_work` what work costs besides its time, as so many times that.
         """
         self.graph = graph
         self._seconds_per_byte = seconds_per_byte
+        self._dearer_work = dearer_work
         self._known: dict[tuple[int, DimAxes, Axes], Placement] = {}
         self._trees: dict[TreeKey, float] = {}
         self._same: dict[Sharding, Sharding] = {}
@@ -84,9 +87,15 @@ class Search:
                 strategy,
                 tuple(self._same.setdefault(s, s) for s in wanted),
                 tuple(self._same.setdefault(s, s) for s in made),
-                node_seconds(self.graph, node, axes),
+                self._node_seconds(node, axes),
             )
         return self._known[key]
+
+    def _node_seconds(self, node: Node, axes: DimAxes) -> float:
+        seconds = node_seconds(self.graph, node, axes)
+        if not self._dearer_work:
+            return seconds
+        return seconds + self._dearer_work * work_seconds(self.graph, node, axes)
 
     def around(self, node: Node) -> Sequence[Value]:
         """The values a node touches."""

@@ -1,4 +1,4 @@
-"""What a device holds at once, and plans taken because they hold less."""
+"""What a device holds at once, and plans taken because they hold or compute less."""
 
 import jax
 import jax.numpy as jnp
@@ -137,3 +137,41 @@ def test_a_little_less_memory_is_worth_nothing():
 def test_of_nothing_nothing_is_held():
     program = mw.jit(jnp.cumsum, mesh=N8, in_shardings=P("d")).partition(f32(0))
     assert program.wire_bytes == 0
+
+
+def shortest_paths(distances):
+    """Floyd and Warshall: each step goes through all pairs, and reads a row and a column."""
+
+    def step(k, found):
+        return jnp.minimum(found, found[:, k][:, None] + found[k][None, :])
+
+    return lax.fori_loop(0, len(distances), step, distances)
+
+
+@pytest.mark.parametrize("side", [64, 43], ids=["even", "uneven"])
+def test_work_of_a_loop_is_shared(side):
+    """Gathering all before the loop sends half of a row a step, for eight times the work."""
+    hints = {"in_shardings": P("d"), "out_shardings": P("d")}
+    program = mw.jit(shortest_paths, mesh=N8, **hints).partition(f32(side, side))
+    completed = mw.jit(shortest_paths, mesh=N8, completion="gspmd", **hints).partition(
+        f32(side, side)
+    )
+    whole = 3 * side**3
+    assert program.plan.work_seconds * GENERIC.flops_per_s < whole / 4
+    assert program.wire_bytes <= completed.wire_bytes
+    assert all(c.count == side for c in program.collectives)
+    distances = np.random.default_rng(0).uniform(1, 9, (side, side)).astype(np.float32)
+    np.testing.assert_array_equal(program.simulate(distances), shortest_paths(distances))
+
+
+def halved(values):
+    """A few numbers changed a little in each step, of all of which each device wants a sum."""
+    step = lambda h, _: (h * jnp.tanh(h.sum()), None)  # noqa: E731
+    return lax.scan(step, values, None, length=50)[0]
+
+
+def test_work_is_not_shared_where_that_costs_more():
+    """Gathered once, all numbers are on every device: no sum is sent in fifty steps."""
+    hints = {"in_shardings": P("d"), "out_shardings": P("d")}
+    program = mw.jit(halved, mesh=N8, **hints).partition(f32(16))
+    assert [(str(c.kind), c.count) for c in program.collectives] == [("all_gather", 1)]
