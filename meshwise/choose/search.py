@@ -18,6 +18,7 @@ from meshwise.ir.bodies import Path, times_made
 from meshwise.ir.factors import Strategy, dims_sharding, operand_sharding
 from meshwise.ir.mesh import Axes
 from meshwise.ir.sharding import DimAxes, Reduction, Sharding, local_bytes, unreduced
+from meshwise.reshard.plan import Reshard
 from meshwise.reshard.search import plan_reshard, reshard_cost
 from meshwise.rules.registry import Exchange, LocalContext
 
@@ -135,7 +136,7 @@ class Search:
             return seconds
         what = value.shape, value.itemsize, self.graph.mesh
         return sum(
-            times * reshard_cost(*what, *edge, self.graph.hardware)
+            times * reshard_cost(Reshard(*what, *edge, self.graph.hardware))
             for times, edge in zip(self.times_made(value, edges), edges, strict=True)
         )
 
@@ -196,7 +197,8 @@ class Search:
             value = graph.values[var]
             for times, (source, target) in zip(self.times_made(value, edges), edges, strict=True):
                 what = value.shape, value.itemsize, graph.mesh, source, target
-                sent += value.trips * times * plan_reshard(*what, graph.hardware).wire_bytes
+                plan = plan_reshard(Reshard(*what, graph.hardware))
+                sent += value.trips * times * plan.wire_bytes
         for node, placed in zip(graph.nodes, self.placed, strict=True):
             exchanges = exchanges_of(graph, node, placed.strategy.axes) or ()
             sent += sum(runs * one.wire_bytes for runs, one in exchanges)

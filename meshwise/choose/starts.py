@@ -14,6 +14,7 @@ from meshwise.choose.search import exchanges_of, node_seconds, work_seconds
 from meshwise.choose.tree import IMPOSSIBLE
 from meshwise.ir.factors import Strategy, dims_sharding, operand_sharding
 from meshwise.ir.sharding import DimAxes, Reduction, local_bytes, sharding_of, unreduced
+from meshwise.reshard.plan import Reshard
 from meshwise.reshard.search import reshard_bound, reshard_cost
 
 _STACKS = (step_p, stack_p)
@@ -312,7 +313,7 @@ def _price(
     axes: DimAxes,
     tensors: Sequence[DimAxes],
     keep_results: bool,
-    cost: Callable[..., float],
+    cost: Callable[[Reshard], float],
 ) -> float:
     """Work, reshards of operands from the given shardings, and perhaps of results to them.
 
@@ -333,7 +334,6 @@ def _price(
             operator = node.reduced[result][0][1] if over else Reduction.SUM
             made = dims_sharding(node.rule.results[result], axes)
             source, target = unreduced(made, over, operator), sharding_of(dims)
-        total += min(value.trips, runs) * cost(
-            value.shape, value.itemsize, graph.mesh, source, target, graph.hardware
-        )
+        what = value.shape, value.itemsize, graph.mesh
+        total += min(value.trips, runs) * cost(Reshard(*what, source, target, graph.hardware))
     return total

@@ -12,6 +12,7 @@ from functools import lru_cache
 from meshwise.cost.hardware import Hardware
 from meshwise.ir.mesh import Mesh
 from meshwise.ir.sharding import Reduction, Sharding
+from meshwise.reshard.plan import Reshard
 from meshwise.reshard.search import reshard_bound, reshard_cost
 
 Edge = tuple[Sharding, Sharding]
@@ -35,7 +36,7 @@ def reshard_tree(
     def cost(source: Sharding, target: Sharding) -> float:
         if not _reachable(source, target):
             return IMPOSSIBLE
-        return reshard_cost(shape, itemsize, mesh, source, target, hardware)
+        return reshard_cost(Reshard(shape, itemsize, mesh, source, target, hardware))
 
     if len(targets) == 1:
         return cost(produced, targets[0]), ((produced, targets[0]),)
@@ -63,7 +64,7 @@ def tree_bound(
     if not all(_reachable(produced, target) for target in wanted):
         return IMPOSSIBLE
     what = shape, itemsize, mesh, produced
-    return max([reshard_bound(*what, target, hardware) for target in wanted])
+    return max([reshard_bound(Reshard(*what, target, hardware)) for target in wanted])
 
 
 def _grow(produced: Sharding, targets: Iterable[Sharding], cost) -> tuple[float, tuple[Edge, ...]]:  # type: ignore[no-untyped-def]

@@ -17,6 +17,7 @@ from meshwise.ir.mesh import Axes, Mesh
 from meshwise.ir.program import Hint, Program, itemsize_of, shape_of
 from meshwise.ir.sharding import DimAxes, Sharding, unreduced
 from meshwise.propagate.completion import Completion
+from meshwise.reshard.plan import Reshard
 from meshwise.reshard.search import plan_reshard
 
 
@@ -51,9 +52,8 @@ def _every_use(plan: Plan, hardware: Hardware) -> Iterable[Use]:
         yield from (((axes,), ()) for axes in cause.beaten)
     for var, edges in plan.copies.items():
         for source, target in edges:
-            shape, itemsize = shape_of(var), itemsize_of(var)
-            steps = plan_reshard(shape, itemsize, mesh, source, target, hardware).steps
-            for step in steps:
+            asked = Reshard(shape_of(var), itemsize_of(var), mesh, source, target, hardware)
+            for step in plan_reshard(asked).steps:
                 yield step.source.dims, step.source.unreduced
                 yield step.target.dims, step.target.unreduced
 

@@ -15,6 +15,7 @@ from meshwise.cost.hardware import Hardware
 from meshwise.ir.bodies import Item, Nested
 from meshwise.ir.program import itemsize_of, shape_of
 from meshwise.ir.sharding import Sharding, local_bytes
+from meshwise.reshard.plan import Reshard
 from meshwise.reshard.search import plan_reshard
 
 Copy = tuple[Var, Sharding]
@@ -63,7 +64,7 @@ def read_before(
         if source is None:
             continue
         what = shape_of(var), itemsize_of(var), plan.program.mesh
-        wire = plan_reshard(*what, source, sharding, hardware).wire_bytes
+        wire = plan_reshard(Reshard(*what, source, sharding, hardware)).wire_bytes
         if wire:
             sent[var, sharding] = local_bytes(*what[:2], sharding, what[2]), wire
     left = float("inf") if most_bytes is None else most_bytes

@@ -27,7 +27,7 @@ from meshwise.ir.sharding import Sharding, local_bytes
 from meshwise.partition.hoist import LoopRead
 from meshwise.partition.padding import mask_operands
 from meshwise.reshard.emit import all_reduce, apply_steps
-from meshwise.reshard.plan import StepKind
+from meshwise.reshard.plan import Reshard, StepKind
 from meshwise.reshard.search import plan_reshard
 from meshwise.rules.registry import LocalContext, OpRule
 
@@ -156,8 +156,8 @@ def _strategy_for(rule: FactorRule, result: int, sharding: Sharding) -> Strategy
 def _reshard(walk: Walk, var: Var, edge: Edge, array: Any, user: JaxprEqn | None) -> Any:
     mesh = walk.plan.program.mesh
     source, target = edge
-    what = shape_of(var), itemsize_of(var), mesh, source, target, walk.hardware
-    steps = plan_reshard(*what, walk.most_bytes.get(var))
+    asked = Reshard(shape_of(var), itemsize_of(var), mesh, source, target, walk.hardware)
+    steps = plan_reshard(asked, walk.most_bytes.get(var))
     if not any(step.kind is not StepKind.SLICE for step in steps.steps):
         return apply_steps(array, steps, mesh)
     with _reason(walk, [(var, edge)], user):

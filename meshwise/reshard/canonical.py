@@ -13,7 +13,7 @@ Where an end shards a dim over several groups, the dim is first *taken apart* (`
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
@@ -21,10 +21,10 @@ from typing import NamedTuple
 
 from meshwise.cost.hardware import Hardware
 from meshwise.ir.mesh import Axes, Mesh
-from meshwise.ir.sharding import DimAxes, Reduction, Sharding
+from meshwise.ir.sharding import DimAxes, Reduction
 from meshwise.reshard.apart import Ends, taken_apart
 from meshwise.reshard.places import DimIds, IdPart
-from meshwise.reshard.plan import Part
+from meshwise.reshard.plan import Part, Reshard
 from meshwise.reshard.problem import MAX_FREE_SEARCH, Prices, Problem
 
 Groups = tuple[Axes, ...]
@@ -104,16 +104,10 @@ def prices_of(hardware: Hardware) -> Prices:
     )
 
 
-def levels(
-    shape: tuple[int, ...],
-    itemsize: int,
-    mesh: Mesh,
-    source: Sharding,
-    target: Sharding,
-    hardware: Hardware,
-) -> Iterator[Level]:
+def levels(asked: Reshard) -> Iterator[Level]:
     """The problem by ever finer groups of axes, as it is and with dims taken apart."""
-    ends = strip(shape, mesh, source, target)
+    _, itemsize, mesh, source, target, hardware = asked
+    ends = strip(asked)
     used = {a for axes in (*ends.source, *ends.target) for a in axes}.union(ends.terms)
     fixed = {a for axes in ends.prefix for a in axes}.union(target.unreduced)
     unused = tuple(a for a in mesh.names if a not in used and a not in fixed)
@@ -134,8 +128,9 @@ def levels(
         yield Level(whole, inner)
 
 
-def strip(shape: Sequence[int], mesh: Mesh, source: Sharding, target: Sharding) -> Ends:
+def strip(asked: Reshard) -> Ends:
     """Leave out what both ends share: equal dims whole, even ones up to where they differ."""
+    shape, _, mesh, source, target, _ = asked
     sizes, prefix, before, after = [], [], [], []
     for n, mine, wanted in zip(shape, source.dims, target.dims, strict=True):
         shared = 0
@@ -149,8 +144,7 @@ def strip(shape: Sequence[int], mesh: Mesh, source: Sharding, target: Sharding) 
         before.append(mine[shared:])
         after.append(wanted[shared:])
     terms = tuple(a for a in source.unreduced if a not in target.unreduced)
-    whole = tuple(shape)
-    return Ends(whole, tuple(sizes), tuple(prefix), tuple(before), tuple(after), terms)
+    return Ends(shape, tuple(sizes), tuple(prefix), tuple(before), tuple(after), terms)
 
 
 def _groupings(mesh: Mesh, ends: Ends, unused: Axes) -> Iterator[Groups]:

@@ -2,11 +2,33 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
+from meshwise.cost.hardware import Hardware
 from meshwise.ir.collectives import CollectiveKind
-from meshwise.ir.mesh import Axes
-from meshwise.ir.sharding import Sharding
+from meshwise.ir.mesh import Axes, Mesh
+from meshwise.ir.sharding import Sharding, local_bytes
 from meshwise.reshard.rounds import Round
+
+
+class Reshard(NamedTuple):
+    """What is asked: a value of a global shape from one sharding to another, on some hardware.
+
+    `itemsize` is in bytes. A tuple, as it is the key under which answers are kept.
+    """
+
+    shape: tuple[int, ...]
+    itemsize: int
+    mesh: Mesh
+    source: Sharding
+    target: Sharding
+    hardware: Hardware
+
+    @property
+    def end_bytes(self) -> int:
+        """Bytes of the larger of a device's two shards."""
+        what = self.shape, self.itemsize
+        return max(local_bytes(*what, s, self.mesh) for s in (self.source, self.target))
 
 
 class StepKind(StrEnum):

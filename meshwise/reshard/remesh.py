@@ -13,7 +13,7 @@ from meshwise.cost.hardware import Hardware
 from meshwise.errors import MemoryLimitError
 from meshwise.ir.mesh import Mesh
 from meshwise.ir.sharding import Sharding, local_shape
-from meshwise.reshard.plan import ReshardPlan, Step
+from meshwise.reshard.plan import Reshard, ReshardPlan, Step
 from meshwise.reshard.rounds import Round, plan_rounds
 from meshwise.reshard.search import plan_within_shards, too_large
 from meshwise.reshard.tiles import Tiles, tiles_of
@@ -121,7 +121,7 @@ def _by_way_of(
     rounds = plan_rounds(source, fetched, MOST_ROUNDS)
     if rounds is None:
         return None
-    then = plan_within_shards(shape, itemsize, mesh, sharding, target, hardware)
+    then = plan_within_shards(Reshard(shape, itemsize, mesh, sharding, target, hardware))
     sent = round_bytes(rounds, itemsize)
     launches = sum(each.is_sent for each in rounds)
     round_s = hardware.launch_s if hardware.round_s is None else hardware.round_s

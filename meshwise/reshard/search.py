@@ -14,14 +14,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain, islice
 
-from meshwise.cost.hardware import Hardware
 from meshwise.errors import MemoryLimitError, message
-from meshwise.ir.mesh import Mesh
-from meshwise.ir.sharding import Reduction, Sharding, local_bytes, local_shape, unreduced
+from meshwise.ir.sharding import Reduction, Sharding, local_shape, unreduced
 from meshwise.reshard.canonical import Level, Naming, levels
 from meshwise.reshard.moves import Moves, moves_of
 from meshwise.reshard.path import Path, least_peak, shortest_path
-from meshwise.reshard.plan import Part, ReshardPlan, Step, StepKind
+from meshwise.reshard.plan import Part, Reshard, ReshardPlan, Step, StepKind
 from meshwise.reshard.problem import Problem
 from meshwise.reshard.steps import gathered_in_turn, steps_of
 
@@ -29,133 +27,29 @@ from meshwise.reshard.steps import gathered_in_turn, steps_of
 _NO_BYTES = 0.5
 
 
-def plan_reshard(
-    shape: tuple[int, ...],
-    itemsize: int,
-    mesh: Mesh,
-    source: Sharding,
-    target: Sharding,
-    hardware: Hardware,
-    max_bytes: int | None = None,
-) -> ReshardPlan:
-    """The cheapest plan that takes a value from one sharding to another.
-
-    `shape` is global, `itemsize` in bytes, `max_bytes` bounds the largest local array on the way.
+@lru_cache(maxsize=1 << 14)
+def plan_reshard(asked: Reshard, max_bytes: int | None = None) -> ReshardPlan:
+    """The cheapest plan for a reshard; `max_bytes` bounds the largest local array on the way.
 
     A target that is a sum over axes that the source is none over is made of one device's value,
     and zeros. Raises ValueError where it is another reduction, and MemoryLimitError where no plan
     fits in `max_bytes`.
     """
-    return _plan(tuple(shape), itemsize, mesh, source, target, hardware, max_bytes)
-
-
-def plan_within_shards(
-    shape: tuple[int, ...],
-    itemsize: int,
-    mesh: Mesh,
-    source: Sharding,
-    target: Sharding,
-    hardware: Hardware,
-) -> ReshardPlan:
-    """The cheapest plan; one that keeps the memory law to the letter where it sends no more."""
-    what = shape, itemsize, mesh, source, target, hardware
-    plan = plan_reshard(*what)
-    most = max(local_bytes(shape, itemsize, s, mesh) for s in (source, target))
-    if plan.peak_bytes <= most:
-        return plan
-    try:
-        within = plan_reshard(*what, most)
-    except MemoryLimitError:
-        return plan
-    return within if within.wire_bytes <= plan.wire_bytes else plan
-
-
-@lru_cache(maxsize=1 << 17)
-def reshard_cost(
-    shape: tuple[int, ...],
-    itemsize: int,
-    mesh: Mesh,
-    source: Sharding,
-    target: Sharding,
-    hardware: Hardware,
-) -> float:
-    """Seconds of the best plan that takes no dim apart, with the price of bytes that come first.
-
-    `plan_reshard` gives that plan or one that costs less, and sends no more.
-    """
-    target = _before_term(source, target)
-    if source == target:
-        return 0.0
-    _check(shape, source, target)
-    if 0 in shape:
-        return 0.0
-    if not hardware.byte_factor("slice") and _is_slice(shape, mesh, source, target):
-        return 0.0
-    best, _ = _best(shape, itemsize, mesh, source, target, hardware, None)
-    return best.path.cost / hardware.link_bytes_per_s
-
-
-@lru_cache(maxsize=1 << 17)
-def reshard_bound(
-    shape: tuple[int, ...],
-    itemsize: int,
-    mesh: Mesh,
-    source: Sharding,
-    target: Sharding,
-    hardware: Hardware,
-) -> float:
-    """Seconds that `reshard_cost` is not below, found without a search."""
-    target = _before_term(source, target)
-    if source == target or 0 in shape:
-        return 0.0
-    _check(shape, source, target)
-    if not hardware.byte_factor("slice") and _is_slice(shape, mesh, source, target):
-        return 0.0
-    level = _first_level(shape, itemsize, mesh, source, target, hardware)
-    moves = moves_of(level.whole[0])
-    return moves.bound(moves.start) / hardware.link_bytes_per_s
-
-
-@lru_cache(maxsize=1 << 14)
-def _first_level(
-    shape: tuple[int, ...],
-    itemsize: int,
-    mesh: Mesh,
-    source: Sharding,
-    target: Sharding,
-    hardware: Hardware,
-) -> Level:
-    return next(levels(shape, itemsize, mesh, source, target, hardware))
-
-
-@lru_cache(maxsize=1 << 14)
-def _plan(
-    shape: tuple[int, ...],
-    itemsize: int,
-    mesh: Mesh,
-    source: Sharding,
-    target: Sharding,
-    hardware: Hardware,
-    max_bytes: int | None,
-) -> ReshardPlan:
+    shape, itemsize, mesh, source, target, hardware = asked
     whole = _before_term(source, target)
     if whole != target:
-        plan = _plan(shape, itemsize, mesh, source, whole, hardware, max_bytes)
+        plan = plan_reshard(asked._replace(target=whole), max_bytes)
         local = local_shape(shape, target, mesh)
         axes = tuple(a for a in target.unreduced if a not in whole.unreduced)
         term = Step(StepKind.TERM, (Part(axes),), whole, target, local, local, 0, 0)
         return replace(plan, target=target, steps=(*plan.steps, term))
-    _check(shape, source, target)
+    _check(asked)
     steps: tuple[Step, ...] = ()
-    cost, view = 0.0, shape
-    ends = (local_shape(shape, s, mesh) for s in (source, target))
-    peak = max(math.prod(end) for end in ends) * itemsize
+    cost, peak, view = 0.0, asked.end_bytes, shape
     if source != target and 0 not in shape:
-        what = shape, itemsize, mesh, source, target, hardware
-        best = _taken_apart(*_best(*what, max_bytes), max_bytes)
+        best = _taken_apart(*_best(asked, max_bytes), max_bytes)
         path, naming = best.path, best.naming
-        steps = steps_of(path.moves, naming, itemsize, mesh, source, target)
-        steps = gathered_in_turn(steps, itemsize, mesh)
+        steps = gathered_in_turn(steps_of(path.moves, naming, asked), itemsize, mesh)
         cost, peak, view = path.cost, path.peak_bytes, naming.ends.whole
     if max_bytes is not None and peak > max_bytes:
         raise MemoryLimitError(too_large(shape, f"{source}", f"{target}", max_bytes, peak))
@@ -163,6 +57,57 @@ def _plan(
     launches = sum(step.launches for step in steps)
     seconds = (cost - sent * hardware.bytes_first) / hardware.link_bytes_per_s
     return ReshardPlan(shape, itemsize, source, target, steps, sent, launches, seconds, peak, view)
+
+
+def plan_within_shards(asked: Reshard) -> ReshardPlan:
+    """The cheapest plan; one that keeps the memory law to the letter where it sends no more."""
+    plan = plan_reshard(asked)
+    if plan.peak_bytes <= asked.end_bytes:
+        return plan
+    try:
+        within = plan_reshard(asked, asked.end_bytes)
+    except MemoryLimitError:
+        return plan
+    return within if within.wire_bytes <= plan.wire_bytes else plan
+
+
+@lru_cache(maxsize=1 << 17)
+def reshard_cost(asked: Reshard) -> float:
+    """Seconds of the best plan that takes no dim apart, with the price of bytes that come first.
+
+    `plan_reshard` gives that plan or one that costs less, and sends no more.
+    """
+    sending = _sending(asked)
+    if sending is None:
+        return 0.0
+    best, _ = _best(sending, None)
+    return best.path.cost / asked.hardware.link_bytes_per_s
+
+
+@lru_cache(maxsize=1 << 17)
+def reshard_bound(asked: Reshard) -> float:
+    """Seconds that `reshard_cost` is not below, found without a search."""
+    sending = _sending(asked)
+    if sending is None:
+        return 0.0
+    moves = moves_of(_first_level(sending).whole[0])
+    return moves.bound(moves.start) / asked.hardware.link_bytes_per_s
+
+
+def _sending(asked: Reshard) -> Reshard | None:
+    """The part of a reshard for which something is sent or copied; None where nothing is."""
+    target = _before_term(asked.source, asked.target)
+    if asked.source == target:
+        return None
+    sending = asked._replace(target=target)
+    _check(sending)
+    is_free = not asked.hardware.byte_factor("slice") and _is_slice(sending)
+    return None if 0 in asked.shape or is_free else sending
+
+
+@lru_cache(maxsize=1 << 14)
+def _first_level(asked: Reshard) -> Level:
+    return next(levels(asked))
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,20 +125,11 @@ class _Found:
         return self.excess(max_bytes), round(self.path.cost, 3), len(self.path.moves)
 
 
-def _best(
-    shape: tuple[int, ...],
-    itemsize: int,
-    mesh: Mesh,
-    source: Sharding,
-    target: Sharding,
-    hardware: Hardware,
-    max_bytes: int | None,
-) -> tuple[_Found, list[Level]]:
+def _best(asked: Reshard, max_bytes: int | None) -> tuple[_Found, list[Level]]:
     """The best path of all levels, and the levels up to the first that meets the bound."""
-    what = shape, itemsize, mesh, source, target, hardware
     seen: list[Level] = []
     found: list[_Found] = []
-    for level in chain([_first_level(*what)], islice(levels(*what), 1, None)):
+    for level in chain([_first_level(asked)], islice(levels(asked), 1, None)):
         path, meets_bound = solve(level.whole[0], max_bytes)
         seen.append(level)
         found.append(_Found(path, *level.whole))
@@ -252,8 +188,9 @@ def _is_close(path: Path, moves: Moves) -> bool:
     return path.cost <= moves.bound(moves.start) * prices.close + prices.slack
 
 
-def _is_slice(shape: tuple[int, ...], mesh: Mesh, source: Sharding, target: Sharding) -> bool:
+def _is_slice(asked: Reshard) -> bool:
     """Whether each device holds its target shard already."""
+    shape, _, mesh, source, target, _ = asked
     return source.unreduced == target.unreduced and all(
         mine in ((), wanted) or (mine == wanted[: len(mine)] and n % mesh.size(wanted) == 0)
         for n, mine, wanted in zip(shape, source.dims, target.dims, strict=True)
@@ -268,8 +205,9 @@ def _before_term(source: Sharding, target: Sharding) -> Sharding:
     return unreduced(target.dims, [a for a in target.unreduced if a in held], Reduction.SUM)
 
 
-def _check(shape: tuple[int, ...], source: Sharding, target: Sharding) -> None:
+def _check(asked: Reshard) -> None:
     """Refuse what no collective does."""
+    shape, _, _, source, target, _ = asked
     if not len(shape) == len(source.dims) == len(target.dims):
         raise ValueError(
             f"reshard of shape {list(shape)} from {source} to {target}: the ranks differ.\n"

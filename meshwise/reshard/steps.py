@@ -9,7 +9,7 @@ from meshwise.ir.mesh import Mesh
 from meshwise.ir.sharding import Reduction, Sharding, local_shape, unreduced
 from meshwise.reshard.canonical import Naming
 from meshwise.reshard.moves import Move
-from meshwise.reshard.plan import Part, Step, StepKind
+from meshwise.reshard.plan import Part, Reshard, Step, StepKind
 from meshwise.reshard.rounds import plan_rounds
 from meshwise.reshard.tiles import tiles_over
 from meshwise.rules.halo import realignment
@@ -18,15 +18,9 @@ from meshwise.rules.halo import realignment
 LARGE_BYTES = 1 << 15
 
 
-def steps_of(
-    path: Sequence[Move],
-    naming: Naming,
-    itemsize: int,
-    mesh: Mesh,
-    source: Sharding,
-    target: Sharding,
-) -> tuple[Step, ...]:
+def steps_of(path: Sequence[Move], naming: Naming, asked: Reshard) -> tuple[Step, ...]:
     """Steps of a path of moves: moves that share a launch become one."""
+    _, itemsize, mesh, source, target, _ = asked
     steps: list[Step] = []
     shape = naming.ends.whole
     before = replace(source, dims=naming.source)

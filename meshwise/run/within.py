@@ -14,7 +14,7 @@ from meshwise.cost.hardware import LARGE_ARRAYS, OF_PLATFORM
 from meshwise.ir.sharding import Sharding
 from meshwise.reshard.emit import apply_steps
 from meshwise.reshard.meshes import CommonMesh, common_mesh
-from meshwise.reshard.plan import ReshardPlan
+from meshwise.reshard.plan import Reshard, ReshardPlan
 from meshwise.reshard.search import plan_reshard, plan_within_shards
 from meshwise.run.placement import explicit_axes, partition_spec, refined_jax_mesh
 from meshwise.run.transfers import (
@@ -52,12 +52,10 @@ def _plan(transfer: Transfer, common: CommonMesh, limits: Limits, stacked: int =
         source, target = (Sharding(((), *s.dims)) for s in (source, target))
 
     hardware = limits.hardware or OF_PLATFORM.get(transfer.platform, LARGE_ARRAYS)
-    what = shape, transfer.itemsize, common.mesh, source, target, hardware
-    return (
-        plan_within_shards(*what)
-        if limits.max_bytes is None
-        else plan_reshard(*what, limits.max_bytes)
-    )
+    asked = Reshard(shape, transfer.itemsize, common.mesh, source, target, hardware)
+    if limits.max_bytes is None:
+        return plan_within_shards(asked)
+    return plan_reshard(asked, limits.max_bytes)
 
 
 def common_mesh_of(source: Any, target: NamedSharding) -> CommonMesh | None:

@@ -13,7 +13,7 @@ from meshwise.cost.hardware import GENERIC
 from meshwise.ir.mesh import Mesh, refine_mesh
 from meshwise.ir.sharding import Sharding, local_shape
 from meshwise.reshard.emit import apply_steps
-from meshwise.reshard.plan import ReshardPlan
+from meshwise.reshard.plan import Reshard, ReshardPlan
 from meshwise.reshard.search import plan_reshard
 
 Pair = tuple[Sharding, Sharding]
@@ -96,7 +96,7 @@ def check_values(shape: Sequence[int], pairs: Sequence[Pair], mesh: Mesh) -> Non
     """Reshard a value between each pair on real devices and compare what each device holds."""
     shape = tuple(shape)
     value = np.arange(1, 1 + math.prod(shape), dtype=np.float32).reshape(shape)
-    plans = [plan_reshard(shape, 4, mesh, s, t, GENERIC) for s, t in pairs]
+    plans = [plan_reshard(Reshard(shape, 4, mesh, s, t, GENERIC)) for s, t in pairs]
     outs = run_plans([shards(value, s, mesh) for s, _ in pairs], plans, mesh)
     for plan, out in zip(plans, outs, strict=True):
         wanted = shards(value, plan.target, mesh, fill=0)

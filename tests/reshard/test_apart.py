@@ -11,6 +11,7 @@ import pytest
 from meshwise.cost.hardware import CPU, GENERIC, LARGE_ARRAYS, TPU_V5E
 from meshwise.ir.sharding import Reduction, Sharding, unreduced
 from meshwise.reshard.canonical import levels
+from meshwise.reshard.plan import Reshard
 from meshwise.reshard.search import plan_reshard, solve
 from tests.reshard.cases import MESHES, all_shardings, check_values
 from tests.reshard.exhaustive import least_seconds
@@ -32,7 +33,7 @@ CASES = [  # shape, source, target on 2x4: the view, the collectives, bytes
 def test_dims_are_taken_apart_where_one_axis_leaves_alone(case):
     shape, source, target, view, kinds, sent = case
     ends = Sharding(source), Sharding(target)
-    plan = plan_reshard(shape, 4, MESHES["2x4"], *ends, GENERIC)
+    plan = plan_reshard(Reshard(shape, 4, MESHES["2x4"], *ends, GENERIC))
     assert [str(step.kind) for step in plan.steps if step.launches] == kinds
     assert plan.view == (view or shape) and plan.wire_bytes == sent
     assert ("seen as" in str(plan)) == (view is not None)
@@ -41,7 +42,7 @@ def test_dims_are_taken_apart_where_one_axis_leaves_alone(case):
 def test_one_axis_of_a_dim_goes_to_where_the_other_was():
     """No axis has to leave the dim for another to come or go in one place of it."""
     source, target = unreduced((Y,), X, Reduction.SUM), Sharding((X,))
-    plan = plan_reshard((24,), 4, MESHES["2x4"], source, target, GENERIC)
+    plan = plan_reshard(Reshard((24,), 4, MESHES["2x4"], source, target, GENERIC))
     kinds = [str(step.kind) for step in plan.steps]
     assert kinds == ["all_to_all", "reduce_scatter", "all_gather"] and plan.wire_bytes == 60
 
@@ -59,7 +60,7 @@ def test_no_layout_costs_less(hardware):
     for _ in range(6):
         source, target = draw.choice(every), draw.choice(every)
         truth = (2,) * 6, 1 << 20, mesh, pieces(source), pieces(target), hardware
-        plan = plan_reshard((8, 8), 1 << 20, mesh, source, target, hardware)
+        plan = plan_reshard(Reshard((8, 8), 1 << 20, mesh, source, target, hardware))
         found = plan.seconds + plan.wire_bytes * hardware.bytes_first / hardware.link_bytes_per_s
         least = least_seconds(*truth, with_rounds=False)
         assert found <= least * 1.0301, (str(source), str(target), found / least)
@@ -74,8 +75,8 @@ def test_no_more_is_sent_or_held_than_without(mesh, hardware):
     for shape in [(24, 48), (240, 480), (17, 48)]:
         for _ in range(12):
             what = shape, 4, refined, draw.choice(every), draw.choice(every), hardware
-            plan = plan_reshard(*what)
-            whole = [solve(level.whole[0])[0] for level in levels(*what) if plan.steps]
+            plan = plan_reshard(Reshard(*what))
+            whole = [solve(level.whole[0])[0] for level in levels(Reshard(*what)) if plan.steps]
             least = min(whole, key=lambda path: path.cost, default=None)
             if least is not None:
                 assert plan.wire_bytes <= least.sent + 0.5, plan
@@ -91,7 +92,7 @@ def test_values(mesh, shape):
     found = []
     while len(found) < 6:
         pair = draw.choice(every), draw.choice(every)
-        plan = plan_reshard(shape, 4, refined, *pair, GENERIC)
+        plan = plan_reshard(Reshard(shape, 4, refined, *pair, GENERIC))
         if plan.view != shape:
             found.append(pair)
     check_values(shape, found, refined)

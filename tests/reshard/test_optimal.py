@@ -7,7 +7,7 @@ import pytest
 
 from meshwise.cost.hardware import GENERIC, LARGE_ARRAYS, TPU_V5E, Hardware
 from meshwise.ir.sharding import Reduction, Sharding, local_bytes, unreduced
-from meshwise.reshard.plan import ReshardPlan, StepKind
+from meshwise.reshard.plan import Reshard, ReshardPlan, StepKind
 from meshwise.reshard.search import plan_reshard, reshard_cost
 from tests.reshard.cases import MESHES, Pair, all_shardings, user_shardings
 from tests.reshard.exhaustive import least_seconds, moves
@@ -53,7 +53,7 @@ def test_no_plan_costs_less(mesh, shape, terms, counts):
         for hardware in (GENERIC, LARGE_ARRAYS, TPU_V5E):
             args = shape, 4, MESHES[mesh], source, target, hardware
             least = least_seconds(*args)
-            found = reshard_cost(*args)
+            found = reshard_cost(Reshard(*args))
             assert found <= least * 1.0301, (str(source), str(target), found / least)
 
 
@@ -62,7 +62,7 @@ def test_no_plan_costs_less(mesh, shape, terms, counts):
 def test_no_plan_costs_less_where_kinds_start_unlike(mesh, terms):
     for source, target in sampled_pairs(mesh, 2, 15, terms):
         args = (24, 48), 4, MESHES[mesh], source, target, STARTS_UNLIKE
-        plan = plan_reshard(*args)
+        plan = plan_reshard(Reshard(*args))
         assert plan.seconds <= least_seconds(*args) * 1.0301, (str(source), str(target))
         assert plan.seconds == pytest.approx(priced(plan, STARTS_UNLIKE), rel=1e-9)
 
@@ -84,8 +84,8 @@ def priced(plan: ReshardPlan, hardware: Hardware = GENERIC) -> float:
 def test_plans_add_up_and_keep_the_memory_law(mesh, shape):
     refined = MESHES[mesh]
     for source, target in sampled_pairs(mesh, len(shape), 60, terms=True):
-        plan = plan_reshard(shape, 4, refined, source, target, GENERIC)
-        assert plan.seconds <= reshard_cost(shape, 4, refined, source, target, GENERIC)
+        plan = plan_reshard(Reshard(shape, 4, refined, source, target, GENERIC))
+        assert plan.seconds <= reshard_cost(Reshard(shape, 4, refined, source, target, GENERIC))
         assert plan.wire_bytes == sum(step.wire_bytes for step in plan.steps)
         assert plan.launches == sum(step.launches for step in plan.steps)
         assert plan.seconds == pytest.approx(priced(plan), rel=1e-9)
@@ -111,7 +111,7 @@ def test_no_single_step_sends_less(mesh):
     for source in all_shardings(refined, 2):
         start = (source.dims, frozenset(), "")
         for kind, sent, (dims, _) in moves((24, 48), 4, refined, list(refined.names), start):
-            plan = plan_reshard((24, 48), 4, refined, source, Sharding(dims), GENERIC)
+            plan = plan_reshard(Reshard((24, 48), 4, refined, source, Sharding(dims), GENERIC))
             assert plan.wire_bytes <= sent, (kind, plan)
 
 
@@ -120,9 +120,9 @@ def test_uneven_plans_add_up():
         for source, target in sampled_pairs("2x4", 2, 40, terms=False):
             if not {*source.used_axes, *target.used_axes} <= set(mesh.names):
                 continue
-            plan = plan_reshard((17, 9), 4, mesh, source, target, GENERIC)
+            plan = plan_reshard(Reshard((17, 9), 4, mesh, source, target, GENERIC))
             assert plan.seconds == pytest.approx(priced(plan), rel=1e-9), plan
-            assert plan.seconds == reshard_cost((17, 9), 4, mesh, source, target, GENERIC)
+            assert plan.seconds == reshard_cost(Reshard((17, 9), 4, mesh, source, target, GENERIC))
 
 
 def test_no_full_gather_where_the_target_is_sharded():
@@ -131,5 +131,5 @@ def test_no_full_gather_where_the_target_is_sharded():
     for shape in [(48, 48), (17, 48), (17, 9)]:
         for source in ends:
             for target in ends:
-                plan = plan_reshard(shape, 4, refined, source, target, GENERIC)
+                plan = plan_reshard(Reshard(shape, 4, refined, source, target, GENERIC))
                 assert plan.peak_bytes < shape[0] * shape[1] * 4, plan

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from meshwise.cost.hardware import GENERIC
 from meshwise.ir.mesh import refine_mesh
 from meshwise.ir.sharding import Reduction, Sharding, local_bytes, replicated, unreduced
-from meshwise.reshard.plan import StepKind
+from meshwise.reshard.plan import Reshard, StepKind
 from meshwise.reshard.search import plan_reshard, reshard_cost
 from tests.reshard.cases import MESHES, all_shardings, check_values, run_plans, shards
 
@@ -22,37 +22,39 @@ X, Y = MESH.refine(("x",)), MESH.refine(("y",))
 
 
 def test_same_sharding_needs_nothing():
-    plan = plan_reshard((64, 64), 4, MESH, Sharding((X, Y)), Sharding((X, Y)), GENERIC)
+    plan = plan_reshard(Reshard((64, 64), 4, MESH, Sharding((X, Y)), Sharding((X, Y)), GENERIC))
     assert plan.steps == () and plan.seconds == 0 and plan.peak_bytes == 32 * 16 * 4
     assert str(plan).endswith("nothing to do")
 
 
 def test_slices_come_before_the_gather():
-    plan = plan_reshard((64, 64), 4, MESH, Sharding((X, ())), Sharding(((), Y)), GENERIC)
+    plan = plan_reshard(Reshard((64, 64), 4, MESH, Sharding((X, ())), Sharding(((), Y)), GENERIC))
     assert [step.kind for step in plan.steps] == [StepKind.SLICE, StepKind.ALL_GATHER]
     assert plan.wire_bytes == 512 * 4
 
 
 def test_one_exchange_between_two_pairs_of_dims():
     source, target = Sharding((X, Y, (), ())), Sharding(((), (), X, Y))
-    plan = plan_reshard((8, 8, 8, 8), 4, MESH, source, target, GENERIC)
+    plan = plan_reshard(Reshard((8, 8, 8, 8), 4, MESH, source, target, GENERIC))
     assert [step.kind for step in plan.steps] == [StepKind.ALL_TO_ALL]
     assert plan.wire_bytes == 8**4 * 4 // 8 * 7 / 8
 
 
 def test_padding_does_not_travel_with_a_whole_gather():
     source = Sharding((X + Y, ()))
-    plan = plan_reshard((17, 64), 4, MESH, source, replicated(2), GENERIC)
+    plan = plan_reshard(Reshard((17, 64), 4, MESH, source, replicated(2), GENERIC))
     assert plan.wire_bytes < 7 * 3 * 64 * 4
 
 
 def test_one_row_moves_where_blocks_change_their_size():
-    plan = plan_reshard((17, 64), 4, MESH, Sharding((X + Y, ())), Sharding((X, Y)), GENERIC)
+    plan = plan_reshard(
+        Reshard((17, 64), 4, MESH, Sharding((X + Y, ())), Sharding((X, Y)), GENERIC)
+    )
     assert [step.kind for step in plan.steps] == [StepKind.ALL_TO_ALL, StepKind.REALIGN]
 
 
 def test_a_plan_reads_well():
-    plan = plan_reshard((64, 64), 4, MESH, Sharding((X, ())), Sharding(((), Y)), GENERIC)
+    plan = plan_reshard(Reshard((64, 64), 4, MESH, Sharding((X, ())), Sharding(((), Y)), GENERIC))
     assert str(plan) == (
         "[64, 64] from [x, -] to [-, y.0*y.1]: 2,048 wire bytes in 1 collective, 0.0212 us, "
         "peak 8,192 bytes\n"
@@ -65,18 +67,18 @@ def test_too_little_memory_says_the_least_possible():
     source, target = Sharding((X, ())), Sharding(((), X))
     least = 32 * 64 * 4
     args = (64, 64), 4, MESH, source, target, GENERIC
-    assert plan_reshard(*args, max_bytes=least).peak_bytes == least
+    assert plan_reshard(Reshard(*args), max_bytes=least).peak_bytes == least
     with pytest.raises(ValueError, match=r"the least possible is 8,192\n"):
-        plan_reshard(*args, max_bytes=least - 1)
+        plan_reshard(Reshard(*args), max_bytes=least - 1)
 
 
 def test_what_is_whole_becomes_a_term_of_a_sum():
     target = unreduced(((), ()), X, Reduction.SUM)
-    plan = plan_reshard((8, 8), 4, MESH, replicated(2), target, GENERIC)
+    plan = plan_reshard(Reshard((8, 8), 4, MESH, replicated(2), target, GENERIC))
     assert [step.kind for step in plan.steps] == [StepKind.TERM]
     assert plan.wire_bytes == plan.seconds == 0
     sharded = Sharding((X, ()))
-    plan = plan_reshard((8, 8), 4, MESH, sharded, target, GENERIC)
+    plan = plan_reshard(Reshard((8, 8), 4, MESH, sharded, target, GENERIC))
     assert [step.kind for step in plan.steps] == [StepKind.ALL_GATHER, StepKind.TERM]
 
 
@@ -84,15 +86,15 @@ def test_what_is_whole_becomes_no_term_of_a_maximum():
     target = unreduced(((), ()), X, Reduction.SUM)
     with pytest.raises(ValueError, match="the target is unreduced over x"):
         least = unreduced(((), ()), X, Reduction.MIN)
-        plan_reshard((8, 8), 4, MESH, replicated(2), least, GENERIC)
+        plan_reshard(Reshard((8, 8), 4, MESH, replicated(2), least, GENERIC))
     other = unreduced(((), ()), X, Reduction.MAX)
     with pytest.raises(ValueError, match="another operator"):
-        reshard_cost((8, 8), 4, MESH, target, other, GENERIC)
+        reshard_cost(Reshard((8, 8), 4, MESH, target, other, GENERIC))
 
 
 def test_ranks_must_agree():
     with pytest.raises(ValueError, match="the ranks differ"):
-        plan_reshard((8, 8), 4, MESH, replicated(2), replicated(1), GENERIC)
+        plan_reshard(Reshard((8, 8), 4, MESH, replicated(2), replicated(1), GENERIC))
 
 
 @pytest.mark.parametrize("shape", [(8, 8), (5, 3)], ids=str)
@@ -101,7 +103,7 @@ def test_random_keys(shape):
     data = np.asarray(jax.random.key_data(keys))
     pairs = [((X, Y), (Y, X)), ((X, ()), ((), Y)), ((X + Y, ()), ((), X))]
     for source, target in [(Sharding(s), Sharding(t)) for s, t in pairs]:
-        plan = plan_reshard(shape, 8, MESH, source, target, GENERIC)
+        plan = plan_reshard(Reshard(shape, 8, MESH, source, target, GENERIC))
         local = shards(data, Sharding((*source.dims, ())), MESH, fill=0)
         [out] = run_plans([jax.random.wrap_key_data(jnp.asarray(local))], [plan], MESH)
         wanted = shards(data, Sharding((*target.dims, ())), MESH, fill=0)
@@ -142,7 +144,7 @@ def test_a_very_fine_mesh_is_planned_in_bounded_time():
             cuts = sorted(draw.sample(range(12), 2))
             ends.append(Sharding((tuple(axes[: cuts[0]]), tuple(axes[cuts[0] : cuts[1]]), ())))
         start = time.perf_counter()
-        plan = plan_reshard(shape, 4, mesh, *ends, GENERIC)
+        plan = plan_reshard(Reshard(shape, 4, mesh, *ends, GENERIC))
         assert time.perf_counter() - start < 5
         assert plan.steps[-1].target == ends[1]
 
@@ -158,7 +160,7 @@ def test_user_axes_of_a_large_mesh_are_planned_in_milliseconds():
     start = time.perf_counter()
     for source in ends:
         for target in ends:
-            plan = plan_reshard((4096, 4096), 2, mesh, source, target, GENERIC)
+            plan = plan_reshard(Reshard((4096, 4096), 2, mesh, source, target, GENERIC))
             shard = max(local_bytes((4096, 4096), 2, s, mesh) for s in (source, target))
             assert plan.peak_bytes <= shard
     assert time.perf_counter() - start < 0.02 * len(ends) ** 2

@@ -10,7 +10,7 @@ import pytest
 from meshwise.cost.hardware import GENERIC
 from meshwise.ir.mesh import Mesh
 from meshwise.ir.sharding import Reduction, Sharding, replicated, unreduced
-from meshwise.reshard.plan import StepKind
+from meshwise.reshard.plan import Reshard, StepKind
 from meshwise.reshard.search import plan_reshard
 from tests.reshard.cases import MESHES, device_indices, run_plans, shards
 
@@ -55,7 +55,7 @@ def check(shape, pairs, mesh, dtype=np.float32):
         for place, term in zip(itertools.product(*map(range, sizes)), terms, strict=True):
             groups.setdefault(tuple(place[k] for k in kept), []).append(term)
         reduced = [functools.reduce(operator, group) for group in groups.values()]
-        plans.append(plan_reshard(shape, terms[0].itemsize, mesh, source, target, GENERIC))
+        plans.append(plan_reshard(Reshard(shape, terms[0].itemsize, mesh, source, target, GENERIC)))
         locals_.append(held(terms, source, mesh))
         wanted.append(held([r.astype(dtype) for r in reduced], target, mesh))
     valid = [shards(np.ones(shape, bool), Sharding(t.dims), mesh, fill=0) for _, t in pairs]
@@ -118,7 +118,7 @@ def test_scalars():
 
 
 def kinds(source: Sharding, target: Sharding, mesh: str = "2x4") -> list[StepKind]:
-    plan = plan_reshard((64, 64), 4, MESHES[mesh], source, target, GENERIC)
+    plan = plan_reshard(Reshard((64, 64), 4, MESHES[mesh], source, target, GENERIC))
     return [step.kind for step in plan.steps]
 
 
@@ -139,6 +139,6 @@ def test_a_sum_that_is_wanted_in_shards_is_one_reduce_scatter():
 def test_a_sum_that_others_repeat_is_shared_among_them():
     mesh = MESHES["2x4"]
     source = unreduced(((), ()), mesh.refine(("y",)), Reduction.SUM)
-    plan = plan_reshard((64, 64), 4, mesh, source, replicated(2), GENERIC)
+    plan = plan_reshard(Reshard((64, 64), 4, mesh, source, replicated(2), GENERIC))
     assert plan.steps[0].kind is StepKind.SLICE
     assert plan.wire_bytes == 20_480  # an all_reduce of the whole sends 24,576

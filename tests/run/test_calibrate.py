@@ -3,6 +3,7 @@
 from meshwise.cost.hardware import CPU
 from meshwise.ir.mesh import refine_mesh
 from meshwise.ir.sharding import Sharding
+from meshwise.reshard.plan import Reshard
 from meshwise.reshard.search import plan_reshard
 from meshwise.run.calibrate import Sizes, calibrate
 
@@ -27,5 +28,5 @@ def test_every_kind_is_measured():
     assert measured.round_s > 0
     mesh = refine_mesh(("x",), (8,))
     source, target = Sharding((mesh.names, ())), Sharding(((), mesh.names))
-    plan = plan_reshard((64, 64), 4, mesh, source, target, measured)
+    plan = plan_reshard(Reshard((64, 64), 4, mesh, source, target, measured))
     assert plan.seconds > 0
