@@ -211,12 +211,11 @@ def in_place_of(eqn: JaxprEqn, closed: ClosedJaxpr, operands: Sequence[Any]) -> 
         names.update((v, new_var(v.aval)) for v in inner.outvars)
     names.update(zip(closed.jaxpr.outvars, eqn.outvars, strict=True))
     return [
-        new_eqn(
-            inner.primitive,
-            [a if isinstance(a, Literal) else names[a] for a in inner.invars],
-            [names[v] for v in inner.outvars],
-            inner.params,
-            eqn,
+        inner.replace(
+            invars=[a if isinstance(a, Literal) else names[a] for a in inner.invars],
+            outvars=[names[v] for v in inner.outvars],
+            source_info=eqn.source_info,
+            ctx=eqn.ctx,
         )
         for inner in closed.jaxpr.eqns
     ]

@@ -32,6 +32,7 @@ from meshwise.run.placement import (
     named_sharding,
     off_mesh,
     partition_spec,
+    platforms_of,
     refined_jax_mesh,
     without_explicit_type,
 )
@@ -308,8 +309,7 @@ class Executable:
 
     @cached_property
     def _is_on_cpu(self) -> bool:
-        is_abstract = isinstance(self.user_mesh, AbstractMesh)
-        return not is_abstract and any(d.platform == "cpu" for d in self._devices)
+        return "cpu" in platforms_of(self.user_mesh)
 
     @cached_property
     def _devices(self) -> set[Any]:
@@ -355,6 +355,8 @@ class Executable:
         local = off_mesh(self.program.jaxpr)
         if self._is_on_cpu:
             local = _jax.as_cpu_compiles(local, self.program.mesh.axis_size)
+        if "tpu" in platforms_of(self.user_mesh):
+            local = _jax.as_tpu_compiles(local)
         return with_made(local, self._made, self.program.mesh) if self._made else local
 
     @cached_property

@@ -94,3 +94,8 @@ def value_off_mesh(const: Any) -> Any:
         return np.asarray(const)
     raw = np.asarray(jax.random.key_data(const))
     return jax.random.wrap_key_data(jax.numpy.asarray(raw), impl=jax.random.key_impl(const))
+
+
+def platforms_of(mesh: Any) -> set[str]:
+    """What kinds of devices a mesh has, by JAX's names; none if it is abstract."""
+    return set() if isinstance(mesh, AbstractMesh) else {d.platform for d in mesh.devices.flat}
