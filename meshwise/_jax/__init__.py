@@ -119,6 +119,7 @@ from meshwise._jax.named_meshes import meshes_in as meshes_in
 from meshwise._jax.on_cpu import as_cpu_compiles as as_cpu_compiles
 from meshwise._jax.on_cpu import cpu_options as cpu_options
 from meshwise._jax.on_tpu import as_tpu_compiles as as_tpu_compiles
+from meshwise._jax.on_tpu import as_tpu_runs as as_tpu_runs
 from meshwise._jax.platforms import on_platform as on_platform
 from meshwise._jax.regions import as_regions as as_regions
 from meshwise._jax.regions import has_region as has_region

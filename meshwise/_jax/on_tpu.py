@@ -16,7 +16,7 @@ import jax
 from jax import lax
 from jax import numpy as jnp
 
-from meshwise._jax.jaxprs import JaxprEqn, in_place_of, with_bodies, with_each
+from meshwise._jax.jaxprs import JaxprEqn, in_place_of, jaxpr_as_fun, with_bodies, with_each
 
 _ROWS, _COLUMNS = 8, 128
 # Both directions of a ring take half of a shard, each of whole tiles.
@@ -30,16 +30,28 @@ def as_tpu_compiles(jaxpr: Any) -> Any:
     return with_each(jaxpr, lambda eqn: _said(with_bodies(eqn, as_tpu_compiles)))
 
 
+def as_tpu_runs(function: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    """The same for a function of local arrays, called where the named axes are bound."""
+
+    def in_tiles(*args: Any) -> list[Any]:
+        return jaxpr_as_fun(as_tpu_compiles(jax.make_jaxpr(function)(*args)))(*args)
+
+    return in_tiles
+
+
 def _said(eqn: JaxprEqn) -> list[JaxprEqn]:
     if not eqn.params.get("tiled", False):
         return [eqn]
     if eqn.primitive.name == "all_gather" and _is_row(eqn):
         return _traced(eqn, _gathered_in_rows)
-    if eqn.primitive.name == "reduce_scatter" and not _is_in_tiles(eqn):
-        padding = -_shard_size(eqn) % _PAIR_OF_TILES
-        is_little = padding <= _LITTLE * _shard_size(eqn)
-        return _traced(eqn, _scattered_in_tiles if is_little else _exchanged_and_added)
-    return [eqn]
+    if eqn.primitive.name != "reduce_scatter":
+        return [eqn]
+    shard: Any = eqn.outvars[0].aval
+    if _is_in_tiles(shard.shape):
+        return [eqn]
+    padding = -shard.size % _PAIR_OF_TILES
+    is_little = padding <= _LITTLE * shard.size
+    return _traced(eqn, _scattered_in_tiles if is_little else _exchanged_and_added)
 
 
 def _traced(eqn: JaxprEqn, way: Callable[[dict[str, Any], Any], Any]) -> list[JaxprEqn]:
@@ -63,7 +75,7 @@ def _axes(params: dict[str, Any]) -> list[tuple[str, int]]:
 
 def _is_row(eqn: JaxprEqn) -> bool:
     """Whether what is gathered has but the one dim, and shards that are no whole rows of tiles."""
-    (aval,) = (x.aval for x in eqn.invars)
+    aval: Any = eqn.invars[0].aval
     size = aval.shape[eqn.params["all_gather_dimension"]]
     return size == prod(aval.shape) and size % _COLUMNS != 0
 
@@ -76,19 +88,13 @@ def _gathered_in_rows(params: dict[str, Any], x: Any) -> Any:
     return lax.reshape(_as_it_is(rows), shape)
 
 
-def _shard_size(eqn: JaxprEqn) -> int:
-    (aval,) = (v.aval for v in eqn.outvars)
-    return prod(aval.shape)
-
-
-def _is_in_tiles(eqn: JaxprEqn) -> bool:
+def _is_in_tiles(shape: tuple[int, ...]) -> bool:
     """Whether a shard is whole tiles, an even number of them, as it lies or turned."""
-    (aval,) = (v.aval for v in eqn.outvars)
-    if aval.ndim < 2 or 0 in aval.shape:
-        return 0 in aval.shape
-    rows, columns = aval.shape[-2:]
+    if len(shape) < 2 or 0 in shape:
+        return 0 in shape
+    rows, columns = shape[-2:]
     whole = any(a % _ROWS == 0 == b % _COLUMNS for a, b in ((rows, columns), (columns, rows)))
-    return whole and prod(aval.shape) % _PAIR_OF_TILES == 0
+    return whole and prod(shape) % _PAIR_OF_TILES == 0
 
 
 def _parts(params: dict[str, Any], x: Any) -> tuple[Any, tuple[int, ...]]:

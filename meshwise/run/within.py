@@ -16,7 +16,12 @@ from meshwise.reshard.emit import apply_steps
 from meshwise.reshard.meshes import CommonMesh, common_mesh
 from meshwise.reshard.plan import Reshard, ReshardPlan
 from meshwise.reshard.search import plan_reshard, plan_within_shards
-from meshwise.run.placement import explicit_axes, partition_spec, refined_jax_mesh
+from meshwise.run.placement import (
+    explicit_axes,
+    partition_spec,
+    platforms_of,
+    refined_jax_mesh,
+)
 from meshwise.run.transfers import (
     KEPT_PROGRAMS,
     SMALL_BYTES,
@@ -138,8 +143,9 @@ def _program(transfers: tuple[Transfer, ...], limits: Limits) -> Any:
         return [as_before(out, x.dtype) for out, x in zip(outs, arrays, strict=True)]
 
     source: Any = transfers[0].source
+    is_on_tpu = "tpu" in platforms_of(source.mesh)
     mapped = jax.shard_map(
-        per_device,
+        _jax.as_tpu_runs(per_device) if is_on_tpu else per_device,
         mesh=refined_jax_mesh(common.mesh, source.mesh),
         in_specs=tuple(partition_spec(s) for s, _ in ends),
         out_specs=[partition_spec(t) for _, t in ends],

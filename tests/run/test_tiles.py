@@ -8,7 +8,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from meshwise import _jax
-from meshwise._jax.on_tpu import as_tpu_compiles
+from meshwise._jax.on_tpu import as_tpu_compiles, as_tpu_runs
 
 
 def gather(dim, axes="x"):
@@ -85,3 +85,18 @@ def test_a_loop_is_entered():
 def test_what_nothing_is_said_of_is_left():
     closed = jax.make_jaxpr(gather(0), axis_env=[("x", 2)])(jnp.zeros((3, 5)))
     assert as_tpu_compiles(closed) is closed
+
+
+def test_a_function_of_local_arrays(grid):
+    def both(x, y):
+        return [gather(0)(x), scatter(0)(y) * 2]
+
+    specs = {"in_specs": (P("x"), P()), "out_specs": [P(), P("x")]}
+    draw = np.random.default_rng(0)
+    args = [draw.normal(size=n).astype(np.float32) for n in (26, 24)]
+    found, wanted = (
+        jax.jit(jax.shard_map(f, mesh=grid, **specs, check_vma=False))(*args)
+        for f in (as_tpu_runs(both), both)
+    )
+    for a, b in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
