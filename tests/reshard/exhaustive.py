@@ -9,6 +9,9 @@ import heapq
 import itertools
 import math
 from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
 
 from meshwise.cost.hardware import Hardware
 from meshwise.ir.mesh import Mesh
@@ -21,6 +24,19 @@ from tests.reshard.cases import all_shardings
 Axes = tuple[str, ...]
 State = tuple[tuple[Axes, ...], frozenset[str], str]
 KINDS = ("all_gather", "minor all_gather", "all_to_all", "ppermute", "round")
+
+
+class Move(NamedTuple):
+    """A move from some state: bytes sent, dims and terms after it, what it is joined with.
+
+    `shards` is in how many the array is cut afterwards. The kind of a slice is empty.
+    """
+
+    kind: str
+    sent: float
+    after: tuple[tuple[Axes, ...], frozenset[str]]
+    joins: str
+    shards: int
 
 
 def least_seconds(
@@ -41,12 +57,11 @@ def least_seconds(
     below = math.inf
     if with_rounds:
         below = least_seconds(shape, itemsize, mesh, source, target, hardware, with_rounds=False)
-    cap = max(
-        mesh.device_count // mesh.size(a for d in s.dims for a in d) for s in (source, target)
-    )
+    least_shards = min(_shards(mesh, s.dims) for s in (source, target))
     free = tuple(a for a in mesh.names if a not in target.unreduced)
     start = (source.dims, frozenset(source.unreduced) - set(target.unreduced), "")
     best = {start: 0.0}
+    prices: dict[str, tuple[float, float]] = {}
     queue = [(0.0, 0, start)]
     count = itertools.count(1)
     while queue:
@@ -55,20 +70,16 @@ def least_seconds(
             return cost
         if cost > best[state]:
             continue
-        for kind, sent, after in _all_moves(shape, itemsize, mesh, free, state[:2]):
-            dim = next((d for d, axes in enumerate(after[0]) if axes != state[0][d]), None)
-            is_large = (
-                itemsize * math.prod(local_shape(shape, Sharding(after[0]), mesh)) >= LARGE_BYTES
-            )
-            joins = kind if kind == "reduce_scatter" else ""
-            if kind == "all_gather":  # large gathers of several dims go one by one
-                joins = f"all_gather {dim}" if is_large else "all_gather"
-            launch = 0.0 if not kind or _joined(joins, state[2]) else hardware.start_s(kind)
-            price = hardware.byte_factor(kind) + hardware.bytes_first
+        for kind, sent, after, joins, shards in _all_moves(shape, itemsize, mesh, free, state[:2]):
+            if shards < least_shards:
+                continue
+            if kind not in prices:
+                start_s = hardware.start_s(kind) if kind else 0.0
+                prices[kind] = start_s, hardware.byte_factor(kind) + hardware.bytes_first
+            start_s, price = prices[kind]
+            launch = 0.0 if _joined(joins, state[2]) else start_s
             seconds = launch + sent * price / hardware.link_bytes_per_s
             reached = (*after, joins)
-            if mesh.device_count // mesh.size(a for axes in after[0] for a in axes) > cap:
-                continue
             if cost + seconds < best.get(reached, math.inf):
                 best[reached] = cost + seconds
                 heapq.heappush(queue, (best[reached], next(count), reached))
@@ -77,7 +88,7 @@ def least_seconds(
         ends = state[0], target.dims
         for dims, seconds in _in_rounds(shape, itemsize, mesh, ends, hardware, below - cost):
             reached = (dims, frozenset(), "")
-            if mesh.device_count // mesh.size(a for axes in dims for a in axes) > cap:
+            if _shards(mesh, dims) < least_shards:
                 continue
             if cost + seconds < best.get(reached, math.inf):
                 best[reached] = cost + seconds
@@ -102,14 +113,18 @@ def _in_rounds(
     byte_s = (hardware.byte_factor("round") + hardware.bytes_first) / hardware.link_bytes_per_s
     least_byte_s = min(map(hardware.byte_factor, KINDS)) / hardware.link_bytes_per_s
     launch_s = hardware.launch_s if hardware.round_s is None else hardware.round_s
-    for after in _even(shape, mesh):
-        least = _lacking(shape, mesh, dims, after) * byte_s
-        least += _lacking(shape, mesh, after, target) * least_byte_s
-        if launch_s + least * itemsize >= below:
-            continue
+    least = _lacking(shape, mesh, dims) * byte_s + _lacking_to(shape, mesh, target) * least_byte_s
+    for k in np.flatnonzero(launch_s + least * itemsize < below):
+        after = _even(shape, mesh)[k]
         sent = _sent(shape, mesh, dims, after)
         if sent:
             yield after, len(sent) * launch_s + sum(sent) * itemsize * byte_s
+
+
+@functools.cache
+def _shards(mesh: Mesh, dims: tuple[Axes, ...]) -> int:
+    """In how many shards an array is cut."""
+    return mesh.size(a for axes in dims for a in axes)
 
 
 def _joined(move: str, before: str) -> bool:
@@ -128,11 +143,19 @@ def _even(shape: tuple[int, ...], mesh: Mesh) -> list[tuple[Axes, ...]]:
 
 
 @functools.cache
-def _lacking(
-    shape: tuple[int, ...], mesh: Mesh, dims: tuple[Axes, ...], after: tuple[Axes, ...]
-) -> int:
-    """Elements that some device must receive, whatever way is taken."""
-    return received_bytes(_tiles(shape, mesh, dims), _tiles(shape, mesh, after), 1)
+def _lacking(shape: tuple[int, ...], mesh: Mesh, dims: tuple[Axes, ...]) -> np.ndarray:
+    """Elements that some device must receive for every sharding without padding."""
+    held = _tiles(shape, mesh, dims)
+    every = _even(shape, mesh)
+    return np.array([received_bytes(held, _tiles(shape, mesh, after), 1) for after in every])
+
+
+@functools.cache
+def _lacking_to(shape: tuple[int, ...], mesh: Mesh, dims: tuple[Axes, ...]) -> np.ndarray:
+    """Elements that some device must receive of every sharding without padding."""
+    held = _tiles(shape, mesh, dims)
+    every = _even(shape, mesh)
+    return np.array([received_bytes(_tiles(shape, mesh, before), held, 1) for before in every])
 
 
 @functools.cache
@@ -152,8 +175,17 @@ def _tiles(shape: tuple[int, ...], mesh: Mesh, dims: tuple[Axes, ...]) -> Tiles:
 @functools.lru_cache(1024)
 def _all_moves(
     shape: tuple[int, ...], itemsize: int, mesh: Mesh, free: Axes, state: tuple
-) -> list[tuple[str, float, tuple[tuple[Axes, ...], frozenset[str]]]]:
-    return list(moves(shape, itemsize, mesh, list(free), (*state, "")))
+) -> list[Move]:
+    found = []
+    for kind, sent, after in moves(shape, itemsize, mesh, list(free), (*state, "")):
+        joins = kind if kind == "reduce_scatter" else ""
+        if kind == "all_gather":  # large gathers of several dims go one by one
+            dim = next(d for d, axes in enumerate(after[0]) if axes != state[0][d])
+            local = local_shape(shape, Sharding(after[0]), mesh)
+            is_large = itemsize * math.prod(local) >= LARGE_BYTES
+            joins = f"all_gather {dim}" if is_large else "all_gather"
+        found.append(Move(kind, sent, after, joins, _shards(mesh, after[0])))
+    return found
 
 
 def moves(
