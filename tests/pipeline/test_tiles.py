@@ -49,11 +49,17 @@ def shard(array, tile, place):
 def test_split_has_the_part_of_each_device(tile, where):
     place = dict(zip(SIZES, where, strict=True))
     x = numbered(tile.shape)
-    parts = tile.split(x)
+
+    @jax.jit
+    def there_and_back(x):
+        parts = tile.split(x)
+        return parts, tile.join(parts)
+
+    parts, joined = map(np.asarray, there_and_back(x))
     assert parts.shape == (*tile.lead, *tile.local.shape)
     own = parts[tuple(place[a] for a in tile.axes)]
     np.testing.assert_array_equal(own, shard(x, tile, place))
-    np.testing.assert_array_equal(tile.join(parts), x)
+    np.testing.assert_array_equal(joined, x)
 
 
 @hypothesis.settings(max_examples=12)
@@ -65,14 +71,20 @@ def test_rows_have_the_parts_of_each_device(tiles, devices):
     stages = (order,) if devices == 1 else (order[::2], order)
     rows = Rows(tuple(t.local for t in tiles), stages, devices)
     packing = Packing(rows, tuple(tiles), tuple((a, SIZES[a]) for a in used))
-    buffers = packing.pack(leaves)
+    place = {a: SIZES[a] - 1 for a in used}
+
+    @jax.jit
+    def there_and_back(leaves):
+        buffers = packing.pack(leaves)
+        own = {d: x[(devices - 1, 0, *(place[a] for a in used))] for d, x in buffers.items()}
+        return buffers, packing.unpack(buffers), rows.layouts[-1].unpack(own)
+
+    buffers, unpacked, parts = there_and_back(leaves)
     for dtype, x in buffers.items():
         assert x.shape == (devices, 1, *(SIZES[a] for a in used), rows.lengths[dtype])
-    for found, leaf in zip(packing.unpack(buffers), leaves, strict=True):
+    for found, leaf in zip(unpacked, leaves, strict=True):
         np.testing.assert_array_equal(found, leaf)
-    place = {a: SIZES[a] - 1 for a in used}
-    own = {d: x[(devices - 1, 0, *(place[a] for a in used))] for d, x in buffers.items()}
-    for found, tile, leaf in zip(rows.layouts[-1].unpack(own), tiles, leaves, strict=True):
+    for found, tile, leaf in zip(parts, tiles, leaves, strict=True):
         np.testing.assert_array_equal(found, shard(leaf, tile, dict.fromkeys(SIZES, 0) | place))
 
 
