@@ -7,6 +7,7 @@ from meshwise.propagate.completion import Completion
 from meshwise.propagate.constants import split_constants
 from meshwise.propagate.pads import pad_inside
 from meshwise.propagate.propagate import propagate
+from meshwise.propagate.reversals import cancel_reversals
 from meshwise.propagate.transforms import split_transforms
 from meshwise.rules.registry import OpRule, describe_all
 
@@ -21,6 +22,7 @@ def complete(program: Program, rules: Sequence[OpRule] | None = None) -> Complet
     where that is known.
     """
     program, described = split_constants(program, rules or describe_all(program.equations))
+    program, described = cancel_reversals(program, described)
     completion = propagate(program, described)
     other = split_transforms(pad_inside(program, described, completion), completion)
     if other is not program:

@@ -21,7 +21,7 @@ from meshwise._jax import JaxprEqn, Literal, Var
 from meshwise.borders.equations import equations_of
 from meshwise.ir.program import Program, shape_of, type_of
 from meshwise.propagate.completion import Completion
-from meshwise.propagate.rewriting import rewritten
+from meshwise.propagate.rewriting import is_of_any_size, rewritten, without_unread
 from meshwise.rules.registry import OpRule
 
 
@@ -44,24 +44,7 @@ def pad_inside(program: Program, rules: Sequence[OpRule], completion: Completion
         if found is not None:
             instead[index] = found
             before |= inside.read
-    return rewritten(program, _without_unread(program, instead, before))
-
-
-def _without_unread(
-    program: Program, instead: dict[int, Sequence[JaxprEqn]], before: set[int]
-) -> dict[int, Sequence[JaxprEqn]]:
-    """Equations that only pads have read are left out."""
-    reads = Counter(a for a in program.outputs if not isinstance(a, Literal))
-    for index, eqn in enumerate(program.equations):
-        for e in instead.get(index, (eqn,)):
-            reads.update(a for a in e.invars if not isinstance(a, Literal))
-    found = dict(instead)
-    for index in sorted(before, reverse=True):
-        eqn = program.equations[index]
-        if not any(reads[v] for v in eqn.outvars):
-            found[index] = ()
-            reads.subtract(a for a in eqn.invars if not isinstance(a, Literal))
-    return found
+    return rewritten(program, without_unread(program, instead, before))
 
 
 @dataclass(frozen=True)
@@ -149,7 +132,7 @@ class _Inside:
             self.read.add(index)
             if eqn.primitive is lax.slice_p:
                 self._known[atom] = self._shifted(eqn)
-            elif index not in self._program.hints and _is_of_any_size(rule, eqn):
+            elif index not in self._program.hints and is_of_any_size(rule, eqn):
                 self._known[atom] = self._computed(eqn)
             else:
                 self._known[atom] = None
@@ -195,14 +178,3 @@ class _Inside:
         aval: Any = eqn.outvars[0].aval
         grown = [n + sum(amounts) for n, amounts in zip(aval.shape, self._pad.config, strict=True)]
         return _jax.new_var(aval.update(shape=tuple(grown)))
-
-
-def _is_of_any_size(rule: OpRule, eqn: JaxprEqn) -> bool:
-    """Whether an equation treats every element alone, the same in arrays of another size."""
-    if eqn.primitive is lax.broadcast_in_dim_p:
-        return not shape_of(eqn.invars[0])
-    factors = rule.factors
-    special = factors.reductions or factors.whole or factors.permuted or factors.compound
-    if special or rule.opaque or rule.local is not None or not any(factors.operands):
-        return False
-    return all(dims in ((), factors.results[0]) for dims in factors.operands)

@@ -1,0 +1,252 @@
+"""Reversals that meet through element-wise work cancel: `flip(f(flip(x)))` is `f(x)`.
+
+The gradient of what reverses a dim reverses it back, and between the two every element is mostly
+treated alone. Reversing a sharded dim sends all of it, so what is computed between two reversals
+is computed of what lies as it lay, and two that reverse different dims are one that reverses both.
+A reduction over reversed dims reads them in any order. Nothing is computed twice: element-wise
+equations that read each other are turned together, where that leaves fewer reversals around them.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from jax import lax
+
+from meshwise import _jax
+from meshwise._jax import JaxprEqn, Literal, Var
+from meshwise.ir.program import Program, shape_of
+from meshwise.propagate.rewriting import is_of_any_size, rewritten, without_unread
+from meshwise.rules.registry import OpRule, describe_all
+
+# Reductions that read their operand in any order.
+_UNORDERED = frozenset(
+    {
+        lax.reduce_sum_p,
+        lax.reduce_prod_p,
+        lax.reduce_max_p,
+        lax.reduce_min_p,
+        lax.reduce_and_p,
+        lax.reduce_or_p,
+    }
+)
+Dims = frozenset[int]
+
+
+def cancel_reversals(
+    program: Program, rules: tuple[OpRule, ...]
+) -> tuple[Program, tuple[OpRule, ...]]:
+    """The program without reversals that undo each other, and what its equations mean."""
+    while any(e.primitive is lax.rev_p for e in program.equations):
+        fewer = _with_fewer(program, rules)
+        if fewer is program:
+            break
+        program, rules = fewer, describe_all(fewer.equations)
+    return program, rules
+
+
+def _with_fewer(program: Program, rules: Sequence[OpRule]) -> Program:
+    """The program with some equations turned; itself where that leaves no reversal less."""
+    view = _View(program, rules)
+    for eqn in program.equations:
+        if eqn.primitive is lax.rev_p:
+            for seed in (eqn.outvars[0], eqn.invars[0]):
+                turned = _Turned(view, _reversed_dims(eqn), view.around(seed))
+                if turned.is_sound and turned.more < 0:
+                    return rewritten(program, without_unread(program, turned.equations(), set()))
+    return program
+
+
+def _reversed_dims(eqn: JaxprEqn | None) -> Dims:
+    """The dims that an equation reverses."""
+    is_reversal = eqn is not None and eqn.primitive is lax.rev_p
+    return frozenset(eqn.params["dimensions"]) if is_reversal else frozenset()
+
+
+class _View:
+    """What makes and reads each value of a program, told for the body in which it stands."""
+
+    def __init__(self, program: Program, rules: Sequence[OpRule]):
+        """The equations, gone through once."""
+        self.program, self._rules = program, rules
+        self.eqns = program.equations
+        self._makers: dict[Var, int] = {}
+        self.readers: defaultdict[Var, list[int]] = defaultdict(list)
+        self._bodies: list[int] = []
+        marks = 0
+        for index, eqn in enumerate(self.eqns):
+            marks += _jax.is_mark(eqn)
+            self._bodies.append(marks)
+            self._makers.update((v, index) for v in eqn.outvars)
+            for atom in {a for a in eqn.invars if not isinstance(a, Literal)}:
+                self.readers[atom].append(index)
+        self.results = {a for a in program.outputs if not isinstance(a, Literal)}
+
+    def maker(self, atom: Any) -> int | None:
+        """Which equation makes a value."""
+        return None if isinstance(atom, Literal) else self._makers.get(atom)
+
+    def reversal(self, atom: Any) -> JaxprEqn | None:
+        """The reversal that makes a value."""
+        index = self.maker(atom)
+        is_made = index is not None and self.eqns[index].primitive is lax.rev_p
+        return self.eqns[index] if is_made else None
+
+    def is_plain(self, index: int | None) -> bool:
+        """Whether an equation treats every element alone."""
+        if index is None or index in self.program.hints:
+            return False
+        eqn = self.eqns[index]
+        if eqn.primitive is lax.broadcast_in_dim_p or eqn.effects or len(eqn.outvars) > 1:
+            return False
+        return not _jax.is_mark(eqn) and is_of_any_size(self._rules[index], eqn)
+
+    def is_beside(self, one: int, other: int) -> bool:
+        """Whether two equations stand in the same body."""
+        return self._bodies[one] == self._bodies[other]
+
+    def around(self, seed: Any) -> dict[Var, int]:
+        """What element-wise equations compute of each other around a value, and reversals there.
+
+        With the equations that make them.
+        """
+        found: dict[Var, int] = {}
+        left = [seed]
+        while left:
+            value = left.pop()
+            index = self.maker(value)
+            if index is None or value in found:
+                continue
+            if found and not self.is_beside(index, next(iter(found.values()))):
+                continue
+            if self.reversal(value) is None:
+                if not self.is_plain(index):
+                    continue
+                left += self.eqns[index].invars
+            found[value] = index
+            near = [r for r in self.readers[value] if self.is_beside(r, index)]
+            left += [self.eqns[r].outvars[0] for r in near if self.is_plain(r)]
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class _Turned:
+    """Values as they are with some dims in the other order, and what has to be reversed then."""
+
+    view: _View
+    dims: Dims
+    values: Mapping[Var, int]
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether there are such values, and none is another one reversed."""
+        reversals = [e for v in self.values if (e := self.view.reversal(v)) is not None]
+        return bool(self.values) and not any(e.invars[0] in self.values for e in reversals)
+
+    @cached_property
+    def _inside(self) -> set[int]:
+        """The equations that are turned."""
+        return {i for v, i in self.values.items() if self.view.reversal(v) is None}
+
+    @cached_property
+    def _entering(self) -> list[Var]:
+        """What they read that has to be reversed for them."""
+        read = [a for i in sorted(self._inside) for a in self.view.eqns[i].invars if shape_of(a)]
+        unlike = [a for a in dict.fromkeys(read) if a not in self.values]
+        return [a for a in unlike if not self._is_symmetric(a)]
+
+    def _is_symmetric(self, atom: Any) -> bool:
+        """Whether a value is the same in either order."""
+        if all(shape_of(atom)[d] == 1 for d in self.dims):
+            return True
+        index = self.view.maker(atom)
+        eqn = None if index is None else self.view.eqns[index]
+        if eqn is None or eqn.primitive is not lax.broadcast_in_dim_p:
+            return False
+        before, placed = shape_of(eqn.invars[0]), eqn.params["broadcast_dimensions"]
+        return all(before[own] == 1 for own, d in enumerate(placed) if d in self.dims)
+
+    def _leaving(self, value: Var) -> list[int]:
+        """The equations that read a value and take it in the other order as well."""
+        return [r for r in self._outside(value) if self._takes(self.view.eqns[r])]
+
+    def _outside(self, value: Var) -> list[int]:
+        return [r for r in self.view.readers[value] if r not in self._inside]
+
+    def _takes(self, eqn: JaxprEqn) -> bool:
+        axes = eqn.params["axes"] if eqn.primitive in _UNORDERED else ()
+        return eqn.primitive is lax.rev_p or self.dims <= set(axes)
+
+    def _is_read_as_it_was(self, value: Var) -> bool:
+        others = len(self._outside(value)) > len(self._leaving(value))
+        return others or value in self.view.results
+
+    @cached_property
+    def more(self) -> int:
+        """How many reversals more there are than before."""
+        found = len(self._entering)
+        for value in self.values:
+            reversal = self.view.reversal(value)
+            found += self._is_read_as_it_was(value)
+            found -= reversal is not None and _reversed_dims(reversal) == self.dims
+            leaving = [self.view.eqns[r] for r in self._leaving(value)]
+            found -= sum(_reversed_dims(e) == self.dims for e in leaving)
+        return found
+
+    def equations(self) -> dict[int, Sequence[JaxprEqn]]:
+        """The equations in place of others, by index."""
+        view, found = self.view, defaultdict[int, list[JaxprEqn]](list)
+        same: dict[Any, Any] = {}
+        for value, index in self.values.items():
+            reversal = view.reversal(value)
+            same[value] = self._name(value)
+            if reversal is not None:
+                found[index] = [reversal]
+                dims = self.dims ^ _reversed_dims(reversal)
+                if dims:
+                    found[index] += [_reverse(reversal, reversal.invars[0], same[value], dims)]
+        for index in sorted(self._inside):
+            eqn = view.eqns[index]
+            for atom in eqn.invars:
+                if atom in self._entering and atom not in same:
+                    same[atom] = _jax.new_var(atom.aval)
+                    found[index].append(_reverse(eqn, atom, same[atom], self.dims))
+            operands = [a if isinstance(a, Literal) else same.get(a, a) for a in eqn.invars]
+            (value,) = eqn.outvars
+            found[index].append(eqn.replace(invars=operands, outvars=[same[value]]))
+            if self._is_read_as_it_was(value):
+                found[index].append(_reverse(eqn, same[value], value, self.dims))
+        for value in self.values:
+            for index in self._leaving(value):
+                found[index] = self._read(view.eqns[index], same[value])
+        return dict(found)
+
+    def _name(self, value: Var) -> Any:
+        """What a value is called in the other order: as what it was or will be reversed to."""
+        reversal = self.view.reversal(value)
+        if reversal is not None:
+            is_undone = _reversed_dims(reversal) == self.dims
+            return reversal.invars[0] if is_undone else _jax.new_var(value.aval)
+        for index in self._leaving(value):
+            eqn = self.view.eqns[index]
+            if _reversed_dims(eqn) == self.dims and self.view.is_beside(index, self.values[value]):
+                return eqn.outvars[0]
+        return _jax.new_var(value.aval)
+
+    def _read(self, eqn: JaxprEqn, operand: Any) -> list[JaxprEqn]:
+        """An equation that takes its operand in either order."""
+        if eqn.primitive is not lax.rev_p:
+            return [eqn.replace(invars=[operand])]
+        dims = self.dims ^ _reversed_dims(eqn)
+        if dims:
+            return [_reverse(eqn, operand, eqn.outvars[0], dims)]
+        if eqn.outvars[0] is operand:
+            return []
+        return [_jax.new_eqn(lax.copy_p, [operand], eqn.outvars, {}, eqn)]
+
+
+def _reverse(source: JaxprEqn, operand: Any, result: Var, dims: Dims) -> JaxprEqn:
+    params = {"dimensions": tuple(sorted(dims))}
+    return _jax.new_eqn(lax.rev_p, [operand], [result], params, source)
