@@ -7,6 +7,7 @@ is shared out anew over the devices, and then the slice again. So, in a traced p
   laid side by side what it takes of each, laid side by side;
 - a pad with what a window over it would pad with (the gradient of average pooling, `jnp.pad` before
   a convolution) becomes the window's own padding and dilation;
+- a split into unlike parts becomes a slice for each, which sends what its own part needs;
 - pads with zero whose rows meet, added up, are rows laid side by side;
 - two slices laid side by side the other way round (`jnp.roll`, its gradient) become one roll;
 - a sum of what was scattered into zeros (the gradient of a loss that reads one logit a row) becomes
@@ -63,7 +64,11 @@ _MERGES: Mapping[str, Merge] = {
 
 
 def merge_moves(eqns: Sequence[JaxprEqn], constants: Mapping[Var, Any]) -> list[JaxprEqn]:
-    """The equations, each move of rows as one; what is no longer used is still there."""
+    """The equations, each move of rows as one; what is no longer used is still there.
+
+    Where a split is read by nothing but a join, both are one move; so splits are for a second call
+    of the equations that are still needed then (`slice_splits`).
+    """
     counts = Counts(eqns, constants)
     makers: dict[Var, JaxprEqn] = {}
     found: list[JaxprEqn] = []

@@ -57,6 +57,33 @@ def merge_slice(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn]
     return one_equation(eqn, lax.pad_p, inner.invars, padding_config=tuple(config))
 
 
+def slice_splits(eqns: list[JaxprEqn]) -> list[JaxprEqn]:
+    """The equations with a slice for each part of a split into unlike ones; they if none is.
+
+    A slice sends what its own part needs.
+    """
+    if not any(_is_unlike_split(e) for e in eqns):
+        return eqns
+    return [made for e in eqns for made in (_sliced(e) if _is_unlike_split(e) else [e])]
+
+
+def _is_unlike_split(eqn: JaxprEqn) -> bool:
+    return eqn.primitive is lax.split_p and len(set(eqn.params["sizes"])) > 1
+
+
+def _sliced(split: JaxprEqn) -> list[JaxprEqn]:
+    sizes, axis = split.params["sizes"], split.params["axis"]
+    found = []
+    end = 0
+    for part, size in zip(split.outvars, sizes, strict=True):
+        starts, limits = [0] * len(shape_of(part)), list(shape_of(split.invars[0]))
+        starts[axis], limits[axis] = end, end + size
+        end += size
+        own = split.replace(outvars=[part])
+        found += _slice(own, split.invars[0], starts, limits, [1] * len(starts))
+    return found
+
+
 def _slice_joined(
     eqn: JaxprEqn, inner: JaxprEqn, makers: Makers, counts: Counts
 ) -> list[JaxprEqn] | None:

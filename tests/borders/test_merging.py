@@ -28,6 +28,10 @@ def of_rows() -> Table:
         "pad of a slice": (lambda x, u: jnp.pad(x[:-2], ((3, 0), (0, 1))), "pad"),
         "pad where a slice left rows out": (lambda x, u: jnp.pad(x[1:], ((2, 0), (0, 0))),
                                             "slice pad"),
+        "split into unlike parts": (
+            lambda x, u: sum(jnp.sin(p).sum() for p in jnp.split(x, (1, 11))),
+            "slice slice slice sin sin sin reduce_sum reduce_sum reduce_sum add add add"),
+        "split into like parts": (lambda x, u: jnp.stack(jnp.split(x, 3)).sum(0), None),
         "roll": (lambda x, u: jnp.roll(x, -5, 1), "roll"),
         "roll of two dims": (lambda x, u: jnp.roll(x, (3, 2), (0, 1)), "roll roll"),
         "gradient of a roll": (lambda x, u: jax.vjp(lambda x: jnp.roll(x, 5, 0), x)[1](x)[0],
