@@ -56,7 +56,7 @@ def _held_limits(graph: Graph, gathers_steps: bool) -> dict[int, int]:
         if graph.program.equations[node.members[0].equation].primitive not in _STACKS:
             continue
         dims = nominal(graph, node)
-        if gathers_steps and dims[_stack_position(node)][0]:
+        if gathers_steps and any(dims[_stack_position(node)][:1]):
             continue
         operands = [sharding_of(d) for d in dims[: len(node.operands)]]
         options = candidates(node, graph.mesh, operands, (), dims, None)

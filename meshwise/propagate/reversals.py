@@ -61,8 +61,9 @@ def _with_fewer(program: Program, rules: Sequence[OpRule]) -> Program:
 
 def _reversed_dims(eqn: JaxprEqn | None) -> Dims:
     """The dims that an equation reverses."""
-    is_reversal = eqn is not None and eqn.primitive is lax.rev_p
-    return frozenset(eqn.params["dimensions"]) if is_reversal else frozenset()
+    if eqn is None or eqn.primitive is not lax.rev_p:
+        return frozenset()
+    return frozenset(eqn.params["dimensions"])
 
 
 class _View:
@@ -91,8 +92,9 @@ class _View:
     def reversal(self, atom: Any) -> JaxprEqn | None:
         """The reversal that makes a value."""
         index = self.maker(atom)
-        is_made = index is not None and self.eqns[index].primitive is lax.rev_p
-        return self.eqns[index] if is_made else None
+        if index is None or self.eqns[index].primitive is not lax.rev_p:
+            return None
+        return self.eqns[index]
 
     def is_plain(self, index: int | None) -> bool:
         """Whether an equation treats every element alone."""
@@ -151,7 +153,7 @@ class _Turned:
         return {i for v, i in self.values.items() if self.view.reversal(v) is None}
 
     @cached_property
-    def _entering(self) -> list[Var]:
+    def _entering(self) -> list[Any]:
         """What they read that has to be reversed for them."""
         read = [a for i in sorted(self._inside) for a in self.view.eqns[i].invars if shape_of(a)]
         unlike = [a for a in dict.fromkeys(read) if a not in self.values]

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import pytest
+from jax import lax
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
@@ -309,3 +310,30 @@ def test_what_makes_a_sum_goes_with_what_divides_it():
         v.aval for eqn in step.partition(f32(256, 64), f32(256, 64)).jaxpr.eqns for v in eqn.outvars
     ]
     assert max(aval.size for aval in made) == 256 * 64
+
+
+def test_stack_of_elements_of_what_is_carried_is_planned():
+    """A part of the stack's equation has no dim of steps, as all of them are summed later."""
+
+    def function(x):
+        return lax.scan(lambda carry, row: (carry + row, carry[3]), x[0], x)[1].sum()
+
+    sent = mw.jit(function, mesh=mesh(x=8), in_shardings=P("x")).partition(f32(32, 16))
+    assert sent.wire_bytes < 32 * 16 * 4 * 7 / 8
+    x = jnp.sin(jnp.arange(32.0 * 16)).reshape(32, 16)
+    assert jnp.allclose(sent.simulate(x), function(x), rtol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["wrap", "edge", "reflect", "symmetric"])
+@pytest.mark.parametrize("spec", [P("x"), P("x", "y")], ids=str)
+def test_gradient_of_a_pad_gathers_no_shard(mode, spec):
+    """The parts of the split in it are a few rows, and all others."""
+
+    def function(x):
+        return jax.grad(lambda x: (jnp.pad(x, 2, mode=mode) ** 2).sum())(x)
+
+    step = mw.jit(function, mesh=mesh(x=2, y=4), in_shardings=spec, out_shardings=spec)
+    sent = step.partition(f32(64, 96))
+    assert sent.wire_bytes < 64 * 96 * 4 / 5
+    x = jnp.sin(jnp.arange(64.0 * 96)).reshape(64, 96)
+    assert jnp.allclose(sent.simulate(x), function(x), atol=1e-5)
