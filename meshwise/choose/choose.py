@@ -7,7 +7,7 @@ from functools import cached_property
 from meshwise._jax import Var
 from meshwise.choose.descend import descend
 from meshwise.choose.graph import Graph, build_graph, is_remade
-from meshwise.choose.holding import peak_bytes
+from meshwise.choose.holding import argument_bytes, peak_bytes
 from meshwise.choose.plan import EquationPlan, Plan
 from meshwise.choose.search import Search, node_seconds, work_seconds
 from meshwise.choose.starts import Limits, completion_start, forward_start, limits_of
@@ -28,6 +28,8 @@ Copies = dict[Var, tuple[float, tuple[Edge, ...]]]  # of each value: seconds, an
 MUCH_LIGHTER = 1.2
 DEARER = 4
 HOLDING = 0.3  # what all that is held costs in the search for one, as a part of the cheapest plan
+HOLDING_MORE = 1.0  # and in that for one that makes no more than completion does
+HEAVIER = 1.3  # how many times as much as completion is far more
 WORKING = 3.0  # and all work in the search for one that computes less
 
 
@@ -58,6 +60,7 @@ def choose(
     best = min(found, key=lambda one: (one.large_seconds, one.seconds))
     if driver == "descend":
         best = _lighter(best, found, limits)
+        best = _no_heavier(best, found, limits)
         best = _computing_less(best, found[-1], limits)
     return _plan(best, completion, completion_seconds, driver)
 
@@ -99,6 +102,11 @@ class Found:
         placed = tuple([placement.strategy for placement in self.search.placed])
         return self.search.graph.once(("peak", placed), lambda: peak_bytes(self.search))
 
+    @property
+    def made_bytes(self) -> int:
+        """What a device holds at once beside the arguments."""
+        return self.peak_bytes - argument_bytes(self.search)
+
 
 def _descended(search: Search, limits: Limits) -> Found:
     descend(search, limits)
@@ -129,13 +137,38 @@ def _lighter(best: Found, found: Sequence[Found], limits: Limits) -> Found:
     completed = found[-1]
     if best.peak_bytes <= MUCH_LIGHTER * min(one.peak_bytes for one in found):
         return best
+    found = [_paying(best, completed, HOLDING, limits), *found]
+    worth = [one for one in found if _is_worth_it(one, best, completed.seconds)]
+    return min(worth, key=_weighed, default=best)
+
+
+def _no_heavier(best: Found, found: Sequence[Found], limits: Limits) -> Found:
+    """What makes less, where the best makes far more beside its arguments than completion does.
+
+    A few bytes saved may leave every device with a whole mask or table. What makes less is taken
+    if what is made falls by more than the cost rises; it may cost no more than completion.
+    """
+    completed = found[-1]
+    if best.made_bytes <= HEAVIER * completed.made_bytes:
+        return best
+    found = [_paying(best, completed, HOLDING_MORE, limits), *found]
+    worth = [
+        one
+        for one in found
+        if MUCH_LIGHTER * one.made_bytes <= best.made_bytes
+        and one.seconds <= completed.seconds
+        and one.seconds * one.made_bytes <= best.seconds * best.made_bytes
+    ]
+    return min(worth, key=lambda one: (one.seconds * one.made_bytes, one.seconds), default=best)
+
+
+def _paying(best: Found, completed: Found, part: float, limits: Limits) -> Found:
+    """What a descent from completion finds to which all that the best holds costs such a part."""
     graph = best.search.graph
     held = sum(best.search.held_bytes(value) for value in graph.values.values())
     axes = [placed.strategy.axes for placed in completed.search.placed]
-    paying = Search(graph, axes, seconds_per_byte=HOLDING * best.seconds / max(held, 1))
-    found = [_descended(paying, limits), *found]
-    worth = [one for one in found if _is_worth_it(one, best, completed.seconds)]
-    return min(worth, key=_weighed, default=best)
+    per_byte = part * best.seconds / max(held, 1)
+    return _descended(Search(graph, axes, seconds_per_byte=per_byte), limits)
 
 
 def _computing_less(best: Found, completed: Found, limits: Limits) -> Found:

@@ -2,9 +2,10 @@
 
 Counted are the arguments and what lies on the edges of the cost graph: each value as it is made,
 from there to its last reader, and each copy in another sharding, from its first reader to its last.
-What a loop reads from around it is held until the loop ends. What stays inside a region is not
-counted, as it is mostly fused; nor is what a reshard takes on its way. So this serves to compare
-plans of one program; `cost/memory.py` counts the program that is emitted.
+What a loop reads from around it is held until the loop ends. What each reader makes for itself is
+held where it is no element-wise one: zeros that are scattered into. What stays inside a region is
+not counted, as it is mostly fused; nor is what a reshard takes on its way. So this serves to
+compare plans of one program; `cost/memory.py` counts the program that is emitted.
 """
 
 from collections import defaultdict
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from meshwise import _jax
 from meshwise.choose.graph import Graph, Value
 from meshwise.choose.search import Search
+from meshwise.ir.program import shape_of
 from meshwise.ir.sharding import Sharding, local_bytes
 
 Span = tuple[int, int]  # positions of the first and last mark of a loop or choice
@@ -50,11 +52,25 @@ def peak_bytes(search: Search) -> int:
     return peak
 
 
+def argument_bytes(search: Search) -> int:
+    """The bytes of the arguments that a device holds."""
+    graph = search.graph
+    return sum(
+        local_bytes(value.shape, value.itemsize, search.produced(value), graph.mesh)
+        for value in graph.values.values()
+        if value.maker is None and not value.remade
+    )
+
+
 def _lifetimes(search: Search, value: Value, order: _Order) -> Iterator[tuple[Sharding, int, int]]:
     """Each sharding in which a value is held, with the first and last position where it is."""
-    if value.remade:
-        return
     graph = search.graph
+    if value.remade:
+        for node, operand in value.uses:
+            for position in order.read.get((node, value.var), ()):
+                if _is_read_whole(graph, position):
+                    yield search.placed[node].operands[operand], position, position
+        return
     end = len(graph.program.equations)
     made = -1 if value.maker is None else order.made[value.var]
     readers: dict[Sharding, list[int]] = defaultdict(list)
@@ -77,6 +93,14 @@ def _lifetimes(search: Search, value: Value, order: _Order) -> Iterator[tuple[Sh
     yield produced, made, end if value.fixed is not None else last
     for sharding, (first, last) in held.items():
         yield sharding, first, last
+
+
+def _is_read_whole(graph: Graph, equation: int) -> bool:
+    """Whether an equation reads its operands in memory, not as they are made."""
+    factors = graph.rules[equation].factors
+    shapes = [shape_of(a) for a in graph.program.equations[equation].invars if shape_of(a)]
+    is_product = len(shapes) > 1 and bool(factors.reductions)
+    return is_product or len(set(shapes)) > 1 or bool(factors.whole or factors.permuted)
 
 
 def _order(graph: Graph) -> _Order:
