@@ -29,7 +29,7 @@ MUCH_LIGHTER = 1.2
 DEARER = 4
 HOLDING = 0.3  # what all that is held costs in the search for one, as a part of the cheapest plan
 HOLDING_MORE = 1.0  # and in that for one that makes no more than completion does
-HEAVIER = 1.3  # how many times as much as completion is far more
+HEAVIER = 1.4  # how many times as much as completion is far more
 WORKING = 3.0  # and all work in the search for one that computes less
 
 
