@@ -10,7 +10,13 @@ from meshwise.choose.graph import Graph, build_graph, is_remade
 from meshwise.choose.holding import argument_bytes, peak_bytes
 from meshwise.choose.plan import EquationPlan, Plan
 from meshwise.choose.search import Search, node_seconds, work_seconds
-from meshwise.choose.starts import Limits, completion_start, forward_start, limits_of
+from meshwise.choose.starts import (
+    Limits,
+    backward_start,
+    completion_start,
+    forward_start,
+    limits_of,
+)
 from meshwise.choose.tree import Edge, reshard_tree
 from meshwise.cost.hardware import Hardware
 from meshwise.ir.factors import Strategy, operand_sharding, result_sharding
@@ -55,6 +61,8 @@ def choose(
     if driver == "descend":
         starts = dict.fromkeys((tuple(start), tuple(forward_start(graph, limits))))
         found += [_descended(Search(graph, axes), limits) for axes in starts]
+        if all(_moves_results(one) for one in found):
+            found.append(_descended(Search(graph, backward_start(graph, limits)), limits))
         found += _with_steps_gathered(graph, limits)
     found.append(Found(completion_seconds, completed, stopping))
     best = min(found, key=lambda one: (one.large_seconds, one.seconds))
@@ -112,6 +120,15 @@ def _descended(search: Search, limits: Limits) -> Found:
     descend(search, limits)
     copies = _copies(search, stop_at_completion=False)
     return Found(_total(search, copies), search, copies)
+
+
+def _moves_results(found: Found) -> bool:
+    """Whether a result that is no sum is moved at the end: what it is made of might be instead."""
+    search = found.search
+    returned = [value for value in search.graph.values.values() if value.returned]
+    return any(
+        value.var in found.copies and not search.produced(value).unreduced for value in returned
+    )
 
 
 def _with_steps_gathered(graph: Graph, limits: Limits) -> list[Found]:

@@ -243,6 +243,34 @@ def forward_start(graph: Graph, limits: Limits) -> list[DimAxes]:
     return placed
 
 
+def backward_start(graph: Graph, limits: Limits) -> list[DimAxes]:
+    """Nodes from the last one to the first, each where its results are wanted.
+
+    Where results are hinted otherwise than arguments, it may be cheapest to move arguments before
+    anything is computed of them. Operands do not count.
+    """
+    fixed = fixed_axes(graph)
+    placed: dict[int, DimAxes] = {}
+    for node in reversed(graph.nodes):
+        if node.index in fixed:
+            placed[node.index] = fixed[node.index]
+            continue
+        wanted: list[DimAxes | None] = [None] * len(node.operands)
+        for var in node.results:
+            value = graph.values[var]
+            users = [(user, k) for user, k in value.uses if user in placed]
+            if value.returned:
+                wanted.append(value.returned[0].dims)
+            elif users:
+                (user, k), *_ = users
+                rule = graph.nodes[user].rule
+                wanted.append(operand_sharding(rule, Strategy(placed[user]), k).dims)
+            else:
+                wanted.append(graph.nominal(var))
+        placed[node.index] = _cheapest(graph, node, wanted, limits, keep_results=True)
+    return [placed[node.index] for node in graph.nodes]
+
+
 def fixed_axes(graph: Graph) -> dict[int, DimAxes]:
     """Nodes with nothing to decide: hints, and nodes without factors."""
     fixed: dict[int, DimAxes] = {}
@@ -265,9 +293,13 @@ def nominal(graph: Graph, node: Node) -> list[DimAxes]:
 
 
 def _cheapest(
-    graph: Graph, node: Node, tensors: Sequence[DimAxes], limits: Limits, keep_results: bool
+    graph: Graph,
+    node: Node,
+    tensors: Sequence[DimAxes | None],
+    limits: Limits,
+    keep_results: bool,
 ) -> DimAxes:
-    """The candidate that is cheapest with operands (and results) lying as given."""
+    """The candidate that is cheapest with operands (and results) lying as given, if they are."""
     held = limits.held.get(node.index)
     lying = tuple(tensors), tuple(nominal(graph, node)), keep_results
     key = "cheapest", graph.alike[node.index], lying, limits.work[node.index], held
@@ -275,10 +307,16 @@ def _cheapest(
 
 
 def _find_cheapest(
-    graph: Graph, node: Node, tensors: Sequence[DimAxes], limits: Limits, keep_results: bool
+    graph: Graph,
+    node: Node,
+    tensors: Sequence[DimAxes | None],
+    limits: Limits,
+    keep_results: bool,
 ) -> DimAxes:
-    operands = [sharding_of(dims) for dims in tensors[: len(node.operands)]]
-    found = candidates(node, graph.mesh, operands, (), tensors, None)
+    own = nominal(graph, node)
+    lying = [own[k] if dims is None else dims for k, dims in enumerate(tensors)]
+    operands = [sharding_of(dims) for dims in lying[: len(node.operands)]]
+    found = candidates(node, graph.mesh, operands, (), lying, None)
     found += natural_candidates(node, graph.mesh, nominal(graph, node))
     allowed = [axes for axes in dict.fromkeys(found) if limits.allow(graph, node, axes)]
     return _least(
@@ -311,7 +349,7 @@ def _price(
     graph: Graph,
     node: Node,
     axes: DimAxes,
-    tensors: Sequence[DimAxes],
+    tensors: Sequence[DimAxes | None],
     keep_results: bool,
     cost: Callable[[Reshard], float],
 ) -> float:
@@ -325,7 +363,7 @@ def _price(
     strategy = Strategy(axes)
     for k, (var, dims) in enumerate(zip((*node.operands, *node.results), tensors, strict=True)):
         value, result = graph.values[var], k - len(node.operands)
-        if value.remade or (result >= 0 and not keep_results):
+        if dims is None or value.remade or (result >= 0 and not keep_results):
             continue
         if result < 0:
             source, target = sharding_of(dims), operand_sharding(node.rule, strategy, k)

@@ -337,3 +337,19 @@ def test_gradient_of_a_pad_gathers_no_shard(mode, spec):
     assert sent.wire_bytes < 64 * 96 * 4 / 5
     x = jnp.sin(jnp.arange(64.0 * 96)).reshape(64, 96)
     assert jnp.allclose(sent.simulate(x), function(x), atol=1e-5)
+
+
+@pytest.mark.parametrize("spec", [P(None, "x"), P("x", "y")], ids=str)
+def test_argument_moves_before_what_is_computed_of_it(spec):
+    """Seven shifted slices of columns, wanted by rows: one move of the argument, no borders."""
+
+    def function(x):
+        return jnp.stack([x[:, i : i + 90] for i in range(7)], -1).mean(-1)
+
+    rows = P(("x", "y"))
+    step = mw.jit(function, mesh=mesh(x=2, y=4), in_shardings=spec, out_shardings=rows)
+    sent = step.partition(f32(64, 96))
+    assert [c.kind.value for c in sent.collectives] == ["all_to_all"] * len(sent.collectives)
+    assert sent.wire_bytes <= 64 * 96 * 4 / 2
+    x = jnp.sin(jnp.arange(64.0 * 96)).reshape(64, 96)
+    assert jnp.allclose(sent.simulate(x), function(x), atol=1e-5)
