@@ -62,7 +62,8 @@ def choose(
         starts = dict.fromkeys((tuple(start), tuple(forward_start(graph, limits))))
         found += [_descended(Search(graph, axes), limits) for axes in starts]
         if all(_moves_results(one) for one in found):
-            found.append(_descended(Search(graph, backward_start(graph, limits)), limits))
+            one = _descended(Search(graph, backward_start(graph, limits)), limits)
+            found += [one] if one.sent_bytes < min(other.sent_bytes for other in found) else []
         found += _with_steps_gathered(graph, limits)
     found.append(Found(completion_seconds, completed, stopping))
     best = min(found, key=lambda one: (one.large_seconds, one.seconds))
@@ -90,10 +91,14 @@ class Found:
         graph = self.search.graph
         if not graph.hardware.least_bytes:
             return 0.0
-        edges = {var: edges for var, (_, edges) in self.copies.items()}
-        sent = self.search.sent_bytes(edges) / graph.hardware.link_bytes_per_s
+        sent = self.sent_bytes / graph.hardware.link_bytes_per_s
         launch, work = graph.hardware.launch_s, self.work_seconds
         return round(sent + (work // launch * launch if launch else work), 13)
+
+    @cached_property
+    def sent_bytes(self) -> float:
+        """What a device sends."""
+        return self.search.sent_bytes({var: edges for var, (_, edges) in self.copies.items()})
 
     @cached_property
     def work_seconds(self) -> float:
