@@ -7,7 +7,8 @@ takes axes at random among all that its factors allow, or what a neighbour sugge
 import random
 
 from meshwise.choose.candidates import candidates
-from meshwise.choose.choose import Found, _plan
+from meshwise.choose.choose import _plan
+from meshwise.choose.found import Found
 from meshwise.choose.graph import Graph, Value, build_graph
 from meshwise.choose.plan import Plan
 from meshwise.choose.regions import Node

@@ -156,8 +156,8 @@ PARTITION = (
         "partition",
         "an operator's operands are taken as they lie",
         "meshwise/partition/walk.py",
-        "itemsize_of(var), mesh, source, target, walk.hardware\n    steps",
-        "itemsize_of(var), mesh, source, source, walk.hardware\n    steps",
+        "itemsize_of(var), mesh, source, target, walk.hardware)\n    steps",
+        "itemsize_of(var), mesh, source, source, walk.hardware)\n    steps",
         ("tests/partition",),
     ),
     Mutant(

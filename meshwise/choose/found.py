@@ -1,0 +1,117 @@
+"""A placement of all nodes that a search ended with, and what it comes to."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from meshwise._jax import Var
+from meshwise.choose.descend import descend
+from meshwise.choose.holding import argument_bytes, peak_bytes
+from meshwise.choose.search import Search, node_seconds, work_seconds
+from meshwise.choose.starts import Limits
+from meshwise.choose.tree import Edge, reshard_tree
+from meshwise.ir.sharding import Sharding
+
+Copies = dict[Var, tuple[float, tuple[Edge, ...]]]  # of each value: seconds, and its reshards
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """A placement of all nodes that was found, and the reshards that it takes."""
+
+    seconds: float
+    search: Search
+    copies: Copies
+
+    @cached_property
+    def large_seconds(self) -> float:
+        """Seconds without launches, where hardware compares plans by that; else nothing.
+
+        Work counts in steps of a launch, so that a little less of it is worth none.
+        """
+        graph = self.search.graph
+        if not graph.hardware.least_bytes:
+            return 0.0
+        sent = self.sent_bytes / graph.hardware.link_bytes_per_s
+        launch, work = graph.hardware.launch_s, self.work_seconds
+        return round(sent + (work // launch * launch if launch else work), 13)
+
+    @cached_property
+    def sent_bytes(self) -> float:
+        """What a device sends."""
+        return self.search.sent_bytes({var: edges for var, (_, edges) in self.copies.items()})
+
+    @property
+    def moves_results(self) -> bool:
+        """Whether a result that is no sum is moved at the end: what it is of might be instead."""
+        returned = [value for value in self.search.graph.values.values() if value.returned]
+        return any(
+            value.var in self.copies and not self.search.produced(value).unreduced
+            for value in returned
+        )
+
+    @cached_property
+    def work_seconds(self) -> float:
+        """What a device computes, work on padding included."""
+        graph = self.search.graph
+        return sum(
+            work_seconds(graph, node, placement.strategy.axes)
+            for node, placement in zip(graph.nodes, self.search.placed, strict=True)
+        )
+
+    @cached_property
+    def peak_bytes(self) -> int:
+        """What a device holds at once."""
+        placed = tuple([placement.strategy for placement in self.search.placed])
+        return self.search.graph.once(("peak", placed), lambda: peak_bytes(self.search))
+
+    @property
+    def made_bytes(self) -> int:
+        """What a device holds at once beside the arguments."""
+        return self.peak_bytes - argument_bytes(self.search)
+
+
+def descended(search: Search, limits: Limits) -> Found:
+    """What a descent from where a search begins ends with."""
+    descend(search, limits)
+    copies = copies_of(search, stop_at_completion=False)
+    return Found(total_seconds(search, copies), search, copies)
+
+
+def copies_of(search: Search, stop_at_completion: bool) -> Copies:
+    """For each value the cost and edges of its reshards."""
+    graph = search.graph
+    found = {}
+    for var, value in graph.values.items():
+        if value.remade:
+            continue
+        produced = search.produced(value)
+        wanted = frozenset(search.wanted(value))
+        if not wanted - {produced}:
+            continue
+        root, seconds, edges = produced, 0.0, ()
+        nominal = Sharding(graph.nominal(var))
+        if stop_at_completion and produced != nominal and value.maker is not None:
+            seconds, edges = reshard_tree(
+                value.shape,
+                value.itemsize,
+                graph.mesh,
+                produced,
+                frozenset({nominal}),
+                graph.hardware,
+            )
+            root = nominal
+        more, rest = reshard_tree(
+            value.shape, value.itemsize, graph.mesh, root, wanted, graph.hardware
+        )
+        more = search.likely_seconds(value, more, rest)
+        rest = tuple(e for e in rest if e[1] != produced)
+        found[var] = (seconds + more) * value.trips, edges + rest
+    return found
+
+
+def total_seconds(search: Search, copies: Copies) -> float:
+    """Seconds of all reshards and all nodes."""
+    return sum(c for c, _ in copies.values()) + sum(
+        node_seconds(search.graph, node, placed.strategy.axes)
+        for node, placed in zip(search.graph.nodes, search.placed, strict=True)
+    )

@@ -1,0 +1,75 @@
+"""Plans that cost a little more than the cheapest, taken for what they spare.
+
+Seconds alone would have every device hold or compute far more to save a few bytes. What that comes
+to, as the peak of all that is alive together, is no sum of parts with a price, so it cannot be
+searched for as seconds are. Where the cheapest plan has far more of something than completion's,
+one more descent begins there and has to pay for it; what it finds is weighed against the cheapest.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from meshwise.choose.found import Found, descended
+from meshwise.choose.search import Search
+from meshwise.choose.starts import Limits
+
+# Less than so many times less is worth nothing.
+MUCH = 1.2
+
+
+@dataclass(frozen=True)
+class Burden:
+    """Something that a plan has too much of if it has `far` times what completion's plan has.
+
+    A plan that has `MUCH` times less of it may be so many times as dear as the cheapest, but for
+    `power`: of 4, a tenth more for a third less. To find one, a descent pays for what it holds
+    `holding` times what the cheapest plan costs, and for work `working` times.
+    """
+
+    of: Callable[[Found], float]
+    far: float
+    power: int
+    holding: float = 0.0
+    working: float = 0.0
+
+    def paying(self, best: Found, completed: Found) -> Search:
+        """A search that begins at completion, where this costs more."""
+        graph = best.search.graph
+        held = sum(best.search.held_bytes(value) for value in graph.values.values())
+        return Search(
+            graph,
+            [placed.strategy.axes for placed in completed.search.placed],
+            seconds_per_byte=self.holding * best.seconds / max(held, 1),
+            dearer_work=self.working and self.working * best.seconds / best.work_seconds,
+        )
+
+    def weight(self, one: Found) -> float:
+        """What is least of the plan to take."""
+        return one.seconds**self.power * self.of(one)
+
+
+# All that is held; what is made, arguments apart: a whole mask or table on every device; and
+# element-wise work, which is cheap each time, and in a loop may be most of what is computed.
+BURDENS = (
+    Burden(lambda one: one.peak_bytes, far=MUCH, power=4, holding=0.3),
+    Burden(lambda one: one.made_bytes, far=1.4, power=1, holding=1.0),
+    Burden(lambda one: one.work_seconds, far=MUCH, power=1, working=3.0),
+)
+
+
+def weighed(best: Found, found: Sequence[Found], limits: Limits) -> Found:
+    """The plan to take of those found, of which completion's, the last, bounds the cost."""
+    completed = found[-1]
+    for burden in BURDENS:
+        if burden.of(best) <= burden.far * burden.of(completed):
+            continue
+        others = [descended(burden.paying(best, completed), limits), *found]
+        worth = [
+            one
+            for one in others
+            if MUCH * burden.of(one) <= burden.of(best)
+            and one.seconds <= completed.seconds
+            and burden.weight(one) <= burden.weight(best)
+        ]
+        best = min(worth, key=lambda one: (burden.weight(one), one.seconds), default=best)
+    return best
