@@ -15,6 +15,8 @@ from meshwise.choose.starts import Limits
 
 # Less than so many times less is worth nothing.
 MUCH = 1.2
+# And a part of the seconds that is smaller is none.
+HARDLY = 1.5e-3
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,12 @@ class Burden:
     power: int
     holding: float = 0.0
     working: float = 0.0
+
+    def is_too_much(self, best: Found, completed: Found) -> bool:
+        """Whether the cheapest plan has too much of it; work that takes hardly any time is none."""
+        if self.working and best.work_seconds < HARDLY * best.seconds:
+            return False
+        return self.of(best) > self.far * self.of(completed)
 
     def paying(self, best: Found, completed: Found) -> Search:
         """A search that begins at completion, where this costs more."""
@@ -61,7 +69,7 @@ def weighed(best: Found, found: Sequence[Found], limits: Limits) -> Found:
     """The plan to take of those found, of which completion's, the last, bounds the cost."""
     completed = found[-1]
     for burden in BURDENS:
-        if burden.of(best) <= burden.far * burden.of(completed):
+        if not burden.is_too_much(best, completed):
             continue
         others = [descended(burden.paying(best, completed), limits), *found]
         worth = [
