@@ -17,6 +17,8 @@ from meshwise.choose.starts import Limits
 MUCH = 1.2
 # And a part of the seconds that is smaller is none.
 HARDLY = 1.5e-3
+# The power to which seconds of a machine count; others are bytes, which weigh less.
+OF_A_MACHINE = 4
 
 
 @dataclass(frozen=True)
@@ -24,8 +26,9 @@ class Burden:
     """Something that a plan has too much of if it has `far` times what completion's plan has.
 
     A plan that has `MUCH` times less of it may be so many times as dear as the cheapest, but for
-    `power`: of 4, a tenth more for a third less. To find one, a descent pays for what it holds
-    `holding` times what the cheapest plan costs, and for work `working` times.
+    `power`: of 4, a tenth more for a third less. It is that for all, where seconds are those of a
+    machine. To find such a plan, a descent pays for what it holds `holding` times what the cheapest
+    costs, and for work `working` times.
     """
 
     of: Callable[[Found], float]
@@ -53,7 +56,8 @@ class Burden:
 
     def weight(self, one: Found) -> float:
         """What is least of the plan to take."""
-        return one.seconds**self.power * self.of(one)
+        in_bytes = one.search.graph.hardware.least_bytes
+        return one.seconds ** (self.power if in_bytes else OF_A_MACHINE) * self.of(one)
 
 
 # All that is held; what is made, arguments apart: a whole mask or table on every device; and
