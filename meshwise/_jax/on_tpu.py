@@ -47,10 +47,9 @@ def _said(eqn: JaxprEqn) -> list[JaxprEqn]:
     if eqn.primitive.name != "reduce_scatter":
         return [eqn]
     shard: Any = eqn.outvars[0].aval
-    if _is_in_tiles(shard.shape):
+    if _is_in_tiles(shard.shape) or not shard.size:
         return [eqn]
-    padding = -shard.size % _PAIR_OF_TILES
-    is_little = padding <= _LITTLE * shard.size
+    is_little = _padding(shard.size) <= _LITTLE * shard.size
     return _traced(eqn, _scattered_in_tiles if is_little else _exchanged_and_added)
 
 
@@ -90,11 +89,16 @@ def _gathered_in_rows(params: dict[str, Any], x: Any) -> Any:
 
 def _is_in_tiles(shape: tuple[int, ...]) -> bool:
     """Whether a shard is whole tiles, an even number of them, as it lies or turned."""
-    if len(shape) < 2 or 0 in shape:
-        return 0 in shape
+    if len(shape) < 2:
+        return False
     rows, columns = shape[-2:]
     whole = any(a % _ROWS == 0 == b % _COLUMNS for a, b in ((rows, columns), (columns, rows)))
     return whole and prod(shape) % _PAIR_OF_TILES == 0
+
+
+def _padding(size: int) -> int:
+    """How many elements are missing to an even number of whole tiles."""
+    return -size % _PAIR_OF_TILES
 
 
 def _parts(params: dict[str, Any], x: Any) -> tuple[Any, tuple[int, ...]]:
@@ -108,11 +112,11 @@ def _parts(params: dict[str, Any], x: Any) -> tuple[Any, tuple[int, ...]]:
 
 def _scattered_in_tiles(params: dict[str, Any], x: Any) -> Any:
     parts, shape = _parts(params, x)
-    flat = lax.reshape(parts, (len(parts), prod(shape)))
-    flat = jnp.pad(flat, ((0, 0), (0, -prod(shape) % _PAIR_OF_TILES)))
+    size = prod(shape)
+    flat = jnp.pad(lax.reshape(parts, (len(parts), size)), ((0, 0), (0, _padding(size))))
     tiles = _as_it_is(lax.reshape(flat, (len(parts), flat.shape[1] // _COLUMNS, _COLUMNS)))
     own = lax.psum_scatter(tiles, **_group(params), scatter_dimension=0, tiled=True)
-    return lax.reshape(lax.reshape(_as_it_is(own), (flat.shape[1],))[: prod(shape)], shape)
+    return lax.reshape(lax.reshape(_as_it_is(own), (flat.shape[1],))[:size], shape)
 
 
 def _exchanged_and_added(params: dict[str, Any], x: Any) -> Any:

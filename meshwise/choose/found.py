@@ -67,7 +67,8 @@ class Found:
     @property
     def made_bytes(self) -> int:
         """What a device holds at once beside the arguments."""
-        return self.peak_bytes - argument_bytes(self.search)
+        graph = self.search.graph
+        return self.peak_bytes - graph.once(("arguments",), lambda: argument_bytes(graph))
 
 
 def descended(search: Search, limits: Limits) -> Found:

@@ -52,13 +52,12 @@ def peak_bytes(search: Search) -> int:
     return peak
 
 
-def argument_bytes(search: Search) -> int:
-    """The bytes of the arguments that a device holds."""
-    graph = search.graph
+def argument_bytes(graph: Graph) -> int:
+    """The bytes of the arguments that a device holds, and of constants: the same in every plan."""
     return sum(
-        local_bytes(value.shape, value.itemsize, search.produced(value), graph.mesh)
+        local_bytes(value.shape, value.itemsize, value.fixed, graph.mesh)
         for value in graph.values.values()
-        if value.maker is None and not value.remade
+        if value.fixed is not None
     )
 
 

@@ -27,7 +27,6 @@ from meshwise.reshard.steps import gathered_in_turn, steps_of
 _NO_BYTES = 0.5
 
 
-@lru_cache(maxsize=1 << 14)
 def plan_reshard(asked: Reshard, max_bytes: int | None = None) -> ReshardPlan:
     """The cheapest plan for a reshard; `max_bytes` bounds the largest local array on the way.
 
@@ -35,10 +34,15 @@ def plan_reshard(asked: Reshard, max_bytes: int | None = None) -> ReshardPlan:
     and zeros. Raises ValueError where it is another reduction, and MemoryLimitError where no plan
     fits in `max_bytes`.
     """
+    return _plan(asked, max_bytes)
+
+
+@lru_cache(maxsize=1 << 14)
+def _plan(asked: Reshard, max_bytes: int | None) -> ReshardPlan:
     shape, itemsize, mesh, source, target, hardware = asked
     whole = _before_term(source, target)
     if whole != target:
-        plan = plan_reshard(asked._replace(target=whole), max_bytes)
+        plan = _plan(asked._replace(target=whole), max_bytes)
         local = local_shape(shape, target, mesh)
         axes = tuple(a for a in target.unreduced if a not in whole.unreduced)
         term = Step(StepKind.TERM, (Part(axes),), whole, target, local, local, 0, 0)
