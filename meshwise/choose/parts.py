@@ -148,11 +148,13 @@ class Groups:
 
         In `s = (s[:, None] + moves).max(0) + seen` the rows of the matrix may have to be whole, but
         what is carried need not be, nor what `logsumexp` over rows makes of maxima and sums. Where
-        a matrix is made of two such vectors, they go with it.
+        a matrix is made of two such vectors, they go with it; where a batch of such vectors meets
+        a matrix that is given, they need not.
         """
         equation = self.parts[part].equation
-        root = self.find(other)
-        if not (self.goes_round[root] or self.reads_sums[root]) or self.has_pairs[self.find(part)]:
+        if not self._is_of_rounds_or_sums(other):
+            return False
+        if self.has_pairs[self.find(part)] and not self._is_beside_given(part, operand):
             return False
         rule = self.rules[equation].factors
         own, *results = [
@@ -160,6 +162,40 @@ class Groups:
             for dims in (rule.operands[operand], *rule.results)
         ]
         return bool(own) and any(own < result for result in results)
+
+    def _is_beside_given(self, part: int, operand: int) -> bool:
+        """Whether what an operand makes pairs with neither goes round a loop nor is of sums."""
+        equation = self.parts[part].equation
+        others = (
+            self.sources.get((part, k))
+            for k, dims in enumerate(self.rules[equation].factors.operands)
+            if k != operand and any(dims)
+        )
+        return self.is_of_pairs(equation) and not any(
+            other is not None and self._is_of_rounds_or_sums(other) for other in others
+        )
+
+    def _is_of_rounds_or_sums(self, part: int) -> bool:
+        """Whether what a part makes goes round a loop or is of sums.
+
+        Or what it makes it of is, where that is one value: one dim more may stand between.
+        """
+        source: int | None = part
+        while source is not None:
+            root = self.find(source)
+            if self.goes_round[root] or self.reads_sums[root]:
+                return True
+            source = self._only_source(source)
+        return False
+
+    def _only_source(self, part: int) -> int | None:
+        """Which part makes the one operand that has dims of a part that keeps them."""
+        its = self.parts[part]
+        operands = self.rules[its.equation].factors.operands
+        placed = [k for k in its.operands if any(operands[k])]
+        if len(placed) != 1 or not its.joins or its.reduces:
+            return None
+        return self.sources.get((part, placed[0]))
 
     def meets_sums(self, part: int, operand: int) -> bool:
         """Whether a part reads along an operand's dims what is of sums or maxima, too."""

@@ -32,6 +32,15 @@ def best_paths(moves: Any, seen: Any) -> Any:
         jnp.argmax(score[:, None] + moves, 0)), seen[0], seen[1:])[1]  # fmt: skip
 
 
+def likelihood(moves: Any, seen: Any) -> Any:
+    """The likelihood of a batch of sequences, step after step (the forward algorithm)."""
+
+    def step(a: Any, own: Any) -> Any:
+        return jax.nn.logsumexp(a[:, :, None] + moves, 1) + own, None
+
+    return lax.scan(step, seen[0], seen[1:])[0]
+
+
 def accumulated(w: Any, x: Any) -> Any:
     """A gradient that is added up over microbatches."""
 

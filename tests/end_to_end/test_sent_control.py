@@ -33,6 +33,7 @@ from tests.end_to_end.control import (
     invariant,
     layer,
     layers,
+    likelihood,
     losses,
     nested,
     noisy,
@@ -145,6 +146,9 @@ TABLE = [
         P(None, "x", "y"), None, 1e-5),
     Row("best paths, states sharded: scores gathered", best_paths, (reals(32, 32), reals(6, 32)),
         (8,), (STACK, STACK), STACK, {"all_gather": gathered(5, 32)}),
+    Row("gradient of likelihoods, states sharded", gradient(likelihood),
+        (reals(32, 32), reals(6, 4, 32)), (8,), (STACK, P(None, None, "x")), STACK,
+        {"all_gather": gathered(5, 4 * 32), "reduce_scatter": gathered(5, 4 * 32)}, 1e-4),
 ]  # fmt: skip
 FREE = [
     Row("while, uneven", halved, (reals(13, 6),), (8,), (P("x"),), P("x"), None, 1e-5),
@@ -170,6 +174,9 @@ FREE = [
     Row("loops in vain", in_vain, (reals(13, 6), np.int32(3)), (8,), (P("x"), P()), P("x")),
     Row("best paths, uneven states", best_paths, (reals(13, 13), reals(6, 13)), (2, 4),
         (P("x", "y"), P(None, "y")), P(None, "y")),
+    Row("gradient of likelihoods, uneven states", gradient(likelihood),
+        (reals(13, 13), reals(6, 3, 13)), (2, 4), (P("x", "y"), P(None, "x", "y")), P("x", "y"),
+        None, 1e-4),
     Row("rows scattered", lambda c, u: lax.scan(lambda c, t: (c.at[jnp.arange(16) * 7 % 24].add(t),
         None), c, u)[0], (reals(24, 8), reals(5, 16, 8)), (8,), (P("x"), STACK), None, None, 1e-5),
     Row("products of what is carried", lambda a, x: lax.fori_loop(0, 4, lambda _, x:
