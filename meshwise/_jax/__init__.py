@@ -69,6 +69,10 @@ from meshwise._jax.explicit import plain_jaxpr as plain_jaxpr
 from meshwise._jax.explicit import plain_type as plain_type
 from meshwise._jax.explicit import struct_of as struct_of
 from meshwise._jax.explicit import type_mesh as type_mesh
+from meshwise._jax.extremes import max_and_argmax as max_and_argmax
+from meshwise._jax.extremes import max_and_argmax_p as max_and_argmax_p
+from meshwise._jax.extremes import min_and_argmin as min_and_argmin
+from meshwise._jax.extremes import min_and_argmin_p as min_and_argmin_p
 from meshwise._jax.hints import auto_twin as auto_twin
 from meshwise._jax.hints import hint_p as hint_p
 from meshwise._jax.hints import on_mesh as on_mesh

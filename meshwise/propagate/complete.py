@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from meshwise.ir.program import Program
 from meshwise.propagate.completion import Completion
 from meshwise.propagate.constants import split_constants
+from meshwise.propagate.extremes import join_extremes
 from meshwise.propagate.pads import pad_inside
 from meshwise.propagate.propagate import propagate
 from meshwise.propagate.reversals import cancel_reversals
@@ -17,14 +18,15 @@ Completed = tuple[Program, tuple[OpRule, ...], Completion]
 def complete(program: Program, rules: Sequence[OpRule] | None = None) -> Completed:
     """A program, what its equations mean, and a sharding for each of its values.
 
-    Where shardings call for other equations (pads inside, transforms one dim after the other), the
-    program is rewritten, described and completed once more. `rules` are what its equations mean,
-    where that is known.
+    Where shardings call for other equations (pads inside, transforms one dim after the other, the
+    largest and where it is at once), the program is rewritten, described and completed once more.
+    `rules` are what its equations mean, where that is known.
     """
     program, described = split_constants(program, rules or describe_all(program.equations))
     program, described = cancel_reversals(program, described)
     completion = propagate(program, described)
-    other = split_transforms(pad_inside(program, described, completion), completion)
+    other = pad_inside(program, described, completion)
+    other = join_extremes(split_transforms(other, completion), completion)
     if other is not program:
         program, described = other, describe_all(other.equations)
         completion = propagate(program, described)

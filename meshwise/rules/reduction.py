@@ -1,4 +1,4 @@
-"""Reductions over dims, and the positions of the largest and smallest elements.
+"""Reductions over dims, and the positions of the largest and smallest elements, with these or not.
 
 A dim that is summed may be sharded: each device then holds a term of the result. Where the
 reduction has no collective (`xor`, bitwise `and` and `or` of integers, `max` of complex numbers,
@@ -12,6 +12,7 @@ import numpy as np
 from jax import lax
 from jax.numpy import issubdtype
 
+from meshwise._jax import max_and_argmax, min_and_argmin
 from meshwise.ir.program import type_of
 from meshwise.ir.sharding import Reduction
 from meshwise.rules.factoring import Dim, Factoring, Kind, shapes
@@ -72,7 +73,16 @@ def _reduce_function_rule(application: Application) -> OpRule:
     return OpRule(factors, flops=float(math.prod(shape) * count))
 
 
-@register("argmax", "argmin")
+# What finds where the largest or smallest are; with what they are, or without.
+_SEARCHES = {
+    "argmax": Reduction.MAX,
+    "argmin": Reduction.MIN,
+    "max_and_argmax": Reduction.MAX,
+    "min_and_argmin": Reduction.MIN,
+}
+
+
+@register(*_SEARCHES)
 def _arg_rule(application: Application) -> OpRule:
     """The reduced dim may be sharded: one candidate of each shard is exchanged."""
     (operand,) = shapes(application.operands)
@@ -83,10 +93,10 @@ def _arg_rule(application: Application) -> OpRule:
     for d, n in enumerate(operand):
         dims.append(factoring.new(n, None if d != axis else "permute" if exact else "whole"))
     kept = [dim for d, dim in enumerate(dims) if d != axis]
-    factors = factoring.rule([dims], [kept])
-    return OpRule(
-        factors, local=_arg_local, exchanges=_arg_exchanges, flops=float(math.prod(operand))
-    )
+    results = len(application.results)
+    factors = factoring.rule([dims], [kept] * results)
+    flops = float(math.prod(operand) * results)
+    return OpRule(factors, local=_arg_local, exchanges=_arg_exchanges, flops=flops)
 
 
 def _arg_factor(context: LocalContext) -> int | None:
@@ -98,9 +108,9 @@ def _arg_factor(context: LocalContext) -> int | None:
 
 def _arg_meeting(context: LocalContext, factor: int) -> Meeting:
     (axis,), shape = context.params["axes"], context.local_shape(0)
-    value, index = type_of(context.eqn.invars[0]).dtype, type_of(context.eqn.outvars[0]).dtype
-    rows = row_count(shape, axis)
-    return Meeting(context.shards(factor), rows, (1, (value, index)), (1, (index,)))
+    found = tuple(type_of(v).dtype for v in context.eqn.outvars)
+    sent = type_of(context.eqn.invars[0]).dtype, found[-1]
+    return Meeting(context.shards(factor), row_count(shape, axis), (1, sent), (1, found))
 
 
 def _arg_exchanges(context: LocalContext) -> list[Exchange]:
@@ -109,27 +119,43 @@ def _arg_exchanges(context: LocalContext) -> list[Exchange]:
 
 
 def _arg_local(context: LocalContext, operand: Any) -> list[Any]:
+    (axis,) = context.params["axes"]
+    largest = _SEARCHES[context.eqn.primitive.name] is Reduction.MAX
+    search_both = max_and_argmax if largest else min_and_argmin
+    says_what = len(context.eqn.outvars) > 1
+
+    def search(x: Any) -> list[Any]:
+        return search_both(x, **context.params) if says_what else context.bind(x)
+
     factor = _arg_factor(context)
     if factor is None:
-        return context.bind(operand)
-    (axis,) = context.params["axes"]
-    largest = context.eqn.primitive.name == "argmax"
-    reduction = Reduction.MAX if largest else Reduction.MIN
-    worst = reduction_identity(reduction, operand.dtype)
+        return search(operand)
+    worst = reduction_identity(_SEARCHES[context.eqn.primitive.name], operand.dtype)
     operand = mask_padding(context, operand, axis, factor, worst)
-    (place,) = context.bind(operand)
-    value = _elements_at(operand, place, axis)
+    *values, place = search(operand)
+    value = _with_nans(_elements_at(operand, place, axis), *values)
     index = lax.add(place, lax.convert_element_type(context.offset(factor), place.dtype))
 
     def combine(values: Any, indices: Any) -> list[Any]:
         # Candidates come in the order of the shards, so the first of equals wins, and a NaN wins
         # over all, as within one shard.
-        shard = (lax.argmax if largest else lax.argmin)(values, 0, np.int32)
-        return [take_rows(indices, lax.expand_dims(shard, (0,)))]
+        value, shard = search_both(values, axes=(0,), index_dtype=np.int32)
+        value, shard = (lax.expand_dims(x, (0,)) for x in (value, shard))
+        where = take_rows(indices, shard)
+        return [_with_nans(take_rows(values, shard), value), where] if says_what else [where]
 
     candidates = [lax.reshape(x, (1, x.size)) for x in (value, index)]
-    (found,) = _arg_meeting(context, factor).hold(candidates, context.axes(factor), combine)
-    return [lax.reshape(found, index.shape)]
+    found = _arg_meeting(context, factor).hold(candidates, context.axes(factor), combine)
+    return [lax.reshape(x, index.shape) for x in found]
+
+
+def _with_nans(first: Any, extreme: Any = None) -> Any:
+    """What a reduction found in rows; a NaN that is first in one is the row's, also if it is lost.
+
+    Where zeros of both signs are equal, what is found may be another one than the first. XLA on CPU
+    loses a NaN in reductions along a minor dim that it vectorizes.
+    """
+    return first if extreme is None else lax.select(lax.ne(first, first), first, extreme)
 
 
 def _elements_at(x: Any, places: Any, axis: int) -> Any:

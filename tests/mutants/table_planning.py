@@ -92,6 +92,22 @@ PROPAGATE = (
         "        state.seed(program.equations[index].outvars[0], hint, pin=False)",
         ("tests/propagate", "tests/fuzz/test_fuzz.py"),
     ),
+    Mutant(
+        "propagate",
+        "a NaN is found by its place only",
+        "meshwise/rules/reduction.py",
+        "lax.select(lax.ne(first, first), first, extreme)",
+        "extreme",
+        ("tests/propagate/test_extremes.py",),
+    ),
+    Mutant(
+        "propagate",
+        "bits are extremes",
+        "meshwise/propagate/extremes.py",
+        "return not bitwise and bool(",
+        "return bool(",
+        ("tests/propagate/test_extremes.py",),
+    ),
 )
 CHOOSE = (
     Mutant(

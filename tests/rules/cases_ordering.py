@@ -6,6 +6,7 @@ import jax
 import numpy as np
 from jax import lax
 
+from meshwise._jax import max_and_argmax_p, min_and_argmin_p
 from tests.rules.case import Case
 
 
@@ -87,6 +88,25 @@ FIRST = [
 ]
 
 
+def both(primitive, arguments, axis=1, index=np.int32):
+    """A row of the largest or smallest and where it is."""
+    text = "i j -> i, i | permute=j" if axis else "i j -> j, j | permute=i"
+    name = primitive.name
+    title = f"{name} of {arguments} along {axis}"
+    find = partial(primitive.bind, axes=(axis,), index_dtype=np.dtype(index))
+    return Case(title, name, find, arguments, text)
+
+
+BOTH = [
+    both(max_and_argmax_p, "f32[5,7]"),
+    both(min_and_argmin_p, "bf16[7,6]", 0, np.int8),
+    both(max_and_argmax_p, "i32[12,7]<3", 0),
+    both(min_and_argmin_p, "bool[7,6]"),
+    both(max_and_argmax_p, "u8[4,300]<3"),
+    both(max_and_argmax_p, "f32[3,0]", 0),
+]
+
+
 def by_last(*operands):
     """All operands sorted by all but the last."""
     return lax.sort(operands, num_keys=max(1, len(operands) - 1), dimension=0)
@@ -111,4 +131,4 @@ SORTED = [
          "i, i, i -> i, i, i | permute=i"),
 ]  # fmt: skip
 
-CASES = [*RUNNING, *LARGEST, *FIRST, *SORTED]
+CASES = [*RUNNING, *LARGEST, *FIRST, *BOTH, *SORTED]

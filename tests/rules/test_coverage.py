@@ -60,6 +60,8 @@ MARKS = "open body end close carry next step stack test branch_index join".split
 OWN = {  # primitives of this package
     "hint",
     "manual_region",
+    "max_and_argmax",
+    "min_and_argmin",
     "mw_like",
     "mw_pipeline",
     "roll",
