@@ -3,8 +3,10 @@
 The gradient of what reverses a dim reverses it back, and between the two every element is mostly
 treated alone. Reversing a sharded dim sends all of it, so what is computed between two reversals
 is computed of what lies as it lay, and two that reverse different dims are one that reverses both.
-A reduction over reversed dims reads them in any order. Nothing is computed twice: element-wise
-equations that read each other are turned together, where that leaves fewer reversals around them.
+A reduction over reversed dims reads them in any order, and a transpose between two reversals turns
+them into others: the gradient of a quarter turn reverses nothing. Nothing is computed twice:
+element-wise equations that read each other are turned together, where that leaves fewer reversals
+around them.
 """
 
 from collections import defaultdict
@@ -51,9 +53,10 @@ def _with_fewer(program: Program, rules: Sequence[OpRule]) -> Program:
     """The program with some equations turned; itself where that leaves no reversal less."""
     view = _View(program, rules)
     for eqn in program.equations:
-        if eqn.primitive is lax.rev_p:
-            for seed in (eqn.outvars[0], eqn.invars[0]):
-                turned = _Turned(view, _reversed_dims(eqn), view.around(seed))
+        dims = _reversed_dims(eqn)
+        for seed in (eqn.outvars[0], eqn.invars[0]) if dims else ():
+            for transposed in (False, True):
+                turned = _Turned(view, *view.around(seed, dims, transposed))
                 if turned.is_sound and turned.more < 0:
                     return rewritten(program, without_unread(program, turned.equations(), set()))
     return program
@@ -96,50 +99,93 @@ class _View:
             return None
         return self.eqns[index]
 
-    def is_plain(self, index: int | None) -> bool:
-        """Whether an equation treats every element alone."""
+    def is_plain(self, index: int | None, transposed: bool) -> bool:
+        """Whether an equation treats every element alone, in the same place or `transposed`."""
         if index is None or index in self.program.hints:
             return False
         eqn = self.eqns[index]
-        if eqn.primitive is lax.broadcast_in_dim_p or eqn.effects or len(eqn.outvars) > 1:
+        if eqn.effects or len(eqn.outvars) > 1 or _jax.is_mark(eqn):
             return False
-        return not _jax.is_mark(eqn) and is_of_any_size(self._rules[index], eqn)
+        if eqn.primitive is not lax.broadcast_in_dim_p and is_of_any_size(self._rules[index], eqn):
+            return True
+        return transposed and _keeps_elements(self._rules[index])
+
+    def result_dims(self, index: int, operand: int, dims: Dims) -> Dims:
+        """The dims of a plain equation's result that are those of an operand."""
+        rule = self._rules[index].factors
+        factors = {f for d in dims for f in rule.operands[operand][d]}
+        return frozenset(d for d, own in enumerate(rule.results[0]) if factors.intersection(own))
+
+    def operand_dims(self, index: int, operand: int, dims: Dims) -> Dims:
+        """The dims of a plain equation's operand that are those of its result."""
+        rule = self._rules[index].factors
+        factors = {f for d in dims for f in rule.results[0][d]}
+        own = enumerate(rule.operands[operand])
+        return frozenset(d for d, each in own if factors.intersection(each))
 
     def is_beside(self, one: int, other: int) -> bool:
         """Whether two equations stand in the same body."""
         return self._bodies[one] == self._bodies[other]
 
-    def around(self, seed: Any) -> dict[Var, int]:
+    def around(
+        self, seed: Any, dims: Dims, transposed: bool
+    ) -> tuple[dict[Var, int], dict[Var, Dims]]:
         """What element-wise equations compute of each other around a value, and reversals there.
 
-        With the equations that make them.
+        With the equations that make them, and which of their dims are those of the value. There
+        are none where one value is read as two: `x + x.T`.
         """
         found: dict[Var, int] = {}
-        left = [seed]
+        known: dict[Var, Dims] = {}
+        left = [(seed, dims)]
         while left:
-            value = left.pop()
+            value, own = left.pop()
             index = self.maker(value)
-            if index is None or value in found:
+            if index is None or not own:
                 continue
-            if found and not self.is_beside(index, next(iter(found.values()))):
+            if known.get(value, own) != own:
+                return {}, {}
+            others = iter(found.values())
+            if value in found or (found and not self.is_beside(index, next(others))):
                 continue
             if self.reversal(value) is None:
-                if not self.is_plain(index):
+                if not self.is_plain(index, transposed):
                     continue
-                left += self.eqns[index].invars
-            found[value] = index
-            near = [r for r in self.readers[value] if self.is_beside(r, index)]
-            left += [self.eqns[r].outvars[0] for r in near if self.is_plain(r)]
-        return found
+                read = enumerate(self.eqns[index].invars)
+                left += [(a, self.operand_dims(index, k, own)) for k, a in read if shape_of(a)]
+            found[value], known[value] = index, own
+            for reader in self.readers[value]:
+                if self.is_beside(reader, index) and self.is_plain(reader, transposed):
+                    operand = self.eqns[reader].invars.index(value)
+                    result = self.eqns[reader].outvars[0]
+                    left.append((result, self.result_dims(reader, operand, own)))
+        return found, known
+
+
+def _keeps_elements(rule: OpRule) -> bool:
+    """Whether a result has the elements of each operand that has dims, perhaps in other dims."""
+    factors = rule.factors
+    special = factors.reductions or factors.whole or factors.permuted or factors.compound
+    if special or rule.opaque or rule.local is not None:
+        return False
+    made = sorted(factors.results[0])
+    return any(map(any, factors.operands)) and all(
+        sorted(filter(None, dims)) == list(filter(None, made))
+        for dims in factors.operands
+        if any(dims)
+    )
 
 
 @dataclass(frozen=True, eq=False)
 class _Turned:
-    """Values as they are with some dims in the other order, and what has to be reversed then."""
+    """Values as they are with some dims in the other order, and what has to be reversed then.
+
+    `values` are those, with the equations that make them, and `dims` which of their dims.
+    """
 
     view: _View
-    dims: Dims
     values: Mapping[Var, int]
+    dims: Mapping[Var, Dims]
 
     @property
     def is_sound(self) -> bool:
@@ -153,33 +199,43 @@ class _Turned:
         return {i for v, i in self.values.items() if self.view.reversal(v) is None}
 
     @cached_property
-    def _entering(self) -> list[Any]:
-        """What they read that has to be reversed for them."""
-        read = [a for i in sorted(self._inside) for a in self.view.eqns[i].invars if shape_of(a)]
-        unlike = [a for a in dict.fromkeys(read) if a not in self.values]
-        return [a for a in unlike if not self._is_symmetric(a)]
+    def _entering(self) -> list[tuple[Any, Dims]]:
+        """What they read that has to be reversed for them, and in which dims."""
+        read = [
+            (a, dims)
+            for i in sorted(self._inside)
+            for a, dims in self._operands(i)
+            if dims and a not in self.values and not self._is_symmetric(a, dims)
+        ]
+        return list(dict.fromkeys(read))
 
-    def _is_symmetric(self, atom: Any) -> bool:
+    def _operands(self, index: int) -> list[tuple[Any, Dims]]:
+        """What an equation that is turned reads, and the dims that are turned of it."""
+        eqn = self.view.eqns[index]
+        dims = self.dims[eqn.outvars[0]]
+        return [(a, self.view.operand_dims(index, k, dims)) for k, a in enumerate(eqn.invars)]
+
+    def _is_symmetric(self, atom: Any, dims: Dims) -> bool:
         """Whether a value is the same in either order."""
-        if all(shape_of(atom)[d] == 1 for d in self.dims):
+        if all(shape_of(atom)[d] == 1 for d in dims):
             return True
         index = self.view.maker(atom)
         eqn = None if index is None else self.view.eqns[index]
         if eqn is None or eqn.primitive is not lax.broadcast_in_dim_p:
             return False
         before, placed = shape_of(eqn.invars[0]), eqn.params["broadcast_dimensions"]
-        return all(before[own] == 1 for own, d in enumerate(placed) if d in self.dims)
+        return all(before[own] == 1 for own, d in enumerate(placed) if d in dims)
 
     def _leaving(self, value: Var) -> list[int]:
         """The equations that read a value and take it in the other order as well."""
-        return [r for r in self._outside(value) if self._takes(self.view.eqns[r])]
+        return [r for r in self._outside(value) if self._takes(self.view.eqns[r], value)]
 
     def _outside(self, value: Var) -> list[int]:
         return [r for r in self.view.readers[value] if r not in self._inside]
 
-    def _takes(self, eqn: JaxprEqn) -> bool:
+    def _takes(self, eqn: JaxprEqn, value: Var) -> bool:
         axes = eqn.params["axes"] if eqn.primitive in _UNORDERED else ()
-        return eqn.primitive is lax.rev_p or self.dims <= set(axes)
+        return eqn.primitive is lax.rev_p or self.dims[value] <= set(axes)
 
     def _is_read_as_it_was(self, value: Var) -> bool:
         others = len(self._outside(value)) > len(self._leaving(value))
@@ -192,9 +248,9 @@ class _Turned:
         for value in self.values:
             reversal = self.view.reversal(value)
             found += self._is_read_as_it_was(value)
-            found -= reversal is not None and _reversed_dims(reversal) == self.dims
+            found -= reversal is not None and _reversed_dims(reversal) == self.dims[value]
             leaving = [self.view.eqns[r] for r in self._leaving(value)]
-            found -= sum(_reversed_dims(e) == self.dims for e in leaving)
+            found -= sum(_reversed_dims(e) == self.dims[value] for e in leaving)
         return found
 
     def equations(self) -> dict[int, Sequence[JaxprEqn]]:
@@ -206,42 +262,49 @@ class _Turned:
             same[value] = self._name(value)
             if reversal is not None:
                 found[index] = [reversal]
-                dims = self.dims ^ _reversed_dims(reversal)
+                dims = self.dims[value] ^ _reversed_dims(reversal)
                 if dims:
                     found[index] += [_reverse(reversal, reversal.invars[0], same[value], dims)]
         for index in sorted(self._inside):
             eqn = view.eqns[index]
-            for atom in eqn.invars:
-                if atom in self._entering and atom not in same:
-                    same[atom] = _jax.new_var(atom.aval)
-                    found[index].append(_reverse(eqn, atom, same[atom], self.dims))
-            operands = [a if isinstance(a, Literal) else same.get(a, a) for a in eqn.invars]
+            operands: list[Any] = []
+            for atom, dims in self._operands(index):
+                if not dims or (atom not in self.values and self._is_symmetric(atom, dims)):
+                    operands.append(atom)
+                    continue
+                key = atom if atom in self.values else (atom, dims)
+                if key not in same:
+                    same[key] = _jax.new_var(atom.aval)
+                    found[index].append(_reverse(eqn, atom, same[key], dims))
+                operands.append(same[key])
             (value,) = eqn.outvars
             found[index].append(eqn.replace(invars=operands, outvars=[same[value]]))
             if self._is_read_as_it_was(value):
-                found[index].append(_reverse(eqn, same[value], value, self.dims))
+                found[index].append(_reverse(eqn, same[value], value, self.dims[value]))
         for value in self.values:
             for index in self._leaving(value):
-                found[index] = self._read(view.eqns[index], same[value])
+                found[index] = self._read(view.eqns[index], same[value], self.dims[value])
         return dict(found)
 
     def _name(self, value: Var) -> Any:
         """What a value is called in the other order: as what it was or will be reversed to."""
         reversal = self.view.reversal(value)
         if reversal is not None:
-            is_undone = _reversed_dims(reversal) == self.dims
+            is_undone = _reversed_dims(reversal) == self.dims[value]
             return reversal.invars[0] if is_undone else _jax.new_var(value.aval)
         for index in self._leaving(value):
             eqn = self.view.eqns[index]
-            if _reversed_dims(eqn) == self.dims and self.view.is_beside(index, self.values[value]):
+            if _reversed_dims(eqn) == self.dims[value] and self.view.is_beside(
+                index, self.values[value]
+            ):
                 return eqn.outvars[0]
         return _jax.new_var(value.aval)
 
-    def _read(self, eqn: JaxprEqn, operand: Any) -> list[JaxprEqn]:
+    def _read(self, eqn: JaxprEqn, operand: Any, turned: Dims) -> list[JaxprEqn]:
         """An equation that takes its operand in either order."""
         if eqn.primitive is not lax.rev_p:
             return [eqn.replace(invars=[operand])]
-        dims = self.dims ^ _reversed_dims(eqn)
+        dims = turned ^ _reversed_dims(eqn)
         if dims:
             return [_reverse(eqn, operand, eqn.outvars[0], dims)]
         if eqn.outvars[0] is operand:

@@ -64,8 +64,60 @@ def rows_apart(x: Any) -> Any:
     return jnp.flip(x).max(0)
 
 
-NOTHING = [around, gradient, turned_half, twice, in_a_loop]
-SOME = [both_ways, with_rows, total, weighted, read_twice, rows_apart]
+def quarter_gradient(x: Any) -> Any:
+    """A transpose on the way there, and one on the way back."""
+    return jax.grad(lambda x: (jnp.sin(jnp.rot90(x)) ** 2).sum())(x)
+
+
+def turned_back(x: Any) -> Any:
+    """Columns are reversed, and rows of the transpose of what is computed of them."""
+    return jnp.flip(jnp.sin(jnp.flip(x, 1)).T * 2, 0).T
+
+
+def stood_up(x: Any) -> Any:
+    """Dims of one element come and go between."""
+    y = jnp.flip(x, 1)[None, :, :, None]
+    return jnp.flip(jnp.tanh(y.transpose(2, 0, 3, 1)).squeeze((1, 2)), 0).T
+
+
+def weighted_by_place(x: Any) -> Any:
+    """What is computed of a transpose meets an operand of its own."""
+    y = jnp.flip(x, 1).T * jnp.arange(x.shape[1], dtype=x.dtype)[:, None]
+    return jnp.flip(y, 0) + y
+
+
+def with_own_transpose(x: Any) -> Any:
+    """One value by two dims."""
+    y = jnp.flip(x[:7, :7], 0)
+    return jnp.flip(jnp.sin(y) + y.T, 0)
+
+
+def with_own_transpose_both(x: Any) -> Any:
+    y = jnp.flip(x[:7, :7])
+    return jnp.flip(jnp.sin(y) + y.T)
+
+
+NOTHING = [
+    around,
+    gradient,
+    turned_half,
+    twice,
+    in_a_loop,
+    quarter_gradient,
+    turned_back,
+]
+SOME = [
+    stood_up,
+    both_ways,
+    with_rows,
+    total,
+    weighted,
+    read_twice,
+    rows_apart,
+    weighted_by_place,
+    with_own_transpose,
+    with_own_transpose_both,
+]
 
 
 @pytest.mark.parametrize("function", NOTHING + SOME, ids=lambda f: f.__name__)
