@@ -15,15 +15,14 @@ from jax._src import compiler as _compiler
 from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import dispatch as _dispatch
-from jax._src import sharding_impls as _sharding_impls
 from jax._src import stages as _stages
-from jax._src.interpreters import mlir as _mlir
 from jax._src.interpreters import pxla as _pxla
 from jax.extend.mlir.dialects import stablehlo
 from jaxlib import xla_client as _xla_client
 from jaxlib.mlir import ir as _ir
 
 from meshwise._jax.jaxprs import ClosedJaxpr, extended
+from meshwise._jax.lowering import lowered, mlir_context
 
 # In partitioned programs these name a channel, and what is numbered are partitions.
 _CHANNELED = ("stablehlo.all_to_all", "stablehlo.collective_permute")
@@ -70,8 +69,11 @@ def compiled_as_replicas(
         consts = [c for i, c in enumerate(consts) if i in kept_consts]
     reused = [i in donated for i in range(count) if i in kept]
     device_list = _xla_client.DeviceList(tuple(mesh.devices.flat))
-    module = _module(ClosedJaxpr(open_jaxpr, consts), mesh, name, reused)
-    executable = _compiled(module, name, device_list, compiler_options)
+    closed = ClosedJaxpr(open_jaxpr, consts)
+    with mlir_context() as context:
+        module = lowered(closed, mesh, name, reused, context)
+        module.operation.walk(_between_replicas)
+        executable = _compiled(module, name, device_list, compiler_options)
     in_avals = [_aval(struct) for struct in ins]
     in_tree = jax.tree.structure((tuple(range(count)), {}))
     args_info = _stages.make_args_info(in_tree, in_avals, tuple(donated))
@@ -129,29 +131,6 @@ def _aval(struct: jax.ShapeDtypeStruct) -> Any:
     """A global array as JAX's programs know it."""
     aval = _core.ShapedArray(struct.shape, struct.dtype, weak_type=struct.weak_type)
     return _core.update_aval_with_sharding(aval, struct.sharding)
-
-
-def _module(jaxpr: ClosedJaxpr, mesh: Any, name: str, donated: Sequence[bool]) -> Any:
-    """The jaxpr in MLIR, its collectives between replicas."""
-    axes, client = frozenset(mesh.axis_names), mesh.devices.flat[0].client
-    # Since 0.11 the types of the results are given.
-    more: dict[str, Any] = {"out_avals": jaxpr.out_avals} if jax.__version_info__ >= (0, 11) else {}
-    with _core.extend_axis_env_nd(list(mesh.shape.items())):
-        lowered = _mlir.lower_jaxpr_to_module(
-            f"jit_{name}",
-            jaxpr,
-            num_const_args=0,
-            in_avals=jaxpr.in_avals,
-            ordered_effects=[],
-            platforms=(client.platform,),
-            backend=client,
-            axis_context=_sharding_impls.SPMDAxisContext(mesh, axes),
-            donated_args=list(donated),
-            lowering_parameters=_mlir.LoweringParameters(),
-            **more,
-        )
-    lowered.module.operation.walk(_between_replicas)
-    return lowered.module
 
 
 def _between_replicas(operation: Any) -> Any:

@@ -5,9 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax._src.interpreters import mlir
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
+from meshwise._jax import lowering
 
 X = np.arange(128, dtype=np.float32).reshape(16, 8) / 100
 
@@ -76,3 +78,35 @@ def test_what_calls_the_host_is_compiled_by_jax():
     program = partitioned(jax.make_mesh((8,), ("x",)), hosts)
     assert is_partitioned(program)
     np.testing.assert_allclose(program(X), np.sin(X), rtol=1e-6)
+
+
+def test_unusable_donations_are_told():
+    mesh = jax.make_mesh((8,), ("x",))
+    step = mw.jit(lambda x: x.sum(0), mesh=mesh, in_shardings=P("x"), donate_argnums=0)
+    with pytest.warns(UserWarning, match="donated buffers were not usable: float32"):
+        step.partition(X).compile()
+
+
+@pytest.mark.skipif(jax.__version_info__ >= (0, 11), reason="JAX shares its contexts itself")
+def test_programs_share_contexts(monkeypatch):
+    made = []
+
+    def make(make=mlir.make_ir_context):
+        made.append(make())
+        return made[-1]
+
+    monkeypatch.setattr(lowering, "_idle", [])
+    monkeypatch.setattr(mlir, "make_ir_context", make)
+    mesh = jax.make_mesh((8,), ("x",))
+    for k in range(12):
+        program = partitioned(mesh, lambda x, k=k: x.sum(0) + k)
+        np.testing.assert_allclose(program(X), X.sum(0) + k, rtol=1e-6)
+    assert len(made) == 2  # one for ten
+    with lowering.mlir_context():  # nobody else has it meanwhile
+        for k in range(2):
+            partitioned(mesh, lambda x, k=k: x.max(0) + k).compile()
+    assert len(made) == 3
+    assert [uses for _, uses in lowering._idle] == [2, 3]
+    with pytest.raises(KeyError), lowering.mlir_context():
+        raise KeyError
+    assert [uses for _, uses in lowering._idle] == [2]
