@@ -2,13 +2,15 @@
 
 Group after group the product is the same and no copy is made: of rows in groups every group's
 product is kept where its rows are, and of groups that are summed over the rows of others are zero.
-A loop takes 0.1 to 0.9 of the time.
+A group without rows takes no product: a device that holds some of all rows has most groups empty.
+The loop takes 0.1 to 0.9 of the time.
 """
 
 from typing import Any
 
 import jax
 from jax import lax
+from jax import numpy as jnp
 
 from meshwise._jax.jaxprs import JaxprEqn, in_place_of
 
@@ -37,17 +39,23 @@ def _rows_by_group(params: dict[str, Any], lhs: Any, rhs: Any, sizes: Any) -> An
     free = [d for d in range(lhs.ndim) if d not in contract_l and d not in batch_l]
     place = len(batch_l) + free.index(ragged)
 
-    def product(weights: Any) -> Any:
+    bounds = _bounds(sizes)
+
+    def product(group: Any) -> Any:
+        weights = lax.dynamic_index_in_dim(rhs, group, group_dim, keepdims=False)
         return _product(params, lhs, weights, dims)
 
-    def step(found: Any, group: tuple[Any, Any, Any]) -> tuple[Any, None]:
-        weights, first, end = group
-        return lax.select(_inside(found.shape, place, first, end), product(weights), found), None
+    def step(found: Any, group: Any) -> tuple[Any, None]:
+        first, end = _of_group(bounds, group)
 
-    weights = lax.transpose(rhs, [group_dim, *(d for d in range(rhs.ndim) if d != group_dim)])
-    shape = jax.eval_shape(product, jax.ShapeDtypeStruct(weights.shape[1:], rhs.dtype))
+        def kept(found: Any) -> Any:
+            return lax.select(_inside(found.shape, place, first, end), product(group), found)
+
+        return lax.cond(lax.lt(first, end), kept, lambda found: found, found), None
+
+    shape = jax.eval_shape(product, 0)
     start = lax.full(shape.shape, 0, shape.dtype)
-    return lax.scan(step, start, (weights, *_bounds(sizes)))[0]
+    return lax.scan(step, start, _groups(sizes))[0]
 
 
 def _summed_by_group(params: dict[str, Any], lhs: Any, rhs: Any, sizes: Any) -> Any:
@@ -60,11 +68,22 @@ def _summed_by_group(params: dict[str, Any], lhs: Any, rhs: Any, sizes: Any) -> 
     def mine(x: Any, dim: int, group: tuple[Any, Any]) -> Any:
         return lax.select(_inside(x.shape, dim, *group), x, lax.full_like(x, 0))
 
-    def step(nothing: None, group: tuple[Any, Any]) -> tuple[None, Any]:
-        both = mine(lhs, ragged, group), mine(rhs, paired, group)
-        return nothing, _product(params, *both, numbers.dot_dimension_numbers)
+    bounds = _bounds(sizes)
 
-    return lax.scan(step, None, _bounds(sizes))[1]
+    def product(first: Any, end: Any) -> Any:
+        both = mine(lhs, ragged, (first, end)), mine(rhs, paired, (first, end))
+        return _product(params, *both, numbers.dot_dimension_numbers)
+
+    def step(nothing: None, group: Any) -> tuple[None, Any]:
+        first, end = _of_group(bounds, group)
+        return nothing, lax.cond(lax.lt(first, end), product, empty, first, end)
+
+    shape = jax.eval_shape(product, *_of_group(bounds, 0))
+
+    def empty(first: Any, end: Any) -> Any:
+        return lax.full(shape.shape, 0, shape.dtype)
+
+    return lax.scan(step, None, _groups(sizes))[1]
 
 
 def _product(params: dict[str, Any], lhs: Any, rhs: Any, dims: Any) -> Any:
@@ -76,6 +95,15 @@ def _bounds(sizes: Any) -> tuple[Any, Any]:
     """At which row each group begins, and at which the next."""
     ends = lax.cumsum(sizes)
     return lax.sub(ends, sizes), ends
+
+
+def _groups(sizes: Any) -> Any:
+    return lax.iota(jnp.int32, sizes.shape[0])
+
+
+def _of_group(bounds: tuple[Any, Any], group: Any) -> Any:
+    """At which row a group begins, and at which the next: read in the loop, not handed to it."""
+    return tuple(lax.dynamic_index_in_dim(x, group, 0, keepdims=False) for x in bounds)
 
 
 def _inside(shape: tuple[int, ...], dim: int, first: Any, end: Any) -> Any:
