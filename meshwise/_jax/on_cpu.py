@@ -8,8 +8,8 @@ when it runs.
 
 And as it compiles into less memory, in less time, or into what is faster: an argument whose borders
 are sent is read behind a barrier; the pieces of an exchange are cut alike; what is gathered or
-scattered along a minor dim goes along a leading one; ragged products go group after group; what is
-wanted late is made late.
+scattered along a minor dim goes along a leading one, and products of which little is put in order
+for it are made so; ragged products go group after group; what is wanted late is made late.
 """
 
 from collections import Counter
@@ -32,6 +32,7 @@ from meshwise._jax.jaxprs import (
     with_bodies,
     with_each,
 )
+from meshwise._jax.led_products import in_scattered_order
 from meshwise._jax.minor_dims import of_leading_dim
 from meshwise._jax.ragged import group_after_group
 
@@ -44,7 +45,7 @@ _MOVES = (lax.all_to_all_p, lax.all_gather_p, lax.ppermute_p)
 
 def as_cpu_compiles(jaxpr: Any, sizes: Mapping[str, int]) -> Any:
     """The same per-device jaxpr over axes of some sizes; itself where nothing is said otherwise."""
-    return cut_alike(_borders_in_order(_compiling(jaxpr)), sizes)
+    return cut_alike(_borders_in_order(in_scattered_order(_compiling(jaxpr))), sizes)
 
 
 def _compiling(jaxpr: Any) -> Any:
