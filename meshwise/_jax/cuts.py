@@ -52,7 +52,7 @@ def _cut(eqn: JaxprEqn, sizes: Mapping[str, int], makers: Mapping[Any, JaxprEqn]
         return [eqn]
     (x,) = eqn.invars
     aval: Any = x.aval
-    pieces, along = _group_size(eqn, sizes), eqn.params["split_axis"]
+    pieces, along = group_size(eqn, sizes), eqn.params["split_axis"]
     params = {"dim": along, "pieces": pieces}
     parts = [x]
     maker = makers.get(x)
@@ -77,7 +77,7 @@ def _is_in(pieces: int, x: Any, makers: Mapping[Any, JaxprEqn]) -> bool:
     return len(avals) == pieces and len({aval.shape for aval in avals}) == 1
 
 
-def _group_size(eqn: JaxprEqn, sizes: Mapping[str, int]) -> int:
+def group_size(eqn: JaxprEqn, sizes: Mapping[str, int]) -> int:
     """How many devices exchange with one another."""
     groups = eqn.params["axis_index_groups"]
     names = eqn.params["axis_name"]

@@ -22,6 +22,7 @@ from jax import numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
 
 from meshwise._jax.cuts import cut_alike
+from meshwise._jax.emitters import emitter_options
 from meshwise._jax.jaxprs import (
     JaxprEqn,
     Literal,
@@ -52,16 +53,17 @@ def _compiling(jaxpr: Any) -> Any:
     return with_each(jaxpr, lambda eqn: _said(with_bodies(eqn, _compiling)))
 
 
-def cpu_options(jaxpr: Any) -> dict[str, Any]:
-    """Options by which XLA on CPU compiles a per-device jaxpr so that it holds little.
+def cpu_options(jaxpr: Any, sizes: Mapping[str, int]) -> dict[str, Any]:
+    """Options by which XLA on CPU compiles a per-device jaxpr soon, and so that it holds little.
 
     XLA computes what is ready as early as it can, and gathers at once what is read in the end. In
     the order that holds least each value is made where it is wanted. Borders are better sent early:
     in that order all are cut into the result's buffer, and none is received there.
     """
+    soon = emitter_options(jaxpr, sizes)
     if _bordered(opened(jaxpr)):
-        return {}
-    return {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
+        return soon
+    return soon | {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 
 
 def _bordered(body: Any) -> set[Any]:

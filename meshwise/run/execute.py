@@ -304,7 +304,8 @@ class Executable:
     @property
     def _compiler_options(self) -> dict[str, Any]:
         """What the user said, and what is best for the devices where the user said nothing."""
-        best = _jax.cpu_options(self.program.jaxpr) if self._is_on_cpu else {}
+        program = self.program
+        best = _jax.cpu_options(program.jaxpr, program.mesh.axis_size) if self._is_on_cpu else {}
         return best | dict(self.compiling.compiler_options)
 
     @cached_property

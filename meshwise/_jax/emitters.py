@@ -1,0 +1,55 @@
+"""Which of XLA's two makers of kernels compiles a small per-device program on CPU.
+
+Until JAX 0.11 XLA has two. The newer writes each kernel in MLIR and takes 15 to 20 ms for it, but
+once only for kernels that are equal. The older writes LLVM at once, many kernels in one module, and
+takes half as long or less. What it makes of short arrays is as fast; long ones it sums, moves and
+scatters slower.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax._src import core as _core
+
+from meshwise._jax.cuts import group_size
+from meshwise._jax.jaxprs import JaxprEqn, opened
+
+# Arrays over which a kernel of either maker takes no longer than a collective takes to begin.
+SHORT_BYTES = 2**18
+# Equations whose kernels are compiled together: modules are compiled beside each other, each anew.
+TOGETHER = 128
+
+
+def emitter_options(jaxpr: Any, sizes: Mapping[str, int]) -> dict[str, Any]:
+    """Options by which XLA on CPU compiles a per-device jaxpr over axes of some sizes sooner.
+
+    None where the pieces of exchanges, which are equal kernels, are more than the equations.
+    """
+    if jax.__version_info__ >= (0, 11):  # where the older one is gone
+        return {}
+    eqns = list(_all_equations(jaxpr))
+    pieces = sum(group_size(eqn, sizes) for eqn in eqns if eqn.primitive is lax.all_to_all_p)
+    arrays = (atom for eqn in eqns for atom in (*eqn.invars, *eqn.outvars))
+    if pieces > len(eqns) or any(map(_is_long, arrays)):
+        return {}
+    return {
+        "xla_cpu_use_fusion_emitters": False,
+        "xla_cpu_parallel_codegen_split_count": 1 + len(eqns) // TOGETHER,
+    }
+
+
+def _all_equations(jaxpr: Any) -> Iterator[JaxprEqn]:
+    """The equations of a jaxpr and of all bodies in it."""
+    for eqn in opened(jaxpr).eqns:
+        yield eqn
+        for body in _core.jaxprs_in_params(eqn.params):
+            yield from _all_equations(body)
+
+
+def _is_long(atom: Any) -> bool:
+    aval = atom.aval
+    dtype = getattr(aval, "dtype", None)
+    return isinstance(dtype, np.dtype) and aval.size * dtype.itemsize > SHORT_BYTES

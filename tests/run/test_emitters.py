@@ -1,0 +1,55 @@
+"""Which small programs XLA on CPU compiles by its older maker of kernels."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+import meshwise as mw
+from meshwise import _jax
+
+X = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32)
+OLDER = "xla_cpu_use_fusion_emitters"
+HAS_OLDER = jax.__version_info__ < (0, 11)
+
+
+def repeated(fn, times):
+    def function(x):
+        for _ in range(times):
+            x = fn(x)
+        return x
+
+    return function
+
+
+def looped(x):
+    """Two equations outside of a body of forty, which exchanges once."""
+    return lax.fori_loop(0, 3, lambda _, x: repeated(jnp.sin, 40)(x.T), x) * 2
+
+
+PROGRAMS = {
+    "element by element": (jnp.sin, X, True),
+    "one exchange": (lambda x: x.T * 2, X, False),
+    "one exchange among many equations": (lambda x: repeated(jnp.sin, 20)(x.T), X, True),
+    "one exchange in a long body": (looped, X, True),
+    "each device's part is short": (jnp.sin, np.zeros((8, 2**16), np.float32), True),
+    "each device's part is long": (jnp.sin, np.zeros((8, 2**16 + 1), np.float32), False),
+    "long inside": (lambda x: (x[:, None] * x).sum(0), np.ones(2**12, np.float32), False),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_older(name, mesh8):
+    function, x, wanted = PROGRAMS[name]
+    program = mw.jit(function, mesh=mesh8, in_shardings=P("x"), out_shardings=P("x")).partition(x)
+    options = _jax.cpu_options(program.jaxpr, {"x": 8})
+    assert (OLDER in options) == (wanted and HAS_OLDER)
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_users_word_counts(older, mesh8):
+    said = {OLDER: older} if HAS_OLDER else {"xla_cpu_parallel_codegen_split_count": 1 + older}
+    step = mw.jit(lambda x: x @ x.T, mesh=mesh8, in_shardings=P("x"), compiler_options=said)
+    np.testing.assert_allclose(step(X), X @ X.T, rtol=1e-4, atol=1e-4)
