@@ -20,7 +20,7 @@ from meshwise._jax.jaxprs import JaxprEqn, opened
 # Arrays over which a kernel of either maker takes no longer than a collective takes to begin.
 SHORT_BYTES = 2**18
 # Equations whose kernels are compiled together: modules are compiled beside each other, each anew.
-TOGETHER = 128
+TOGETHER = 32
 
 
 def emitter_options(jaxpr: Any, sizes: Mapping[str, int]) -> dict[str, Any]:
