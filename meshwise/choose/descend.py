@@ -11,6 +11,8 @@ only falls, so the descent ends, never dearer than where it began.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
 
 from meshwise.choose.candidates import candidates
 from meshwise.choose.graph import Value
@@ -20,6 +22,7 @@ from meshwise.choose.starts import Limits, fixed_axes, nominal
 from meshwise.choose.tree import IMPOSSIBLE
 from meshwise.ir.sharding import DimAxes, Sharding
 
+T = TypeVar("T")
 Choice = tuple[Node, DimAxes]
 Priced = tuple[float, int, DimAxes]  # seconds, a number among the choices, and the choice
 
@@ -64,9 +67,22 @@ def _settle_nodes(search: Search, dirty: set[int], free: Set[int], limits: Limit
         for index in sorted(dirty, reverse=bool(sweep % 2)):
             node = search.graph.nodes[index]
             dirty.discard(index)
-            best = _best(search, node, limits)
+            best = _once(search, limits, (index,), None, partial(_best, search, node, limits))
             if best is not None:
                 dirty |= (search.keep(search.put(node, best)) & free) - {index}
+
+
+def _once(
+    search: Search, limits: Limits, nodes: tuple[int, ...], what: Any, find: Callable[[], T]
+) -> T:
+    """What is best for some nodes, found once for all descents that come to the same around them.
+
+    Descents that begin differently mostly end alike, and what moves nowhere is asked again.
+    """
+    key = search.graph, nodes, what, search.state_near(nodes)
+    if key not in limits.known:
+        limits.known[key] = find()
+    return limits.known[key]
 
 
 def _best(search: Search, node: Node, limits: Limits) -> DimAxes | None:
@@ -147,6 +163,15 @@ def _move(search: Search, moving: _Moving, limits: Limits) -> list[Change]:
 
     Its maker may move with them: neither it nor they would without the other.
     """
+    value, maker = moving.value, moving.maker
+    nodes = moving.users if maker is None else (*moving.users, maker.index)
+    find = partial(_best_move, search, moving, limits)
+    moves = _once(search, limits, nodes, (value.var, moving.follows), find)
+    return [c for node, axes in moves for c in search.put(node, axes)]
+
+
+def _best_move(search: Search, moving: _Moving, limits: Limits) -> list[Choice]:
+    """The move that saves most; none where none saves anything."""
     nodes = search.graph.nodes
     best: tuple[float, list[Choice]] = (-WORTH_IT, [])
     for offers in _moves_of(search, moving, limits):
@@ -161,7 +186,7 @@ def _move(search: Search, moving: _Moving, limits: Limits) -> list[Change]:
         saved = _together(search, moves, search.delta)
         if len(moves) > 1 and saved < best[0]:
             best = saved, moves
-    return [c for node, axes in best[1] for c in search.put(node, axes)]
+    return best[1]
 
 
 def _moves_of(search: Search, moving: _Moving, limits: Limits) -> Iterator[dict[int, list[Priced]]]:

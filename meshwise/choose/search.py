@@ -5,11 +5,12 @@ unreduced over, less the axes it uses itself. So placing one node may change wha
 it carry; `Search.put` does both, and tells what it changed.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from meshwise._jax import Var, stack_p
+from meshwise.choose.around import carriers, nodes_near, values_around
 from meshwise.choose.graph import Graph, Value
 from meshwise.choose.regions import Node
 from meshwise.choose.tree import IMPOSSIBLE, Edge, reshard_tree, tree_bound
@@ -23,9 +24,12 @@ from meshwise.reshard.search import plan_reshard, reshard_cost
 from meshwise.rules.registry import Exchange, LocalContext
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Placement:
-    """A strategy, the shardings it wants of operands and produces, and its work in seconds."""
+    """A strategy, the shardings it wants of operands and produces, and its work in seconds.
+
+    Searches of a graph make each once, so that one is another only where it is the same object.
+    """
 
     strategy: Strategy
     operands: tuple[Sharding, ...]
@@ -61,11 +65,12 @@ class Search:
         self.graph = graph
         self._seconds_per_byte = seconds_per_byte
         self._dearer_work = dearer_work
-        self._known: dict[tuple[int, DimAxes, Axes], Placement] = {}
+        self._known: dict[tuple[int, DimAxes, Axes], Placement]
+        self._known = graph.once(("placements", dearer_work), dict)
         self._trees: dict[TreeKey, float] = {}
-        self._same: dict[Sharding, Sharding] = {}
-        self._around = [_values_around(graph, node) for node in graph.nodes]
-        self._carriers = _carriers(graph)
+        self._same: dict[Sharding, Sharding] = graph.once(("shardings",), dict)
+        self._around = [values_around(graph, node) for node in graph.nodes]
+        self._carriers = carriers(graph)
         self._scattered = [_scattered(graph, node) for node in graph.nodes]
         self.placed = [
             self.placement(node, own) for node, own in zip(graph.nodes, axes, strict=True)
@@ -101,6 +106,12 @@ class Search:
     def around(self, node: Node) -> Sequence[Value]:
         """The values a node touches."""
         return self._around[node.index]
+
+    def state_near(self, nodes: tuple[int, ...]) -> tuple[Any, ...]:
+        """All that decides what another placement of some nodes costs in a search of this graph."""
+        near = self.graph.once(("near", nodes), lambda: nodes_near(self.graph, nodes))
+        placed = self.placed
+        return self._seconds_per_byte, self._dearer_work, tuple([placed[i] for i in near])
 
     def produced(self, value: Value) -> Sharding:
         """The sharding in which a value is produced."""
@@ -352,10 +363,6 @@ def _produced(node: Node, strategy: Strategy, result: int) -> Sharding:
     return unreduced(dims_sharding(node.rule.results[result], strategy.axes), axes, operator)
 
 
-def _values_around(graph: Graph, node: Node) -> list[Value]:
-    return [graph.values[v] for v in dict.fromkeys((*node.operands, *node.results))]
-
-
 def _scattered(graph: Graph, node: Node) -> frozenset[str]:
     """Axes over which a stack is sharded in the end: over these its rows are reduced at once.
 
@@ -366,14 +373,3 @@ def _scattered(graph: Graph, node: Node) -> frozenset[str]:
     if eqn.primitive is not stack_p:
         return frozenset()
     return frozenset(a for axes in graph.nominal(eqn.outvars[0]) for a in axes)
-
-
-def _carriers(graph: Graph) -> dict[int, list[int]]:
-    """For each node, those that carry one of its results."""
-    found: dict[int, list[int]] = defaultdict(list)
-    for node in graph.nodes:
-        for operand in sorted(node.carries):
-            maker = graph.values[node.operands[operand]].maker
-            if maker is not None and maker != node.index:
-                found[maker].append(node.index)
-    return found

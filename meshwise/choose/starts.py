@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
+from typing import Any
 
 from meshwise._jax import Var, stack_p, step_p
 from meshwise.choose.candidates import candidates, natural_candidates
@@ -20,16 +21,17 @@ from meshwise.reshard.search import reshard_bound, reshard_cost
 _STACKS = (step_p, stack_p)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Limits:
     """What a strategy of a node may not exceed.
 
     `work`: in seconds a device, padding aside. `held`: bytes of the stack that a loop reads a step
-    of, or makes a row of, by node.
+    of, or makes a row of, by node. `known` is what descents within these limits found so far.
     """
 
     work: Sequence[float]
     held: Mapping[int, int]
+    known: dict[Any, Any] = field(default_factory=dict)
 
     def allow(self, graph: Graph, node: Node, axes: DimAxes) -> bool:
         """Whether a strategy of a node is within both."""

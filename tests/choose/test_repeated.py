@@ -132,3 +132,31 @@ def test_more_devices_make_no_larger_program(x):
     few, many = partitioned(2, mesh(2, 4)), partitioned(2, mesh(x, 4))
     assert len(many.jaxpr.eqns) == len(few.jaxpr.eqns)
     assert [c.kind for c in many.collectives] == [c.kind for c in few.collectives]
+
+
+def test_a_descent_that_ends_like_another_asks_nothing_again(monkeypatch):
+    """Of a placement that was left as it is, all is known; of one that differs, what is far off."""
+    asked = []
+    graphs = importlib.import_module("meshwise.choose.choose")
+    found = importlib.import_module("meshwise.choose.found")
+    descent = importlib.import_module("meshwise.choose.descend")
+    best, best_move, descended = descent._best, descent._best_move, found.descended
+    monkeypatch.setattr(descent, "_best", lambda *a: asked.append(1) or best(*a))
+    monkeypatch.setattr(descent, "_best_move", lambda *a: asked.append(1) or best_move(*a))
+    counts = []
+
+    def again(search, limits):
+        one = descended(search, limits)
+        ended = [placed.strategy.axes for placed in one.search.placed]
+        asked.clear()
+        same = descended(DESCENT.Search(search.graph, ended), limits)
+        counts.append((len(asked), same.seconds - one.seconds))
+        asked.clear()
+        descended(DESCENT.Search(search.graph, ended, seconds_per_byte=1.0), limits)
+        assert asked  # what is held has a price there: nothing is known
+        return one
+
+    monkeypatch.setattr(graphs, "descended", again)
+    partitioned(2, mesh(2, 4))
+    assert counts
+    assert all(count == 0 and more == 0 for count, more in counts)
