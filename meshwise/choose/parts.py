@@ -152,8 +152,13 @@ class Groups:
         a matrix that is given, they need not.
         """
         equation = self.parts[part].equation
-        if not self._is_of_rounds_or_sums(other):
-            return False
+        if self.is_of_pairs(equation):
+            if not self._is_of_rounds_or_sums(other):
+                return False
+        else:
+            root = self.find(other)
+            if not (self.goes_round[root] or self.reads_sums[root]):
+                return False
         if self.has_pairs[self.find(part)] and not self._is_beside_given(part, operand):
             return False
         rule = self.rules[equation].factors
@@ -178,7 +183,8 @@ class Groups:
     def _is_of_rounds_or_sums(self, part: int) -> bool:
         """Whether what a part makes goes round a loop or is of sums.
 
-        Or what it makes it of is, where that is one value: one dim more may stand between.
+        Or what it makes it of is, where that is one value: one dim more may stand between. Pairs
+        are joined first, when this is in no group yet.
         """
         source: int | None = part
         while source is not None:
