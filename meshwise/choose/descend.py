@@ -5,7 +5,8 @@ plus for every value it touches the cheapest tree of reshards from the produced 
 that its users want. A node whose neighbour changed is looked at again. Then all users of a value
 move together to one sharding of it: a gather that three products share is worth more than any of
 them can see alone. They do so without the node that makes the value, and with it; where that ends,
-also with makers that take what nobody but their users, once moved, would suggest to them. The sum
+also with makers that take what nobody but their users, once moved, would suggest to them. Last,
+what scatters terms of a sum is placed with all that makes these, so that no sum is left. The cost
 only falls, so the descent ends, never dearer than where it began.
 """
 
@@ -55,6 +56,7 @@ def descend(search: Search, limits: Limits) -> None:
         _settle_nodes(search, dirty, free, limits)
         dirty = _move_shared_values(search, free, limits)
         dirty = dirty or _move_shared_values(search, free, limits, follows=True)
+        dirty = dirty or _move_with_makers(search, free, limits)
         if not dirty:
             break
 
@@ -145,6 +147,52 @@ def _move_shared_values(
         if changes:
             dirty |= search.keep(changes) & free
     return dirty
+
+
+def _move_with_makers(search: Search, free: Set[int], limits: Limits) -> set[int]:
+    """Place nodes that make sums so that they make none, where the makers of operands follow.
+
+    Each of these alone saves nothing, as the others are split then still: a scatter of few rows
+    into zeros is done by every device where that sends less, and so is what makes the rows. Only
+    what computes nothing is asked. Returns the nodes that should be looked at again.
+    """
+    dirty: set[int] = set()
+    for node in search.graph.nodes:
+        if node.flops or node.index not in free:
+            continue
+        if any(s.unreduced for s in search.placed[node.index].results):
+            best: tuple[float, list[Choice]] = (-WORTH_IT, [])
+            for axes in choices_of(search, node, limits)[1:]:
+                moves = _with_makers(search, node, axes, free, limits)
+                if len(moves) > 1 and _together(search, moves, search.least_delta) < best[0]:
+                    saved = _together(search, moves, search.delta)
+                    best = min(best, (saved, moves), key=lambda one: one[0])
+            changes = [c for one, axes in best[1] for c in search.put(one, axes)]
+            dirty |= search.keep(changes) & free
+    return dirty
+
+
+def _with_makers(
+    search: Search, node: Node, axes: DimAxes, free: Set[int], limits: Limits
+) -> list[Choice]:
+    """A node that makes no sum, with makers of what it reads that make it so; none if it does."""
+    graph = search.graph
+    placed = search.placement(node, axes)
+    if any(s.unreduced for s in placed.results):
+        return []
+    moves = {node.index: (node, axes)}
+    for var, wanted in zip(node.operands, placed.operands, strict=True):
+        value = graph.values[var]
+        if value.remade or value.maker is None or search.produced(value) == wanted:
+            continue
+        if value.maker not in free:
+            continue
+        maker = graph.nodes[value.maker]
+        for option in choices_of(search, maker, limits):
+            if search.placement(maker, option).results[value.result] == wanted:
+                moves.setdefault(maker.index, (maker, option))
+                break
+    return list(moves.values())
 
 
 def _moving(search: Search, value: Value, free: Set[int], follows: bool) -> _Moving | None:

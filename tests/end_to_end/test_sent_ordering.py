@@ -259,6 +259,19 @@ def test_gradient_of_a_sort():
     np.testing.assert_array_equal(np.asarray(run(x)), jax.grad(function)(x))
 
 
+def test_gradient_of_a_sort_of_blocks():
+    """Every device sorts all, so it scatters all of the gradient, too: no sum is made of parts."""
+
+    def gradient(x: jax.Array) -> jax.Array:
+        return jax.grad(lambda x: (lax.sort(x.ravel()) * jnp.arange(x.size)).sum())(x)
+
+    x, spec = np.random.default_rng(0).normal(size=(32, 64)).astype(F32), P("x", "y")
+    run = mw.jit(gradient, mesh=mesh_of(2, 4), in_shardings=spec, out_shardings=spec)
+    sent = run.partition(x)
+    assert [(str(c.kind), c.wire_bytes) for c in sent.collectives] == [("all_gather", 7 * 32 * 32)]
+    np.testing.assert_array_equal(np.asarray(sent.simulate(x)), gradient(x))
+
+
 @pytest.mark.parametrize(
     "function",
     [lax.cumsum, lambda x: lax.cumsum(x.reshape(-1, 512), 0), lambda x: lax.top_k(x, 7), jnp.sort],
