@@ -78,9 +78,11 @@ def _suggestions(
 ) -> list[Assignment]:
     tensors = (*node.rule.operands, *node.rule.results)
     found: dict[tuple[tuple[int, Axes], ...], Assignment] = {}
+    # Only a factor that may be split unevenly is split otherwise where shards are to divide it.
+    ways = (False, True) if node.rule.permuted & node.rule.compound else (False,)
 
     def suggest(position: int, dims: DimAxes) -> None:
-        for dividing in (False, True):
+        for dividing in ways:
             assignment = factor_axes(tensors[position], node.rule, dims, mesh, dividing)
             if assignment:
                 found.setdefault(tuple(sorted(assignment.items())), assignment)
