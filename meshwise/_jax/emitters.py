@@ -3,7 +3,8 @@
 Until JAX 0.11 XLA has two. The newer writes each kernel in MLIR and takes 15 to 20 ms for it, but
 once only for kernels that are equal. The older writes LLVM at once, many kernels in one module, and
 takes half as long or less. What it makes of short arrays is as fast; long ones it sums, moves and
-scatters slower.
+scatters slower. Of numbers of two bits it cannot make all kernels, and ends the process; nor can it
+clamp booleans.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,6 +14,7 @@ import jax
 import numpy as np
 from jax import lax
 from jax._src import core as _core
+from jax._src import dtypes as _dtypes
 
 from meshwise._jax.cuts import group_size
 from meshwise._jax.jaxprs import JaxprEqn, opened
@@ -26,14 +28,15 @@ TOGETHER = 32
 def emitter_options(jaxpr: Any, sizes: Mapping[str, int]) -> dict[str, Any]:
     """Options by which XLA on CPU compiles a per-device jaxpr over axes of some sizes sooner.
 
-    None where the pieces of exchanges, which are equal kernels, are more than the equations.
+    None where the pieces of exchanges, which are equal kernels, are more than the equations, and
+    where the older maker cannot make all kernels or makes slower ones.
     """
     if jax.__version_info__ >= (0, 11):  # where the older one is gone
         return {}
     eqns = list(_all_equations(jaxpr))
     pieces = sum(group_size(eqn, sizes) for eqn in eqns if eqn.primitive is lax.all_to_all_p)
     arrays = (atom for eqn in eqns for atom in (*eqn.invars, *eqn.outvars))
-    if pieces > len(eqns) or any(map(_is_long, arrays)):
+    if pieces > len(eqns) or any(map(_is_for_newer, arrays)) or any(map(_clamps_booleans, eqns)):
         return {}
     return {
         "xla_cpu_use_fusion_emitters": False,
@@ -49,7 +52,15 @@ def _all_equations(jaxpr: Any) -> Iterator[JaxprEqn]:
             yield from _all_equations(body)
 
 
-def _is_long(atom: Any) -> bool:
+def _is_for_newer(atom: Any) -> bool:
+    """Whether an array is long, or of numbers that share a byte."""
     aval = atom.aval
     dtype = getattr(aval, "dtype", None)
-    return isinstance(dtype, np.dtype) and aval.size * dtype.itemsize > SHORT_BYTES
+    if not isinstance(dtype, np.dtype) or dtype == jax.dtypes.float0:
+        return False
+    return aval.size * dtype.itemsize > SHORT_BYTES or _dtypes.itemsize_bits(dtype) < 8
+
+
+def _clamps_booleans(eqn: JaxprEqn) -> bool:
+    clamped: Any = eqn.outvars[0].aval
+    return eqn.primitive is lax.clamp_p and clamped.dtype == np.bool_

@@ -29,6 +29,14 @@ def looped(x):
     return lax.fori_loop(0, 3, lambda _, x: repeated(jnp.sin, 40)(x.T), x) * 2
 
 
+def padded(x):
+    return jnp.pad(x, ((0, 0), (1, 2)))
+
+
+def clamped_in_a_body(x):
+    return lax.fori_loop(0, 3, lambda k, x: lax.clamp(x, ~x | (k > 1), ~x), x)
+
+
 PROGRAMS = {
     "element by element": (jnp.sin, X, True),
     "one exchange": (lambda x: x.T * 2, X, False),
@@ -37,6 +45,10 @@ PROGRAMS = {
     "each device's part is short": (jnp.sin, np.zeros((8, 2**16), np.float32), True),
     "each device's part is long": (jnp.sin, np.zeros((8, 2**16 + 1), np.float32), False),
     "long inside": (lambda x: (x[:, None] * x).sum(0), np.ones(2**12, np.float32), False),
+    "numbers that share a byte": (padded, (X > 0).astype(jnp.int2), False),
+    "booleans clamped": (lambda x: lax.clamp(x, ~x, ~x), X > 0, False),
+    "booleans clamped in a body": (clamped_in_a_body, X > 0, False),
+    "booleans padded": (padded, X > 0, True),
 }
 
 
