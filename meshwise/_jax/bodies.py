@@ -82,7 +82,8 @@ _CALLS: dict[str, Callable[[dict[str, Any]], CallBody | None]] = {
     "custom_linear_solve": _linear_solve_body,
     "custom_vmap_call": lambda params: CallBody(params["call"]),
     "eval_jaxpr": lambda params: CallBody(params.get("call_jaxpr") or params["jaxpr"]),
-    "program_order": lambda params: CallBody(params["call_jaxpr"]),  # of jax 0.11
+    "program_order": lambda params: CallBody(params["call_jaxpr"]),  # since jax 0.11
+    "xla_metadata_call": lambda params: CallBody(params["jaxpr"]),  # and this
     "mw_call": lambda params: CallBody(params["jaxpr"], params["in_specs"], params["out_specs"]),
 }
 

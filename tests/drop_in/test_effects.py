@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.experimental import io_callback
+from jax.experimental import io_callback, xla_metadata
 from jax.experimental.compute_on import compute_on
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.sharding import NamedSharding
@@ -206,6 +206,8 @@ WORDS = {
     "a barrier": lambda x: lax.optimization_barrier((x * 2, x.max())),
     "a platform": lambda x: lax.platform_dependent(x, cpu=lambda v: v * 2, default=lambda v: v * 3),
 }
+if hasattr(xla_metadata, "xla_metadata_call"):  # since JAX 0.11
+    WORDS["metadata of a function"] = xla_metadata.xla_metadata_call(lambda x: x * 2, a="b")
 
 
 @pytest.mark.parametrize("name", WORDS)

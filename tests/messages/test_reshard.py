@@ -49,6 +49,7 @@ MESHES = (
 )
 ROWS = on((2, 4), "x")
 ABSTRACT = AbstractMesh((2, 4), ("x", "y"))
+UNREDUCED = P(unreduced={"x"})  # versions of JAX show it, and types of axes, otherwise
 
 
 def check(error, text, call):
@@ -77,7 +78,7 @@ WRONG = {  # what is given for x, and what is said of it
     "a number for an axis": (lambda: P(3), "P(3,) names axis 3, the mesh has 'x', 'y'"),
     "an unreduced spec": (
         lambda: P(unreduced={"x"}),
-        "P(unreduced={'x'}) is unreduced at the boundary of a program",
+        f"{UNREDUCED} is unreduced at the boundary of a program",
     ),
     "a name": (lambda: "x", "'x' is neither a PartitionSpec nor a NamedSharding"),
     "a device": (
@@ -106,8 +107,7 @@ OUTSIDE = {  # these are right in a function
     ),
     "a mesh without devices": (
         lambda: NamedSharding(ABSTRACT, P("x")),
-        "NamedSharding(mesh=AbstractMesh('x': 2, 'y': 4, axis_types=(Auto, Auto)), spec=P('x',))"
-        " is on a mesh without devices",
+        f"{NamedSharding(ABSTRACT, P('x'))} is on a mesh without devices",
     ),
 }
 

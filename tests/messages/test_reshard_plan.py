@@ -78,7 +78,7 @@ ENDS = {
     "unreduced": (
         P(),
         P(unreduced={"x"}),
-        " dst: P(unreduced={'x'}) is unreduced at the boundary of a program",
+        f" dst: {P(unreduced={'x'})} is unreduced at the boundary of a program",
     ),
 }
 

@@ -75,7 +75,7 @@ OF_SOME_VERSIONS = set(
     "call closed_call pbroadcast_done pbroadcast_start psum_start unreduced_psum_start"
     " unreduced_reduce_scatter_start"
     " shard_alike log2 one_minus_square program_order relayout unreduced_pmax"
-    " unreduced_pmin".split()
+    " unreduced_pmin xla_metadata_call".split()
 )
 
 
