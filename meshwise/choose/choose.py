@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from meshwise.choose.found import Found, copies_of, descended, total_seconds
 from meshwise.choose.graph import Graph, build_graph, is_remade
 from meshwise.choose.plan import EquationPlan, Plan
+from meshwise.choose.repeating import with_work_repeated
 from meshwise.choose.search import Search, work_seconds
 from meshwise.choose.starts import (
     Limits,
@@ -49,6 +50,7 @@ def choose(
             one = descended(Search(graph, backward_start(graph, limits)), limits)
             found += [one] if one.sent_bytes < min(other.sent_bytes for other in found) else []
         found += _with_steps_gathered(graph, limits)
+        found += with_work_repeated(graph, limits, found)
     found.append(Found(completion_seconds, completed, stopping))
     best = min(found, key=lambda one: (one.large_seconds, one.seconds))
     if driver == "descend":

@@ -1,0 +1,52 @@
+"""Work so small that every device may do all of it, where collectives take longer.
+
+A plan is held to the work that shardings suggest, as what is small in a test is large in use. Where
+figures are those of devices, sizes are what they are: a transform that takes a fifth of the time of
+a launch is better done by all than exchanged. Such a plan has to be clearly faster: what work takes
+is known less well than what a launch does.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from meshwise.choose.found import Found, descended
+from meshwise.choose.graph import Graph
+from meshwise.choose.regions import Node
+from meshwise.choose.search import Search
+from meshwise.choose.starts import Limits, completion_start
+from meshwise.choose.tree import IMPOSSIBLE
+
+# Of the time of a launch, what is hardly any work.
+HARDLY = 0.25
+# How many times faster a plan has to be that repeats work.
+CLEARLY = 1.5
+# How much more a search pays for work.
+DEARER = 2.0
+
+
+def with_work_repeated(graph: Graph, limits: Limits, found: Sequence[Found]) -> list[Found]:
+    """What is found where every device may do what hardly takes time, if it is clearly faster."""
+    if graph.hardware.least_bytes:
+        return []
+    work = [
+        IMPOSSIBLE if _is_hardly_any(graph, node) else most
+        for node, most in zip(graph.nodes, limits.work, strict=True)
+    ]
+    if work == list(limits.work):
+        return []
+    wider = replace(limits, work=work)
+    one = descended(Search(graph, completion_start(graph, wider), dearer_work=DEARER), wider)
+    is_faster = CLEARLY * one.seconds < min(other.seconds for other in found)
+    return [one] if is_faster else []
+
+
+def _is_hardly_any(graph: Graph, node: Node) -> bool:
+    """Whether all of a node's work, with what it reads and writes, is far below a launch."""
+    hardware = graph.hardware
+    values = [graph.values[v] for v in dict.fromkeys((*node.operands, *node.results))]
+    moved = sum(math.prod(v.shape) * v.itemsize for v in values)
+    runs = max(graph.program.runs[m.equation] for m in node.members)
+    flops = node.flops / max(runs, 1)
+    seconds = flops / hardware.flops_per_s + moved / hardware.memory_bytes_per_s
+    return seconds <= HARDLY * hardware.launch_s

@@ -1,0 +1,72 @@
+"""Work that takes hardly any time is done on every device, where figures are those of a machine."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AbstractMesh
+from jax.sharding import PartitionSpec as P
+
+import meshwise as mw
+from meshwise.cost.hardware import CPU, GENERIC
+
+N8 = AbstractMesh((8,), ("d",))
+
+
+def derivative(u):
+    k = jnp.fft.fftfreq(u.shape[0])[:, None]
+    return jnp.fft.ifft2(1j * k * jnp.fft.fft2(u)).real
+
+
+def power(a, x):
+    def step(_, x):
+        y = a @ x
+        return y / jnp.linalg.norm(y)
+
+    return lax.fori_loop(0, 10, step, x)
+
+
+def kinds(function, shapes, specs, out, hardware):
+    step = mw.jit(function, mesh=N8, in_shardings=specs, out_shardings=out, hardware=hardware)
+    program = step.partition(*[jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes])
+    return [(str(c.kind), c.count) for c in program.collectives]
+
+
+EXCHANGED = [("all_to_all", 1)] * 2
+# What the collectives are with the figures of CPU devices, and with generic ones.
+TRANSFORMS = {
+    "small": ((64, 64), CPU, [("all_gather", 1)]),
+    "small, uneven": ((60, 54), CPU, [("all_gather", 1)]),
+    "small, fewest bytes": ((64, 64), GENERIC, EXCHANGED),
+    "large": ((1024, 1024), CPU, EXCHANGED),
+    "small, where launches are soon": ((64, 64), replace(CPU, launch_s=5e-6), EXCHANGED),
+}
+
+
+@pytest.mark.parametrize("case", TRANSFORMS)
+def test_transforms(case):
+    shape, hardware, wanted = TRANSFORMS[case]
+    assert kinds(derivative, [shape], P("d"), P("d"), hardware) == wanted
+
+
+def test_products_of_a_loop():
+    """A matrix that is small enough is gathered once; nothing is sent in a step."""
+    specs = (P("d"), P())
+    assert kinds(power, [(64, 64), (64,)], specs, P(), CPU) == [("all_gather", 1)]
+    for size, hardware in ((64, GENERIC), (1024, CPU)):
+        found = kinds(power, [(size, size), (size,)], specs, P(), hardware)
+        assert sum(count for _, count in found) >= 10
+
+
+@pytest.mark.parametrize("spec", [P("x"), P("x", "y"), P(None, ("x", "y"))])
+@pytest.mark.parametrize("shape", [(16, 24), (13, 10)])
+def test_values(spec, shape, any_mesh):
+    names = any_mesh.axis_names
+    if not {"x", "y"} <= set(names):
+        spec = P(names[0])
+    u = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    step = mw.jit(derivative, mesh=any_mesh, in_shardings=spec, out_shardings=spec, hardware=CPU)
+    np.testing.assert_allclose(step(u), derivative(u), rtol=1e-4, atol=1e-4)
