@@ -6,7 +6,7 @@ from meshwise.choose.found import Found, copies_of, descended, total_seconds
 from meshwise.choose.graph import Graph, build_graph, is_remade
 from meshwise.choose.plan import EquationPlan, Plan
 from meshwise.choose.repeating import with_work_repeated
-from meshwise.choose.search import Search, work_seconds
+from meshwise.choose.search import Search, turned_along, work_seconds
 from meshwise.choose.starts import (
     Limits,
     backward_start,
@@ -18,6 +18,7 @@ from meshwise.choose.weighing import weighed
 from meshwise.cost.hardware import Hardware
 from meshwise.ir.factors import Strategy, operand_sharding, result_sharding
 from meshwise.ir.program import Program
+from meshwise.ir.sharding import unreduced
 from meshwise.propagate.completion import Completion
 from meshwise.rules.registry import OpRule
 
@@ -113,7 +114,9 @@ def _equation_plan(search: Search, index: int) -> EquationPlan:
     operands = tuple(
         operand_sharding(rule, strategy, i, i in carries) for i in range(len(eqn.invars))
     )
-    results = tuple(result_sharding(rule, strategy, i) for i in range(len(eqn.outvars)))
     own_node = graph.nodes[nodes[0][0]]
+    turned = turned_along(graph, own_node, search.placed[own_node.index].strategy.axes)
+    made = [result_sharding(rule, strategy, i) for i in range(len(eqn.outvars))]
+    results = tuple(unreduced(s.dims, s.unreduced, s.reduction, turned) for s in made)
     remade = is_remade(graph.program, graph.rules, own_node)
     return EquationPlan(strategy, operands, results, remade)

@@ -183,13 +183,14 @@ def _with_makers(
     moves = {node.index: (node, axes)}
     for var, wanted in zip(node.operands, placed.operands, strict=True):
         value = graph.values[var]
-        if value.remade or value.maker is None or search.produced(value) == wanted:
+        if value.remade or value.maker is None or search.produced(value).straight == wanted:
             continue
         if value.maker not in free:
             continue
         maker = graph.nodes[value.maker]
         for option in choices_of(search, maker, limits):
-            if search.placement(maker, option).results[value.result] == wanted:
+            made = search.placement(maker, option).results[value.result]
+            if made.straight == wanted:
                 moves.setdefault(maker.index, (maker, option))
                 break
     return list(moves.values())

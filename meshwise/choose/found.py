@@ -113,6 +113,6 @@ def copies_of(search: Search, stop_at_completion: bool) -> Copies:
 def total_seconds(search: Search, copies: Copies) -> float:
     """Seconds of all reshards and all nodes."""
     return sum(c for c, _ in copies.values()) + sum(
-        node_seconds(search.graph, node, placed.strategy.axes)
+        node_seconds(search.graph, node, placed.strategy.axes, leaves_turned=True)
         for node, placed in zip(search.graph.nodes, search.placed, strict=True)
     )

@@ -12,7 +12,7 @@ from typing import Any
 from meshwise._jax import Var, stack_p
 from meshwise.choose.around import carriers, nodes_near, values_around
 from meshwise.choose.graph import Graph, Value
-from meshwise.choose.regions import Node
+from meshwise.choose.regions import Member, Node
 from meshwise.choose.tree import IMPOSSIBLE, Edge, reshard_tree, tree_bound
 from meshwise.cost.communication import wire_seconds
 from meshwise.ir.bodies import Path, times_made
@@ -88,7 +88,8 @@ class Search:
                 operand_sharding(rule, strategy, i, i in node.carries)
                 for i in range(len(rule.operands))
             ]
-            made = [_produced(node, strategy, i) for i in range(len(rule.results))]
+            turned = turned_along(self.graph, node, axes)
+            made = [_produced(node, strategy, i, turned) for i in range(len(rule.results))]
             self._known[key] = Placement(
                 strategy,
                 tuple(self._same.setdefault(s, s) for s in wanted),
@@ -98,7 +99,7 @@ class Search:
         return self._known[key]
 
     def _node_seconds(self, node: Node, axes: DimAxes) -> float:
-        seconds = node_seconds(self.graph, node, axes)
+        seconds = node_seconds(self.graph, node, axes, leaves_turned=True)
         if not self._dearer_work:
             return seconds
         return seconds + self._dearer_work * work_seconds(self.graph, node, axes)
@@ -177,7 +178,7 @@ class Search:
         """Bytes that a device holds of a value, all its copies together."""
         if value.remade:
             return 0
-        shardings = {self.produced(value), *self.wanted(value)}
+        shardings = {self.produced(value).straight, *self.wanted(value)}
         what = value.shape, value.itemsize
         return sum(local_bytes(*what, s, self.graph.mesh) for s in shardings)
 
@@ -211,7 +212,7 @@ class Search:
                 plan = plan_reshard(Reshard(*what, graph.hardware))
                 sent += value.trips * times * plan.wire_bytes
         for node, placed in zip(graph.nodes, self.placed, strict=True):
-            exchanges = exchanges_of(graph, node, placed.strategy.axes) or ()
+            exchanges = exchanges_of(graph, node, placed.strategy.axes, leaves_turned=True) or ()
             sent += sum(runs * one.wire_bytes for runs, one in exchanges)
         return sent
 
@@ -316,18 +317,22 @@ def work_seconds(graph: Graph, node: Node, axes: DimAxes, padded: bool = True) -
     return node.flops * share / graph.hardware.flops_per_s
 
 
-def node_seconds(graph: Graph, node: Node, axes: DimAxes) -> float:
-    """Time each device takes for a node: its work, and what its local rules exchange."""
+def node_seconds(graph: Graph, node: Node, axes: DimAxes, leaves_turned: bool = False) -> float:
+    """Time each device takes for a node: its work, and what its local rules exchange.
+
+    Where results may be left turned, those shards move that do not lie turned then.
+    """
 
     def seconds() -> float:
-        return work_seconds(graph, node, axes) + _exchange_seconds(graph, node, axes)
+        sent = _exchange_seconds(graph, node, axes, leaves_turned)
+        return work_seconds(graph, node, axes) + sent
 
-    return graph.once(("seconds", graph.alike[node.index], axes), seconds)
+    return graph.once(("seconds", graph.alike[node.index], axes, leaves_turned), seconds)
 
 
-def _exchange_seconds(graph: Graph, node: Node, axes: DimAxes) -> float:
+def _exchange_seconds(graph: Graph, node: Node, axes: DimAxes, leaves_turned: bool) -> float:
     """Time of what local rules exchange; impossible where one cannot follow the strategy."""
-    sent = exchanges_of(graph, node, axes)
+    sent = exchanges_of(graph, node, axes, leaves_turned)
     if sent is None:
         return IMPOSSIBLE
     return sum(
@@ -336,23 +341,42 @@ def _exchange_seconds(graph: Graph, node: Node, axes: DimAxes) -> float:
     )
 
 
-def exchanges_of(graph: Graph, node: Node, axes: DimAxes) -> list[tuple[float, Exchange]] | None:
+def exchanges_of(
+    graph: Graph, node: Node, axes: DimAxes, leaves_turned: bool = False
+) -> list[tuple[float, Exchange]] | None:
     """What local rules exchange, and how often; None where one cannot follow the strategy."""
     found: list[tuple[float, Exchange]] = []
     for member in node.members:
         rule = graph.rules[member.equation]
         if rule.exchanges is None:
             continue
-        own = Strategy(tuple(axes[f] if f >= 0 else () for f in member.factors))
-        eqn = graph.program.equations[member.equation]
-        sent = rule.exchanges(LocalContext(eqn, rule.factors, own, graph.mesh))
+        sent = rule.exchanges(_context(graph, node, member, axes, leaves_turned))
         if sent is None:
             return None
         found += [(graph.program.runs[member.equation], exchange) for exchange in sent]
     return found
 
 
-def _produced(node: Node, strategy: Strategy, result: int) -> Sharding:
+def _context(
+    graph: Graph, node: Node, member: Member, axes: DimAxes, leaves_turned: bool
+) -> LocalContext:
+    """An equation of a node under a strategy. Only what is decided by itself is left turned."""
+    rule, eqn = graph.rules[member.equation], graph.program.equations[member.equation]
+    own = Strategy(tuple(axes[f] if f >= 0 else () for f in member.factors))
+    turned = leaves_turned and len(node.members) == 1
+    return LocalContext(eqn, rule.factors, own, graph.mesh, leaves_turned=turned)
+
+
+def turned_along(graph: Graph, node: Node, axes: DimAxes) -> Axes:
+    """Axes along which a node leaves its results turned."""
+    first, *others = node.members
+    turned = graph.rules[first.equation].turned
+    if turned is None or others:
+        return ()
+    return turned(_context(graph, node, first, axes, True))
+
+
+def _produced(node: Node, strategy: Strategy, result: int, turned: Axes) -> Sharding:
     """The sharding of a result: unreduced over what is carried and the axes it is reduced over."""
     axes = list(strategy.carried)
     operator = Reduction.SUM
@@ -360,7 +384,8 @@ def _produced(node: Node, strategy: Strategy, result: int) -> Sharding:
         if strategy.axes[factor]:
             axes += strategy.axes[factor]
             operator = reduction
-    return unreduced(dims_sharding(node.rule.results[result], strategy.axes), axes, operator)
+    dims = dims_sharding(node.rule.results[result], strategy.axes)
+    return unreduced(dims, axes, operator, turned)
 
 
 def _scattered(graph: Graph, node: Node) -> frozenset[str]:

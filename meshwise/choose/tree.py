@@ -3,10 +3,11 @@
 A value is produced in one sharding; its users want others. Copies share: a slice of something
 already gathered is free, two users of one gather pay once. The tree of reshards is grown from
 the produced sharding, once adding the cheapest wish first and once the dearest, and the cheaper
-tree is kept.
+tree is kept. What lies turned is first brought to where its shards belong, in the sharding in which
+it lies or in one that is wanted, and the tree grows from there.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from meshwise.cost.hardware import Hardware
@@ -32,6 +33,8 @@ def reshard_tree(
     targets = sorted(wanted - {produced}, key=str)
     if not targets:
         return 0.0, ()
+    if produced.turned:
+        return _straightened(shape, itemsize, mesh, produced, targets, hardware)
 
     def cost(source: Sharding, target: Sharding) -> float:
         if not _reachable(source, target):
@@ -46,6 +49,25 @@ def reshard_tree(
     cheapest_first = _grow(produced, sorted(targets, key=lambda t: direct[t]), cost)
     dearest_first = _grow(produced, sorted(targets, key=lambda t: -direct[t]), cost)
     return min(cheapest_first, dearest_first, key=lambda tree: tree[0])
+
+
+def _straightened(
+    shape: tuple[int, ...],
+    itemsize: int,
+    mesh: Mesh,
+    produced: Sharding,
+    wanted: Sequence[Sharding],
+    hardware: Hardware,
+) -> tuple[float, tuple[Edge, ...]]:
+    """The tree of a value that lies turned: one step, and the tree from where that leads."""
+    terms = produced.unreduced, produced.reduction
+    ends = [produced.straight, *(s for s in wanted if (s.unreduced, s.reduction) == terms)]
+    found: list[tuple[float, tuple[Edge, ...]]] = []
+    for end in dict.fromkeys(ends):
+        seconds = reshard_cost(Reshard(shape, itemsize, mesh, produced, end, hardware))
+        rest, edges = reshard_tree(shape, itemsize, mesh, end, frozenset(wanted), hardware)
+        found.append((seconds + rest, ((produced, end), *edges)))
+    return min(found, key=lambda tree: tree[0])
 
 
 @lru_cache(maxsize=1 << 18)

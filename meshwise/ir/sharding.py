@@ -4,8 +4,13 @@ A `Sharding` says, for each dim, the ordered tuple of sub-axes it is sharded ove
 minor), and over which axes the value is *unreduced*: there every device holds a term, and their
 sum (or max, min, ...) is the value. Over every other axis the value is replicated.
 
+A dim may lie *turned* along axes: the devices hold its shards in the other order, the last one
+first. Nobody wants a value so; a reversal leaves it so, and its shards go from there straight to
+where they are wanted.
+
 Invariants: an axis is used at most once, in dims and unreduced together; unreduced axes are
-sorted; a value without unreduced axes has `Reduction.SUM` as its reduction.
+sorted; a value without unreduced axes has `Reduction.SUM` as its reduction; turned axes are sorted,
+and all axes of some dims, that divide.
 
 A dim of size `n` sharded over `k` devices has local size `ceil(n / k)`; where that is more than
 `n / k` the tail is padding, whose content is undefined.
@@ -40,15 +45,20 @@ class Sharding:
     dims: DimAxes
     unreduced: Axes = ()
     reduction: Reduction = Reduction.SUM
+    turned: Axes = ()
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Check the invariants in the module's docstring."""
-        object.__setattr__(self, "_hash", hash((self.dims, self.unreduced, self.reduction)))
+        key = self.dims, self.unreduced, self.reduction, self.turned
+        object.__setattr__(self, "_hash", hash(key))
         used = [axis for axes in self.dims for axis in axes] + list(self.unreduced)
         assert len(used) == len(set(used)), f"an axis is used twice in {self}"
         assert self.unreduced == tuple(sorted(self.unreduced)), self
         assert self.unreduced or self.reduction is Reduction.SUM, self
+        assert self.turned == tuple(sorted(self.turned)), self
+        own = [axes for axes in self.dims if not set(axes).isdisjoint(self.turned)]
+        assert {a for axes in own for a in axes} == set(self.turned), self
 
     def __hash__(self) -> int:
         """Made once: shardings are the keys of every table of the search."""
@@ -60,7 +70,8 @@ class Sharding:
         terms = (
             f" {self.reduction.value} over {', '.join(self.unreduced)}" if self.unreduced else ""
         )
-        return f"[{dims}]{terms}"
+        turned = f" turned along {', '.join(self.turned)}" if self.turned else ""
+        return f"[{dims}]{terms}{turned}"
 
     @property
     def used_axes(self) -> frozenset[str]:
@@ -72,14 +83,24 @@ class Sharding:
         """The same dims with nothing left to reduce."""
         return Sharding(self.dims) if self.unreduced else self
 
+    @property
+    def straight(self) -> "Sharding":
+        """The same with every shard where it belongs."""
+        return unreduced(self.dims, self.unreduced, self.reduction) if self.turned else self
+
 
 def replicated(rank: int) -> Sharding:
     """The sharding that keeps a value of some rank whole on every device."""
     return Sharding(((),) * rank)
 
 
-def unreduced(dims: DimAxes, axes: Sequence[str], reduction: Reduction) -> Sharding:
+def unreduced(
+    dims: DimAxes, axes: Sequence[str], reduction: Reduction, turned: Sequence[str] = ()
+) -> Sharding:
     """A sharding with unreduced axes, in canonical form; of the same axes the same object."""
+    if turned:
+        kept = reduction if axes else Reduction.SUM
+        return _made(dims, tuple(sorted(axes)), kept, tuple(sorted(turned)))
     if not axes:
         return sharding_of(dims)
     return _made(dims, tuple(sorted(axes)), reduction)

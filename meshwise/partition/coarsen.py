@@ -113,7 +113,8 @@ class _Renaming:
     def sharding(self, old: Sharding) -> Sharding:
         new = self.known.get(old)
         if new is None:
-            new = unreduced(self.dims(old.dims), self.axes(old.unreduced), old.reduction)
+            sums, turned = self.axes(old.unreduced), self.axes(old.turned)
+            new = unreduced(self.dims(old.dims), sums, old.reduction, turned)
             self.known[old] = new
         return new
 

@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 
 from meshwise import _jax
-from meshwise._jax import ClosedJaxpr, Literal, Var
+from meshwise._jax import ClosedJaxpr, JaxprEqn, Literal, Var
 from meshwise.choose.plan import Plan
 from meshwise.cost.hardware import Hardware
 from meshwise.ir.bodies import Item, Nested, nest
@@ -107,9 +107,19 @@ def _run_equation(walk: Walk, index: int) -> None:
         rule = plan.rules[index]
         exchanges = rule.exchanges is not None
         with exchange_reason(walk, eqn, decided.operands) if exchanges else nullcontext():
-            results = compute(eqn, rule, decided.strategy, plan, operands)
+            turned = any(sharding.turned for sharding in decided.results)
+            results = compute(eqn, rule, decided.strategy, plan, operands, turned)
         for var, sharding, result in zip(eqn.outvars, decided.results, results, strict=True):
             store(walk, var, sharding, result)
+            if sharding.turned:
+                _straighten(walk, var, sharding, eqn)
+
+
+def _straighten(walk: Walk, var: Var, turned: Sharding, maker: JaxprEqn) -> None:
+    """Bring what lies turned to where its shards belong, in the body in which it is made."""
+    for source, target in walk.plan.copies.get(var, ()):
+        if source == turned:
+            copy_of(walk, var, target, maker)
 
 
 def _scan(walk: Walk, loop: Nested) -> None:

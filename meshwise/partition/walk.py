@@ -74,12 +74,19 @@ class Walk:
 
 
 def compute(
-    eqn: JaxprEqn, rule: OpRule, strategy: Strategy, plan: Plan, operands: Sequence[Any]
+    eqn: JaxprEqn,
+    rule: OpRule,
+    strategy: Strategy,
+    plan: Plan,
+    operands: Sequence[Any],
+    leaves_turned: bool = False,
 ) -> Sequence[Any]:
     """One equation on local operands: padding masked, then the operator's local rule."""
     if rule.opaque:
         return _jax.bind(_jax.without_hints(eqn), operands)
-    context = LocalContext(eqn, rule.factors, strategy, plan.program.mesh)
+    context = LocalContext(
+        eqn, rule.factors, strategy, plan.program.mesh, leaves_turned=leaves_turned
+    )
     operands = mask_operands(rule, context, operands)
     if rule.local is not None:
         return rule.local(context, *operands)

@@ -98,7 +98,7 @@ def in_user_axes(text: str, mesh: Mesh) -> str:
         return joint.join((mesh.restore(tuple(axes)) if known else None) or axes)
 
     text = re.sub(
-        r"(?<= over )[\w.]+(?:, [\w.]+)*", lambda m: restore(m[0].split(", "), ", "), text
+        r"(?<= over |along )[\w.]+(?:, [\w.]+)*", lambda m: restore(m[0].split(", "), ", "), text
     )
     return re.sub(r"[\w.]+(?:\*[\w.]+)+", lambda m: restore(m[0].split("*"), "*"), text)
 

@@ -108,7 +108,7 @@ def _exchange(x: jax.Array, part: Part, mesh: Mesh) -> jax.Array:
 
 def _permute(x: jax.Array, step: Step, plan: ReshardPlan, mesh: Mesh) -> jax.Array:
     axes = mesh.permute_order(step.axes)
-    return lax.ppermute(x, axes, permute_pairs(step.source.dims, step.target.dims, axes, mesh))
+    return lax.ppermute(x, axes, permute_pairs(step.source, step.target, axes, mesh))
 
 
 def _rounds(x: jax.Array, step: Step, plan: ReshardPlan, mesh: Mesh) -> jax.Array:

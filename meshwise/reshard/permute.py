@@ -4,13 +4,13 @@ from functools import lru_cache
 from itertools import product
 
 from meshwise.ir.mesh import Axes, Mesh
-from meshwise.ir.sharding import DimAxes
+from meshwise.ir.sharding import Sharding
 
 Pairs = tuple[tuple[int, int], ...]
 
 
 @lru_cache(maxsize=1 << 12)
-def permute_pairs(source: DimAxes, target: DimAxes, axes: Axes, mesh: Mesh) -> Pairs:
+def permute_pairs(source: Sharding, target: Sharding, axes: Axes, mesh: Mesh) -> Pairs:
     """(sender, receiver) pairs over `axes`, those whose place differs, in the mesh's order.
 
     The other axes have the same dim and place value at both ends, so the same pairs hold at each
@@ -38,12 +38,13 @@ def permute_pairs(source: DimAxes, target: DimAxes, axes: Axes, mesh: Mesh) -> P
     return tuple(sorted(pairs))
 
 
-def _tile(dims: DimAxes, index: dict[str, int], mesh: Mesh) -> tuple[int, ...]:
+def _tile(sharding: Sharding, index: dict[str, int], mesh: Mesh) -> tuple[int, ...]:
     """Number of a device's shard in each dim, with axes that are not in `index` at zero."""
     tile = []
-    for axes in dims:
+    for axes in sharding.dims:
         number = 0
         for axis in axes:
-            number = number * mesh.axis_size[axis] + index.get(axis, 0)
+            size, place = mesh.axis_size[axis], index.get(axis, 0)
+            number = number * size + (size - 1 - place if axis in sharding.turned else place)
         tile.append(number)
     return tuple(tile)

@@ -22,6 +22,7 @@ from meshwise.reshard.path import Path, least_peak, shortest_path
 from meshwise.reshard.plan import Part, Reshard, ReshardPlan, Step, StepKind
 from meshwise.reshard.problem import Problem
 from meshwise.reshard.steps import gathered_in_turn, steps_of
+from meshwise.reshard.turned import straightened, turned_seconds
 
 # Half a byte is no difference in bytes.
 _NO_BYTES = 0.5
@@ -50,7 +51,11 @@ def _plan(asked: Reshard, max_bytes: int | None) -> ReshardPlan:
     _check(asked)
     steps: tuple[Step, ...] = ()
     cost, peak, view = 0.0, asked.end_bytes, shape
-    if source != target and 0 not in shape:
+    if source.turned:
+        way = straightened(asked)
+        assert way is not None, f"not in one step: {asked}"
+        steps, cost = (way.step,), way.cost
+    elif source != target and 0 not in shape:
         best = _taken_apart(*_best(asked, max_bytes), max_bytes)
         path, naming = best.path, best.naming
         steps = gathered_in_turn(steps_of(path.moves, naming, asked), itemsize, mesh)
@@ -81,6 +86,8 @@ def reshard_cost(asked: Reshard) -> float:
 
     `plan_reshard` gives that plan or one that costs less, and sends no more.
     """
+    if asked.source.turned:
+        return turned_seconds(asked)
     sending = _sending(asked)
     if sending is None:
         return 0.0
@@ -91,7 +98,7 @@ def reshard_cost(asked: Reshard) -> float:
 @lru_cache(maxsize=1 << 17)
 def reshard_bound(asked: Reshard) -> float:
     """Seconds that `reshard_cost` is not below, found without a search."""
-    sending = _sending(asked)
+    sending = None if asked.source.turned else _sending(asked)
     if sending is None:
         return 0.0
     moves = moves_of(_first_level(sending).whole[0])

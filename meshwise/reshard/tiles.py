@@ -40,8 +40,11 @@ def tiles_of(
     block: Sequence[int],
     dims: Sequence[Sequence[Any]],
     sizes: Mapping[Any, int],
+    turned: Sequence[Any] = (),
 ) -> Tiles:
     """Tiles of a sharding: `dims` lists the axes of each dim, `sizes` all axes, major to minor.
+
+    Along `turned` axes the last tile comes first.
 
     >>> tiles_of((8,), (4,), [["x"]], {"x": 2, "y": 2}).starts
     ((0,), (0,), (4,), (4,))
@@ -53,7 +56,8 @@ def tiles_of(
         for axes, size in zip(dims, block, strict=True):
             shard = 0
             for axis in axes:
-                shard = shard * sizes[axis] + index[place[axis]]
+                own = index[place[axis]]
+                shard = shard * sizes[axis] + (sizes[axis] - 1 - own if axis in turned else own)
             start.append(shard * size)
         starts.append(tuple(start))
     return Tiles(tuple(shape), tuple(block), tuple(starts))
@@ -68,7 +72,8 @@ def tiles_over(
         for n, dim in zip(shape, sharding.dims, strict=True)
     ]
     dims = [[a for a in dim if a in axes] for dim in sharding.dims]
-    return tiles_of(whole, block, dims, {axis: mesh.axis_size[axis] for axis in axes})
+    sizes = {axis: mesh.axis_size[axis] for axis in axes}
+    return tiles_of(whole, block, dims, sizes, sharding.turned)
 
 
 def received_bytes(source: Tiles, target: Tiles, itemsize: int) -> int:

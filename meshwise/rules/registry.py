@@ -52,12 +52,16 @@ class Application:
 
 @dataclass(frozen=True)
 class LocalContext:
-    """What a local rule may ask while it computes on one device's part."""
+    """What a local rule may ask while it computes on one device's part.
+
+    `leaves_turned` says that results may stay turned along the axes that the rule names.
+    """
 
     eqn: JaxprEqn
     rule: FactorRule
     strategy: Strategy
     mesh: Mesh
+    leaves_turned: bool = field(default=False, kw_only=True)
 
     @property
     def params(self) -> dict[str, Any]:
@@ -160,6 +164,7 @@ class OpRule:
         reduction's identity before `local` runs; by default every one that has such a factor. A
         factor that is a permutation too is left to `local`.
     flops: of the whole operator, for the cost of splitting it.
+    turned: axes along which the results lie turned where `local` and `exchanges` may leave them so.
     opaque: computed whole because there is no rule; shown to the user.
     """
 
@@ -169,6 +174,7 @@ class OpRule:
     exchanges: Exchanges | None = None
     masked: tuple[int, ...] | None = None
     flops: float = 0.0
+    turned: Callable[[LocalContext], tuple[str, ...]] | None = None
     opaque: bool = False
 
 

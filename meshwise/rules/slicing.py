@@ -56,6 +56,7 @@ def _rev_rule(application: Application) -> OpRule:
         linear=((0,),),
         local=_rev_local,
         exchanges=_rev_exchanges,
+        turned=_turned_axes,
     )
 
 
@@ -88,14 +89,14 @@ def _rev_fetches(context: LocalContext) -> list[tuple[int, Fetch]]:
 def _rev_exchanges(context: LocalContext) -> list[Exchange] | None:
     shape, itemsize = context.local_shape(0), context.itemsize(0)
     found = exchanges(_rev_fetches(context), shape, itemsize)
-    if found is None or not _turned_axes(context):
+    if found is None or context.leaves_turned or not _turned_axes(context):
         return found
     return [Exchange(CollectiveKind.PERMUTE, math.prod(shape) * itemsize), *found]
 
 
 def _rev_local(context: LocalContext, operand: Any) -> list[Any]:
     axes = _turned_axes(context)
-    if axes:
+    if axes and not context.leaves_turned:
         operand = turn_blocks(operand, axes, context.mesh)
     for d, fetch in _rev_fetches(context):
         operand = fetch_rows(operand, d, context.operand_axes(0, d), context.mesh, fetch)

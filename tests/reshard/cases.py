@@ -49,12 +49,15 @@ def device_indices(mesh: Mesh) -> Iterator[dict[str, int]]:
         yield dict(zip(mesh.names, place, strict=True))
 
 
-def rows(n: int, axes: Sequence[str], mesh: Mesh, index: dict[str, int]) -> slice:
+def rows(
+    n: int, axes: Sequence[str], mesh: Mesh, index: dict[str, int], turned: Sequence[str] = ()
+) -> slice:
     """Rows of a dim that a device holds; no padding."""
     block = -(-n // mesh.size(axes))
     shard = 0
     for axis in axes:
-        shard = shard * mesh.axis_size[axis] + index[axis]
+        last = mesh.axis_size[axis] - 1
+        shard = shard * (last + 1) + (last - index[axis] if axis in turned else index[axis])
     return slice(min(shard * block, n), min((shard + 1) * block, n))
 
 
@@ -64,7 +67,8 @@ def shards(value: np.ndarray, sharding: Sharding, mesh: Mesh, fill: float = 99) 
     out = np.full((mesh.device_count, *local), fill, value.dtype)
     for device, index in enumerate(device_indices(mesh)):
         held = [
-            rows(n, axes, mesh, index) for n, axes in zip(value.shape, sharding.dims, strict=True)
+            rows(n, axes, mesh, index, sharding.turned)
+            for n, axes in zip(value.shape, sharding.dims, strict=True)
         ]
         piece = value[tuple(held)]
         out[(device, *(slice(n) for n in piece.shape))] = piece
