@@ -37,6 +37,7 @@ from meshwise._jax.jaxprs import (
 from meshwise._jax.led_products import in_scattered_order
 from meshwise._jax.minor_dims import of_leading_dim
 from meshwise._jax.ragged import group_after_group
+from meshwise._jax.tracing import without_mesh
 
 _BYTES = {jnp.dtype(jnp.int2): jnp.int8, jnp.dtype(jnp.uint2): jnp.uint8}
 _AXES = ("axis_name", "axes")
@@ -45,6 +46,7 @@ _WIDENED = {jnp.dtype(dtype) for dtype in (jnp.bfloat16, jnp.float8_e4m3fn, jnp.
 _MOVES = (lax.all_to_all_p, lax.all_gather_p, lax.ppermute_p)
 
 
+@without_mesh()  # types of what is traced here would speak of a mesh in context
 def as_cpu_compiles(jaxpr: Any, sizes: Mapping[str, int]) -> Any:
     """The same per-device jaxpr over axes of some sizes; itself where nothing is said otherwise."""
     return cut_alike(_borders_in_order(in_scattered_order(_compiling(jaxpr))), sizes)

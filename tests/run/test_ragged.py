@@ -5,7 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import PartitionSpec as P
 
+import meshwise as mw
 from meshwise import _jax
 
 Numbers = lax.RaggedDotDimensionNumbers
@@ -62,3 +64,14 @@ def test_no_copy_of_all_rows_a_group():
         for jaxpr in (before, _jax.as_cpu_compiles(before, {}))
     ]
     assert held[0].temp_size_in_bytes > 10 * held[1].temp_size_in_bytes
+
+
+def test_inside_another_jit(mesh2x4):
+    """Where a mesh is in context while the program is made what is compiled."""
+    rng = np.random.default_rng(0)
+    x, w = (jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((12, 4), (4, 4, 5)))
+    sizes = jnp.asarray([5, 0, 4, 3])
+    specs = P("x"), P("y"), P()
+    step = mw.jit(lax.ragged_dot, mesh=mesh2x4, in_shardings=specs, out_shardings=P())
+    wanted = lax.ragged_dot(x, w, sizes)
+    np.testing.assert_allclose(jax.jit(step)(x, w, sizes), wanted, rtol=1e-5, atol=1e-5)
