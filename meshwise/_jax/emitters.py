@@ -53,14 +53,18 @@ def _all_equations(jaxpr: Any) -> Iterator[JaxprEqn]:
 
 
 def _is_for_newer(atom: Any) -> bool:
-    """Whether an array is long, or of numbers that share a byte."""
+    """Whether an array is long, of numbers that share a byte, or of floats of one."""
     aval = atom.aval
     dtype = getattr(aval, "dtype", None)
     if not isinstance(dtype, np.dtype) or dtype == jax.dtypes.float0:
         return False
-    return aval.size * dtype.itemsize > SHORT_BYTES or _dtypes.itemsize_bits(dtype) < 8
+    bits = _dtypes.itemsize_bits(dtype)
+    is_short_float = bits == 8 and jax.numpy.issubdtype(dtype, np.floating)
+    return aval.size * dtype.itemsize > SHORT_BYTES or bits < 8 or is_short_float
 
 
 def _clamps_booleans(eqn: JaxprEqn) -> bool:
+    if eqn.primitive is not lax.clamp_p:
+        return False
     clamped: Any = eqn.outvars[0].aval
-    return eqn.primitive is lax.clamp_p and clamped.dtype == np.bool_
+    return clamped.dtype == np.bool_

@@ -5,6 +5,7 @@ takes axes at random among all that its factors allow, or what a neighbour sugge
 """
 
 import random
+from collections.abc import Sequence
 
 from meshwise.choose.candidates import candidates
 from meshwise.choose.choose import _plan
@@ -18,6 +19,8 @@ from meshwise.choose.tree import IMPOSSIBLE, Edge
 from meshwise.cost.hardware import GENERIC
 from meshwise.ir.factors import Strategy, dims_sharding, fits
 from meshwise.ir.sharding import DimAxes, Sharding
+from meshwise.reshard.plan import Reshard
+from meshwise.reshard.turned import straightened
 
 
 def random_plan(program, rules, completion, seed: int) -> Plan:
@@ -103,15 +106,29 @@ def _edges(search: Search, value: Value, draw: random.Random) -> tuple[Edge, ...
     if value.remade:
         return ()
     produced = search.produced(value)
-    copies, edges = [produced], []
+    edges: list[Edge] = []
     wanted = sorted(search.wanted(value) - {produced}, key=str)
     draw.shuffle(wanted)
+    if produced.turned and wanted:  # first to where its shards belong, which no reshard does beside
+        edges.append((produced, draw.choice(_straight(search, value, wanted))))
+        produced = edges[0][1]
+        wanted = [target for target in wanted if target != produced]
+    copies = [produced]
     for target in wanted:
         able = [c for c in copies if _reachable(c, target)]
         source = draw.choice(able) if able and draw.random() < 0.5 else produced
         edges.append((source, target))
         copies.append(target)
     return tuple(edges)
+
+
+def _straight(search: Search, value: Value, wanted: Sequence[Sharding]) -> list[Sharding]:
+    """Where one step leads from what lies turned."""
+    turned, graph = search.produced(value), search.graph
+    terms = turned.unreduced, turned.reduction
+    ends = [s for s in wanted if (s.unreduced, s.reduction) == terms]
+    asked = Reshard(value.shape, value.itemsize, graph.mesh, turned, turned, GENERIC)
+    return [turned.straight, *(s for s in ends if straightened(asked._replace(target=s)))]
 
 
 def _reachable(source: Sharding, target: Sharding) -> bool:
