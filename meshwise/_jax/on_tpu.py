@@ -17,6 +17,7 @@ from jax import lax
 from jax import numpy as jnp
 
 from meshwise._jax.jaxprs import JaxprEqn, in_place_of, jaxpr_as_fun, with_bodies, with_each
+from meshwise._jax.tracing import without_mesh
 
 _ROWS, _COLUMNS = 8, 128
 # Both directions of a ring take half of a shard, each of whole tiles.
@@ -57,9 +58,9 @@ def _traced(eqn: JaxprEqn, way: Callable[[dict[str, Any], Any], Any]) -> list[Ja
     """What a function makes of an equation's parameters and operand, in its place."""
     (x,) = eqn.invars
     aval: Any = x.aval
-    closed = jax.make_jaxpr(lambda operand: way(eqn.params, operand), axis_env=_axes(eqn.params))(
-        jax.ShapeDtypeStruct(aval.shape, aval.dtype)
-    )
+    traced = jax.make_jaxpr(lambda operand: way(eqn.params, operand), axis_env=_axes(eqn.params))
+    with without_mesh():  # types would speak of a mesh in context
+        closed = traced(jax.ShapeDtypeStruct(aval.shape, aval.dtype))
     return in_place_of(eqn, closed, eqn.invars)
 
 

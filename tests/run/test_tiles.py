@@ -100,3 +100,14 @@ def test_a_function_of_local_arrays(grid):
     )
     for a, b in zip(found, wanted, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["a row that is no whole tiles", "few numbers"])
+def test_types_say_nothing_of_a_mesh_in_context(grid, name):
+    function, shape, _ = CASES[name]
+    closed = jax.make_jaxpr(function, axis_env=[("x", 2), ("y", 4)])(jnp.zeros(shape))
+    with jax.sharding.use_abstract_mesh(grid.abstract_mesh):
+        compiled = as_tpu_compiles(closed)
+    assert len(compiled.jaxpr.eqns) > 1
+    made = [var.aval for eqn in compiled.jaxpr.eqns[:-1] for var in eqn.outvars]
+    assert all(aval.sharding.mesh.empty for aval in made)
