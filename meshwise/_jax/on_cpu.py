@@ -9,8 +9,7 @@ when it runs.
 And as it compiles into less memory, in less time, or into what is faster: an argument whose borders
 are sent is read behind a barrier; the pieces of an exchange are cut alike; what is gathered or
 scattered along a minor dim goes along a leading one, and products of which little is put in order
-for it are made so; ragged products go group after group; the largest of each row are found apart
-from what is cut of them; what is wanted late is made late.
+for it are made so; ragged products go group after group; what is wanted late is made late.
 """
 
 from collections import Counter
@@ -112,8 +111,6 @@ def _said(eqn: JaxprEqn) -> list[JaxprEqn]:
         return _in_rows(eqn)
     if eqn.primitive.name == "ragged_dot_general":
         return group_after_group(eqn)
-    if eqn.primitive is lax.top_k_p:
-        return _whole(eqn)
     return [new for sent in _sent(eqn) for new in of_leading_dim(sent)]
 
 
@@ -133,17 +130,6 @@ def _in_rows(eqn: JaxprEqn) -> list[JaxprEqn]:
 def _row_by_row(rank: int) -> Callable[[Any], Any]:
     layout = Layout(major_to_minor=tuple(range(rank)))
     return lambda x: with_layout_constraint(x, layout)
-
-
-def _whole(eqn: JaxprEqn) -> list[JaxprEqn]:
-    """The largest of each row, behind a barrier.
-
-    XLA knows them by the slice of a sort that it makes of them. Another slice behind that one is
-    made one with it, and then it sorts all rows, which takes fifty times as long.
-    """
-    made = [Var(out.aval) for out in eqn.outvars]
-    barrier = new_eqn(lax.optimization_barrier_p, made, eqn.outvars, {}, eqn)
-    return [eqn.replace(outvars=made), barrier]
 
 
 def _sent(eqn: JaxprEqn) -> list[JaxprEqn]:
