@@ -21,6 +21,13 @@ from meshwise._jax.jaxprs import JaxprEqn, opened
 
 # Arrays over which a kernel of either maker takes no longer than a collective takes to begin.
 SHORT_BYTES = 2**18
+_SCATTERS = (
+    lax.scatter_p,
+    lax.scatter_add_p,
+    lax.scatter_mul_p,
+    lax.scatter_min_p,
+    lax.scatter_max_p,
+)
 # Equations whose kernels are compiled together: modules are compiled beside each other, each anew.
 TOGETHER = 32
 
@@ -36,7 +43,7 @@ def emitter_options(jaxpr: Any, sizes: Mapping[str, int]) -> dict[str, Any]:
     eqns = list(_all_equations(jaxpr))
     pieces = sum(group_size(eqn, sizes) for eqn in eqns if eqn.primitive is lax.all_to_all_p)
     arrays = (atom for eqn in eqns for atom in (*eqn.invars, *eqn.outvars))
-    if pieces > len(eqns) or any(map(_is_for_newer, arrays)) or any(map(_clamps_booleans, eqns)):
+    if pieces > len(eqns) or any(map(_is_for_newer, arrays)) or any(map(_is_for_newer_alone, eqns)):
         return {}
     return {
         "xla_cpu_use_fusion_emitters": False,
@@ -63,8 +70,9 @@ def _is_for_newer(atom: Any) -> bool:
     return aval.size * dtype.itemsize > SHORT_BYTES or bits < 8 or is_short_float
 
 
-def _clamps_booleans(eqn: JaxprEqn) -> bool:
-    if eqn.primitive is not lax.clamp_p:
-        return False
-    clamped: Any = eqn.outvars[0].aval
-    return clamped.dtype == np.bool_
+def _is_for_newer_alone(eqn: JaxprEqn) -> bool:
+    """Whether the older refuses it, as clamps of booleans, or is slower, as with all scatters."""
+    if eqn.primitive is lax.clamp_p:
+        clamped: Any = eqn.outvars[0].aval
+        return clamped.dtype == np.bool_
+    return eqn.primitive in _SCATTERS

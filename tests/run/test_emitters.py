@@ -44,6 +44,7 @@ PROGRAMS = {
     "one exchange in a long body": (looped, X, True),
     "each device's part is short": (jnp.sin, np.zeros((8, 2**16), np.float32), True),
     "each device's part is long": (jnp.sin, np.zeros((8, 2**16 + 1), np.float32), False),
+    "a scatter": (lambda x: jnp.sin(jnp.cos(x)).at[:, 3].add(1.0), X, False),
     "long inside": (lambda x: (x[:, None] * x).sum(0), np.ones(2**12, np.float32), False),
     "numbers that share a byte": (padded, (X > 0).astype(jnp.int2), False),
     "booleans clamped": (lambda x: lax.clamp(x, ~x, ~x), X > 0, False),
