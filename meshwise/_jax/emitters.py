@@ -43,7 +43,8 @@ def emitter_options(jaxpr: Any, sizes: Mapping[str, int]) -> dict[str, Any]:
     eqns = list(_all_equations(jaxpr))
     pieces = sum(group_size(eqn, sizes) for eqn in eqns if eqn.primitive is lax.all_to_all_p)
     arrays = (atom for eqn in eqns for atom in (*eqn.invars, *eqn.outvars))
-    if pieces > len(eqns) or any(map(_is_for_newer, arrays)) or any(map(_is_for_newer_alone, eqns)):
+    is_for_newer = any(map(_array_is_for_newer, arrays)) or any(map(_equation_is_for_newer, eqns))
+    if pieces > len(eqns) or is_for_newer:
         return {}
     return {
         "xla_cpu_use_fusion_emitters": False,
@@ -59,7 +60,7 @@ def _all_equations(jaxpr: Any) -> Iterator[JaxprEqn]:
             yield from _all_equations(body)
 
 
-def _is_for_newer(atom: Any) -> bool:
+def _array_is_for_newer(atom: Any) -> bool:
     """Whether an array is long, of numbers that share a byte, or of floats of one."""
     aval = atom.aval
     dtype = getattr(aval, "dtype", None)
@@ -70,7 +71,7 @@ def _is_for_newer(atom: Any) -> bool:
     return aval.size * dtype.itemsize > SHORT_BYTES or bits < 8 or is_short_float
 
 
-def _is_for_newer_alone(eqn: JaxprEqn) -> bool:
+def _equation_is_for_newer(eqn: JaxprEqn) -> bool:
     """Whether the older refuses it, as clamps of booleans, or is slower, as with all scatters."""
     if eqn.primitive is lax.clamp_p:
         clamped: Any = eqn.outvars[0].aval

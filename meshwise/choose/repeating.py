@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from meshwise.choose.around import values_around
 from meshwise.choose.found import Found, descended
 from meshwise.choose.graph import Graph
 from meshwise.choose.regions import Node
@@ -44,8 +45,7 @@ def with_work_repeated(graph: Graph, limits: Limits, found: Sequence[Found]) -> 
 def _is_hardly_any(graph: Graph, node: Node) -> bool:
     """Whether all of a node's work, with what it reads and writes, is far below a launch."""
     hardware = graph.hardware
-    values = [graph.values[v] for v in dict.fromkeys((*node.operands, *node.results))]
-    moved = sum(math.prod(v.shape) * v.itemsize for v in values)
+    moved = sum(math.prod(v.shape) * v.itemsize for v in values_around(graph, node))
     runs = max(graph.program.runs[m.equation] for m in node.members)
     flops = node.flops / max(runs, 1)
     seconds = flops / hardware.flops_per_s + moved / hardware.memory_bytes_per_s
