@@ -9,7 +9,8 @@ when it runs.
 And as it compiles into less memory, in less time, or into what is faster: an argument whose borders
 are sent is read behind a barrier; the pieces of an exchange are cut alike; what is gathered or
 scattered along a minor dim goes along a leading one, and products of which little is put in order
-for it are made so; ragged products go group after group; what is wanted late is made late.
+for it are made so; ragged products go group after group; the largest of each row are found apart
+from what is cut of them; what is wanted late is made late.
 """
 
 from collections import Counter
@@ -24,6 +25,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from meshwise._jax.cuts import cut_alike
 from meshwise._jax.emitters import emitter_options
 from meshwise._jax.jaxprs import (
+    DropVar,
     JaxprEqn,
     Literal,
     Var,
@@ -111,6 +113,8 @@ def _said(eqn: JaxprEqn) -> list[JaxprEqn]:
         return _in_rows(eqn)
     if eqn.primitive.name == "ragged_dot_general":
         return group_after_group(eqn)
+    if eqn.primitive is lax.top_k_p:
+        return _whole(eqn)
     return [new for sent in _sent(eqn) for new in of_leading_dim(sent)]
 
 
@@ -130,6 +134,21 @@ def _in_rows(eqn: JaxprEqn) -> list[JaxprEqn]:
 def _row_by_row(rank: int) -> Callable[[Any], Any]:
     layout = Layout(major_to_minor=tuple(range(rank)))
     return lambda x: with_layout_constraint(x, layout)
+
+
+def _whole(eqn: JaxprEqn) -> list[JaxprEqn]:
+    """The largest of each row, behind a barrier; so is where they are.
+
+    XLA knows them by the slice of a sort that it makes of them. Another slice behind that one is
+    made one with it, and then it sorts all rows, which takes fifty times as long. Each has a
+    barrier of its own: one for both reads the pair as it is, for which XLA ends the process.
+    """
+    made = {out: Var(out.aval) for out in eqn.outvars if not isinstance(out, DropVar)}
+    barriers = [
+        new_eqn(lax.optimization_barrier_p, [largest], [out], {}, eqn)
+        for out, largest in made.items()
+    ]
+    return [eqn.replace(outvars=[made.get(out, out) for out in eqn.outvars]), *barriers]
 
 
 def _sent(eqn: JaxprEqn) -> list[JaxprEqn]:
