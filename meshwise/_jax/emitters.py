@@ -2,12 +2,13 @@
 
 Until JAX 0.11 XLA has two. The newer writes each kernel in MLIR and takes 15 to 20 ms for it, but
 once only for kernels that are equal. The older writes LLVM at once, many kernels in one module, and
-takes half as long or less. What it makes of short arrays is as fast; long ones it sums, moves and
-scatters slower. Of numbers of two bits it cannot make all kernels, and ends the process; nor can it
-clamp booleans.
+takes half as long or less. What it makes of most short arrays is as fast; long ones it sums, moves
+and scatters slower. Behind a product it computes functions as `tanh` in the product's buffer, one
+number after another; and it is slow to put in order what was gathered along a minor dim. Of numbers
+of two bits it cannot make all kernels, and ends the process; nor can it clamp booleans.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ from jax._src import dtypes as _dtypes
 
 from meshwise._jax.cuts import group_size
 from meshwise._jax.jaxprs import JaxprEqn, opened
+from meshwise._jax.minor_dims import of_leading_dim
 
 # Arrays over which a kernel of either maker takes no longer than a collective takes to begin.
 SHORT_BYTES = 2**18
@@ -28,6 +30,25 @@ _SCATTERS = (
     lax.scatter_min_p,
     lax.scatter_max_p,
 )
+# Functions that the older computes one after another in the buffer of a product.
+_FUNCTIONS = (
+    lax.exp_p,
+    lax.exp2_p,
+    lax.expm1_p,
+    lax.log_p,
+    lax.log1p_p,
+    lax.logistic_p,
+    lax.tanh_p,
+    lax.erf_p,
+    lax.pow_p,
+    lax.sin_p,
+    lax.cos_p,
+    lax.tan_p,
+)
+# So many of them for each equation, or so many elements that come in another order, and a call is
+# longer by a tenth or more; what an equation compiles sooner is worth less than that.
+MANY_FUNCTIONS = 150
+MANY_REORDERED = 1500
 # Equations whose kernels are compiled together: modules are compiled beside each other, each anew.
 TOGETHER = 32
 
@@ -40,11 +61,12 @@ def emitter_options(jaxpr: Any, sizes: Mapping[str, int]) -> dict[str, Any]:
     """
     if jax.__version_info__ >= (0, 11):  # where the older one is gone
         return {}
-    eqns = list(_all_equations(jaxpr))
+    counted = list(_all_equations(jaxpr))
+    eqns = [eqn for eqn, _ in counted]
     pieces = sum(group_size(eqn, sizes) for eqn in eqns if eqn.primitive is lax.all_to_all_p)
     arrays = (atom for eqn in eqns for atom in (*eqn.invars, *eqn.outvars))
     is_for_newer = any(map(_array_is_for_newer, arrays)) or any(map(_equation_is_for_newer, eqns))
-    if pieces > len(eqns) or is_for_newer:
+    if pieces > len(eqns) or is_for_newer or _is_slower(counted):
         return {}
     return {
         "xla_cpu_use_fusion_emitters": False,
@@ -52,12 +74,31 @@ def emitter_options(jaxpr: Any, sizes: Mapping[str, int]) -> dict[str, Any]:
     }
 
 
-def _all_equations(jaxpr: Any) -> Iterator[JaxprEqn]:
-    """The equations of a jaxpr and of all bodies in it."""
+def _all_equations(jaxpr: Any, times: int = 1) -> Iterator[tuple[JaxprEqn, int]]:
+    """The equations of a jaxpr and of all bodies in it, with how often each runs, where known."""
     for eqn in opened(jaxpr).eqns:
-        yield eqn
+        yield eqn, times
+        steps = eqn.params["length"] if eqn.primitive is lax.scan_p else 1
         for body in _core.jaxprs_in_params(eqn.params):
-            yield from _all_equations(body)
+            yield from _all_equations(body, times * steps)
+
+
+def _is_slower(counted: Sequence[tuple[JaxprEqn, int]]) -> bool:
+    """Whether calls take much longer by the older than its compiling spares."""
+    functions = reordered = 0
+    for eqn, times in counted:
+        if eqn.primitive in _FUNCTIONS:
+            functions += times * _size(eqn)
+        transposes = [e for e in of_leading_dim(eqn) if e.primitive is lax.transpose_p]
+        reordered += times * sum(map(_size, transposes))
+    if not any(eqn.primitive is lax.dot_general_p for eqn, _ in counted):
+        functions = 0
+    return functions > MANY_FUNCTIONS * len(counted) or reordered > MANY_REORDERED * len(counted)
+
+
+def _size(eqn: JaxprEqn) -> int:
+    made: Any = eqn.outvars[0].aval
+    return made.size
 
 
 def _array_is_for_newer(atom: Any) -> bool:

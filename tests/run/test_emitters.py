@@ -1,5 +1,7 @@
 """Which small programs XLA on CPU compiles by its older maker of kernels."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -33,6 +35,11 @@ def padded(x):
     return jnp.pad(x, ((0, 0), (1, 2)))
 
 
+def layers(x, times):
+    """Products, and a function in the buffer of each."""
+    return lax.scan(lambda x, _: (jnp.tanh(x @ X * 2 + 1), None), x, length=times)[0]
+
+
 def clamped_in_a_body(x):
     return lax.fori_loop(0, 3, lambda k, x: lax.clamp(x, ~x | (k > 1), ~x), x)
 
@@ -45,6 +52,13 @@ PROGRAMS = {
     "each device's part is short": (jnp.sin, np.zeros((8, 2**16), np.float32), True),
     "each device's part is long": (jnp.sin, np.zeros((8, 2**16 + 1), np.float32), False),
     "a scatter": (lambda x: jnp.sin(jnp.cos(x)).at[:, 3].add(1.0), X, False),
+    "functions of products": (lambda x: jnp.tanh(x @ X), X, False),
+    "of few numbers": (lambda x: jnp.tanh(x @ X[:, :16]), X, True),
+    "of few numbers, a few times": (partial(layers, times=1), X, True),
+    "of few numbers, many times": (partial(layers, times=2), X, False),
+    "functions of an argument": (lambda x: jnp.tanh(x * 2), X, True),
+    "numbers put in order": (lambda x: jnp.swapaxes(x, 1, 2) * 2, np.ones((8, 16, 256)), False),
+    "few numbers put in order": (lambda x: jnp.swapaxes(x, 1, 2) * 2, np.ones((8, 4, 64)), True),
     "long inside": (lambda x: (x[:, None] * x).sum(0), np.ones(2**12, np.float32), False),
     "numbers that share a byte": (padded, (X > 0).astype(jnp.int2), False),
     "booleans clamped": (lambda x: lax.clamp(x, ~x, ~x), X > 0, False),
