@@ -286,13 +286,13 @@ def _sent(part: Any, piece: Piece, axes: Axes, mesh: Mesh) -> Any:
 
 
 def _placed_by_number(x: Any, dim: int, axes: Axes, mesh: Mesh, fetch: Fetch) -> Any:
-    """Each piece's rows taken to where this device needs them, and chosen among the others'.
+    """Each piece's rows brought to where this device needs them, and chosen among the others'.
 
-    Rows of one piece are taken at a time: laid end to end the pieces would take memory of their
-    own, and so would pads, where several kernels read what is fetched.
+    Rows of one piece are brought at a time: laid end to end the pieces would take memory of their
+    own.
     """
     shards = len(fetch.starts)
-    rows, found = lax.iota(np.int32, fetch.length), None
+    found = None
     for piece in fetch.pieces:
         starts, shifts, to, ends = ([0] * shards for _ in range(4))
         for o in piece.overlaps:
@@ -304,12 +304,31 @@ def _placed_by_number(x: Any, dim: int, axes: Axes, mesh: Mesh, fetch: Fetch) ->
         if piece.is_sent:
             start = shard_entry(starts, axes, mesh)
             part = lax.dynamic_slice_in_dim(x, start, piece.rows, dim, allow_negative_indices=False)
-        part = _sent(part, piece, axes, mesh)
-        shift, first, end = (
-            lax.full_like(rows, shard_entry(table, axes, mesh)) for table in (shifts, to, ends)
-        )
-        part = take_rows(part, lax.add(rows, shift), dim)
+        part = _moved(_sent(part, piece, axes, mesh), dim, fetch.length, shifts, axes, mesh)
+        if found is None:
+            found = part
+            continue
+        rows = lax.iota(np.int32, fetch.length)
+        first, end = (lax.full_like(rows, shard_entry(table, axes, mesh)) for table in (to, ends))
         mine = lax.bitwise_and(lax.ge(rows, first), lax.lt(rows, end))
-        chosen = lax.broadcast_in_dim(mine, part.shape, (dim,))
-        found = part if found is None else lax.select(chosen, part, found)
+        found = lax.select(lax.broadcast_in_dim(mine, part.shape, (dim,)), part, found)
     return found
+
+
+def _moved(x: Any, dim: int, length: int, shifts: Sequence[int], axes: Axes, mesh: Mesh) -> Any:
+    """So many rows from the place that each shard's shift tells; those outside are undefined.
+
+    They are gathered by number: pads would take memory of their own where several kernels read
+    what is fetched. Of the last dim that is number by number, and takes four times as long as a
+    slice of what is padded.
+    """
+    if dim < x.ndim - 1:
+        rows = lax.iota(np.int32, length)
+        return take_rows(
+            x, lax.add(rows, lax.full_like(rows, shard_entry(shifts, axes, mesh))), dim
+        )
+    before, after = max(0, -min(shifts)), max(0, max(shifts) + length - x.shape[dim])
+    padding = [(0, 0, 0)] * dim + [(before, after, 0)]
+    start = shard_entry([before + shift for shift in shifts], axes, mesh)
+    padded = lax.pad(x, np.zeros((), x.dtype), padding)
+    return lax.dynamic_slice_in_dim(padded, start, length, dim, allow_negative_indices=False)
