@@ -1,11 +1,15 @@
-"""Which of XLA's two makers of kernels compiles a small per-device program on CPU.
+"""How XLA on CPU compiles the kernels of a small per-device program: by which maker, and how much.
 
-Until JAX 0.11 XLA has two. The newer writes each kernel in MLIR and takes 15 to 20 ms for it, but
-once only for kernels that are equal. The older writes LLVM at once, many kernels in one module, and
-takes half as long or less. What it makes of most short arrays is as fast; long ones it sums, moves
-and scatters slower. Behind a product it computes functions as `tanh` in the product's buffer, one
-number after another; and it is slow to put in order what was gathered along a minor dim. Of numbers
-of two bits it cannot make all kernels, and ends the process; nor can it clamp booleans.
+LLVM does less for them than all it can: that takes less time, and what it makes of short arrays is
+as fast.
+
+Until JAX 0.11 XLA has two makers. The newer writes each kernel in MLIR and takes 15 to 20 ms for
+it, but once only for kernels that are equal. The older writes LLVM at once, many kernels in one
+module, and takes half as long or less. What it makes of most short arrays is as fast; long ones it
+sums, moves and scatters slower. Behind a product it computes functions as `tanh` in the product's
+buffer, one number after another; and it is slow to put in order what was gathered along a minor
+dim. Of numbers of two bits it cannot make all kernels, and ends the process; nor can it clamp
+booleans.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax import lax
+from jax._src import compiler as _compiler
 from jax._src import core as _core
 from jax._src import dtypes as _dtypes
 
@@ -51,20 +56,41 @@ MANY_FUNCTIONS = 150
 MANY_REORDERED = 1500
 # Equations whose kernels are compiled together: modules are compiled beside each other, each anew.
 TOGETHER = 32
+# How much LLVM does for kernels of short arrays. At 3, which is all, it unrolls far longer loops.
+LEVEL = 2
 
 
-def emitter_options(jaxpr: Any, sizes: Mapping[str, int]) -> dict[str, Any]:
+def kernel_options(jaxpr: Any, sizes: Mapping[str, int]) -> dict[str, Any]:
     """Options by which XLA on CPU compiles a per-device jaxpr over axes of some sizes sooner.
+
+    None where an array is long: then a kernel that runs faster is worth the time.
+    """
+    counted = list(_all_equations(jaxpr))
+    arrays = [atom.aval for eqn, _ in counted for atom in (*eqn.invars, *eqn.outvars)]
+    if any(map(_is_long, arrays)):
+        return {}
+    level = {"xla_backend_optimization_level": LEVEL} if _level_said() > LEVEL else {}
+    return level | _maker_options(counted, arrays, sizes)
+
+
+def _level_said() -> int:
+    """How much LLVM is to do for any program: by default all it can."""
+    options: Any = _compiler.get_compile_options(num_replicas=1, num_partitions=1)
+    return options.executable_build_options.debug_options.xla_backend_optimization_level
+
+
+def _maker_options(
+    counted: Sequence[tuple[JaxprEqn, int]], arrays: Sequence[Any], sizes: Mapping[str, int]
+) -> dict[str, Any]:
+    """Options by which the older maker compiles equations of short arrays.
 
     None where the pieces of exchanges, which are equal kernels, are more than the equations, and
     where the older maker cannot make all kernels or makes slower ones.
     """
     if jax.__version_info__ >= (0, 11):  # where the older one is gone
         return {}
-    counted = list(_all_equations(jaxpr))
     eqns = [eqn for eqn, _ in counted]
     pieces = sum(group_size(eqn, sizes) for eqn in eqns if eqn.primitive is lax.all_to_all_p)
-    arrays = (atom for eqn in eqns for atom in (*eqn.invars, *eqn.outvars))
     is_for_newer = any(map(_array_is_for_newer, arrays)) or any(map(_equation_is_for_newer, eqns))
     if pieces > len(eqns) or is_for_newer or _is_slower(counted):
         return {}
@@ -101,15 +127,24 @@ def _size(eqn: JaxprEqn) -> int:
     return made.size
 
 
-def _array_is_for_newer(atom: Any) -> bool:
-    """Whether an array is long, of numbers that share a byte, or of floats of one."""
-    aval = atom.aval
+def _dtype(aval: Any) -> np.dtype | None:
+    """The type of an array's numbers; None of tokens, keys and what has none."""
     dtype = getattr(aval, "dtype", None)
-    if not isinstance(dtype, np.dtype) or dtype == jax.dtypes.float0:
+    return dtype if isinstance(dtype, np.dtype) and dtype != jax.dtypes.float0 else None
+
+
+def _is_long(aval: Any) -> bool:
+    dtype = _dtype(aval)
+    return dtype is not None and aval.size * dtype.itemsize > SHORT_BYTES
+
+
+def _array_is_for_newer(aval: Any) -> bool:
+    """Whether an array is of numbers that share a byte, or of floats of one."""
+    dtype = _dtype(aval)
+    if dtype is None:
         return False
     bits = _dtypes.itemsize_bits(dtype)
-    is_short_float = bits == 8 and jax.numpy.issubdtype(dtype, np.floating)
-    return aval.size * dtype.itemsize > SHORT_BYTES or bits < 8 or is_short_float
+    return bits < 8 or (bits == 8 and jax.numpy.issubdtype(dtype, np.floating))
 
 
 def _equation_is_for_newer(eqn: JaxprEqn) -> bool:

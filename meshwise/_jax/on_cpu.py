@@ -23,7 +23,7 @@ from jax import numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
 
 from meshwise._jax.cuts import cut_alike
-from meshwise._jax.emitters import emitter_options
+from meshwise._jax.emitters import kernel_options
 from meshwise._jax.jaxprs import (
     DropVar,
     JaxprEqn,
@@ -64,7 +64,7 @@ def cpu_options(jaxpr: Any, sizes: Mapping[str, int]) -> dict[str, Any]:
     the order that holds least each value is made where it is wanted. Borders are better sent early:
     in that order all are cut into the result's buffer, and none is received there.
     """
-    soon = emitter_options(jaxpr, sizes)
+    soon = kernel_options(jaxpr, sizes)
     if _bordered(opened(jaxpr)):
         return soon
     return soon | {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}

@@ -1,5 +1,6 @@
-"""Which small programs XLA on CPU compiles by its older maker of kernels."""
+"""How XLA on CPU compiles small programs: by which maker of kernels, and how much LLVM does."""
 
+import importlib
 from functools import partial
 
 import jax
@@ -14,6 +15,8 @@ from meshwise import _jax
 
 X = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32)
 OLDER = "xla_cpu_use_fusion_emitters"
+LEVEL = "xla_backend_optimization_level"
+COMPILER = importlib.import_module("jax._src.compiler")
 HAS_OLDER = jax.__version_info__ < (0, 11)
 
 
@@ -66,6 +69,8 @@ PROGRAMS = {
     "booleans padded": (padded, X > 0, True),
 }
 
+LONG = ("each device's part is long", "long inside")
+
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_older(name, mesh8):
@@ -73,6 +78,47 @@ def test_older(name, mesh8):
     program = mw.jit(function, mesh=mesh8, in_shardings=P("x"), out_shardings=P("x")).partition(x)
     options = _jax.cpu_options(program.jaxpr, {"x": 8})
     assert (OLDER in options) == (wanted and HAS_OLDER)
+
+
+@pytest.fixture
+def level(monkeypatch):
+    """Says for all programs how much LLVM does, as XLA_FLAGS would: here they say 0."""
+    make = COMPILER.get_compile_options
+
+    def say(level):
+        def options(*args, **kwargs):
+            made = make(*args, **kwargs)
+            made.executable_build_options.debug_options.xla_backend_optimization_level = level
+            return made
+
+        monkeypatch.setattr(COMPILER, "get_compile_options", options)
+
+    return say
+
+
+def options_of(function, x, mesh):
+    program = mw.jit(function, mesh=mesh, in_shardings=P("x")).partition(x)
+    return _jax.cpu_options(program.jaxpr, {"x": 8})
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_level(name, mesh8, level):
+    level(3)
+    function, x, _ = PROGRAMS[name]
+    wanted = None if name in LONG else 2
+    assert options_of(function, x, mesh8).get(LEVEL) == wanted
+
+
+@pytest.mark.parametrize("said", [0, 1, 2])
+def test_never_more_than_said(said, mesh8, level):
+    level(said)
+    assert LEVEL not in options_of(jnp.sin, X, mesh8)
+
+
+def test_compiles_at_this_level(mesh8, level):
+    level(3)
+    step = mw.jit(lambda x: jnp.cumsum(x, 0) @ x.T, mesh=mesh8, in_shardings=P("x"))
+    np.testing.assert_allclose(step(X), np.cumsum(X, 0) @ X.T, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("older", [False, True])
