@@ -52,6 +52,7 @@ PROGRAMS = {
     "one exchange": (lambda x: x.T * 2, X, False),
     "one exchange among many equations": (lambda x: repeated(jnp.sin, 20)(x.T), X, True),
     "one exchange in a long body": (looped, X, True),
+    "each device's part is very short": (jnp.sin, np.zeros((8, 2**14), np.float32), True),
     "each device's part is short": (jnp.sin, np.zeros((8, 2**16), np.float32), True),
     "each device's part is long": (jnp.sin, np.zeros((8, 2**16 + 1), np.float32), False),
     "a scatter": (lambda x: jnp.sin(jnp.cos(x)).at[:, 3].add(1.0), X, False),
@@ -69,7 +70,7 @@ PROGRAMS = {
     "booleans padded": (padded, X > 0, True),
 }
 
-LONG = ("each device's part is long", "long inside")
+NOT_VERY_SHORT = ("each device's part is short", "each device's part is long", "long inside")
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -105,7 +106,7 @@ def options_of(function, x, mesh):
 def test_level(name, mesh8, level):
     level(3)
     function, x, _ = PROGRAMS[name]
-    wanted = None if name in LONG else 2
+    wanted = None if name in NOT_VERY_SHORT else 2
     assert options_of(function, x, mesh8).get(LEVEL) == wanted
 
 
