@@ -68,13 +68,16 @@ def kernel_options(jaxpr: Any, sizes: Mapping[str, int]) -> dict[str, Any]:
     None where an array is long: then a kernel that runs faster is worth the time.
     """
     counted = list(_all_equations(jaxpr))
-    arrays = [atom.aval for eqn, _ in counted for atom in (*eqn.invars, *eqn.outvars)]
-    longest = max(map(_bytes, arrays), default=0)
+    longest = max(map(_bytes, _arrays(counted)), default=0)
     if longest > SHORT_BYTES:
         return {}
-    does_less = longest <= VERY_SHORT_BYTES and _level_said() > LEVEL
-    level = {"xla_backend_optimization_level": LEVEL} if does_less else {}
-    return level | _maker_options(counted, arrays, sizes)
+    options: dict[str, Any] = {}
+    if longest <= VERY_SHORT_BYTES and _level_said() > LEVEL:
+        options["xla_backend_optimization_level"] = LEVEL
+    if is_for_older(jaxpr, sizes):
+        options["xla_cpu_use_fusion_emitters"] = False
+        options["xla_cpu_parallel_codegen_split_count"] = 1 + len(counted) // TOGETHER
+    return options
 
 
 def _level_said() -> int:
@@ -83,25 +86,19 @@ def _level_said() -> int:
     return options.executable_build_options.debug_options.xla_backend_optimization_level
 
 
-def _maker_options(
-    counted: Sequence[tuple[JaxprEqn, int]], arrays: Sequence[Any], sizes: Mapping[str, int]
-) -> dict[str, Any]:
-    """Options by which the older maker compiles equations of short arrays.
+def is_for_older(jaxpr: Any, sizes: Mapping[str, int]) -> bool:
+    """Whether the older maker compiles the kernels of a per-device jaxpr, if nobody says otherwise.
 
-    None where the pieces of exchanges, which are equal kernels, are more than the equations, and
-    where the older maker cannot make all kernels or makes slower ones.
+    It does not where an array is long, where the pieces of exchanges, which are equal kernels, are
+    more than the equations, and where it cannot make all kernels or makes slower ones.
     """
     if jax.__version_info__ >= (0, 11):  # where the older one is gone
-        return {}
-    eqns = [eqn for eqn, _ in counted]
+        return False
+    counted = list(_all_equations(jaxpr))
+    eqns, arrays = [eqn for eqn, _ in counted], _arrays(counted)
     pieces = sum(group_size(eqn, sizes) for eqn in eqns if eqn.primitive is lax.all_to_all_p)
     is_for_newer = any(map(_array_is_for_newer, arrays)) or any(map(_equation_is_for_newer, eqns))
-    if pieces > len(eqns) or is_for_newer or _is_slower(counted):
-        return {}
-    return {
-        "xla_cpu_use_fusion_emitters": False,
-        "xla_cpu_parallel_codegen_split_count": 1 + len(eqns) // TOGETHER,
-    }
+    return pieces <= len(eqns) and not is_for_newer and not _is_slower(counted)
 
 
 def _all_equations(jaxpr: Any, times: int = 1) -> Iterator[tuple[JaxprEqn, int]]:
@@ -111,6 +108,11 @@ def _all_equations(jaxpr: Any, times: int = 1) -> Iterator[tuple[JaxprEqn, int]]
         steps = eqn.params["length"] if eqn.primitive is lax.scan_p else 1
         for body in _core.jaxprs_in_params(eqn.params):
             yield from _all_equations(body, times * steps)
+
+
+def _arrays(counted: Sequence[tuple[JaxprEqn, int]]) -> list[Any]:
+    """The types of all that the equations read and make."""
+    return [atom.aval for eqn, _ in counted for atom in (*eqn.invars, *eqn.outvars)]
 
 
 def _is_slower(counted: Sequence[tuple[JaxprEqn, int]]) -> bool:
@@ -143,10 +145,12 @@ def _bytes(aval: Any) -> int:
 
 
 def _array_is_for_newer(aval: Any) -> bool:
-    """Whether an array is of numbers that share a byte, or of floats of one."""
+    """Whether an array is long, of numbers that share a byte, or of floats of one."""
     dtype = _dtype(aval)
     if dtype is None:
         return False
+    if _bytes(aval) > SHORT_BYTES:
+        return True
     bits = _dtypes.itemsize_bits(dtype)
     return bits < 8 or (bits == 8 and jax.numpy.issubdtype(dtype, np.floating))
 

@@ -7,7 +7,7 @@ transforms lie row by row: XLA may choose another layout where a collective foll
 when it runs.
 
 And as it compiles into less memory, in less time, or into what is faster: an argument whose borders
-are sent is read behind a barrier; the pieces of an exchange are cut alike; what is gathered or
+are sent is read behind a barrier; pieces of an exchange are cut alike; what is gathered or
 scattered along a minor dim goes along a leading one, and products of which little is put in order
 for it are made so; ragged products go group after group; the largest of each row are found apart
 from what is cut of them; what is wanted late is made late.
@@ -23,7 +23,7 @@ from jax import numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
 
 from meshwise._jax.cuts import cut_alike
-from meshwise._jax.emitters import kernel_options
+from meshwise._jax.emitters import is_for_older, kernel_options
 from meshwise._jax.jaxprs import (
     DropVar,
     JaxprEqn,
@@ -50,7 +50,9 @@ _MOVES = (lax.all_to_all_p, lax.all_gather_p, lax.ppermute_p)
 @without_mesh()  # types of what is traced here would speak of a mesh in context
 def as_cpu_compiles(jaxpr: Any, sizes: Mapping[str, int]) -> Any:
     """The same per-device jaxpr over axes of some sizes; itself where nothing is said otherwise."""
-    return cut_alike(_borders_in_order(in_scattered_order(_compiling(jaxpr))), sizes)
+    compiling = _borders_in_order(in_scattered_order(_compiling(jaxpr)))
+    # The older maker of kernels compiles each piece, and sooner where it is cut at a known place.
+    return compiling if is_for_older(jaxpr, sizes) else cut_alike(compiling, sizes)
 
 
 def _compiling(jaxpr: Any) -> Any:

@@ -10,7 +10,7 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 import meshwise as mw
-from meshwise._jax import as_cpu_compiles
+from meshwise._jax.cuts import cut_alike
 
 P = PartitionSpec
 
@@ -89,7 +89,7 @@ def test_arrays_that_travel_together_are_joined_in_pieces(mesh8):
     )
     for found, wanted in zip(by_keys(keys, values), lax.sort((keys, values), num_keys=1), strict=1):
         np.testing.assert_array_equal(found, wanted)
-    sent = as_cpu_compiles(by_keys.partition(keys, values).jaxpr, {"x": 8}).jaxpr.eqns
+    sent = cut_alike(by_keys.partition(keys, values).jaxpr, {"x": 8}).jaxpr.eqns
     cuts = [eqn for eqn in sent if eqn.primitive.name == "cut_and_joined"]
     assert [len(eqn.invars) for eqn in cuts] == [2, 2]  # there and back: keys and values
 
@@ -100,7 +100,7 @@ def test_what_is_joined_of_arrays_of_other_sizes_is_cut(mesh8):
         lambda x: jnp.cumsum(x, 0), mesh=mesh8, in_shardings=P("x"), out_shardings=P("x")
     )
     program = total.partition(jax.ShapeDtypeStruct((16, 24), jnp.float32))
-    eqns = as_cpu_compiles(program.jaxpr, {"x": 8}).jaxpr.eqns
+    eqns = cut_alike(program.jaxpr, {"x": 8}).jaxpr.eqns
     names = [eqn.primitive.name for eqn in eqns]
     assert names.count("all_to_all") == names.count("cut_and_joined") == 2
 

@@ -81,6 +81,15 @@ def test_older(name, mesh8):
     assert (OLDER in options) == (wanted and HAS_OLDER)
 
 
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if "one exchange" in name])
+def test_pieces_of_exchanges_are_cut_alike_for_the_newer(name, mesh8):
+    function, x, is_for_older = PROGRAMS[name]
+    program = mw.jit(function, mesh=mesh8, in_shardings=P("x"), out_shardings=P("x")).partition(x)
+    compiling = str(_jax.as_cpu_compiles(program.jaxpr, {"x": 8}))
+    assert "all_to_all" in compiling
+    assert ("cut_and_joined" in compiling) != (is_for_older and HAS_OLDER)
+
+
 @pytest.fixture
 def level(monkeypatch):
     """Says for all programs how much LLVM does, as XLA_FLAGS would: here they say 0."""
