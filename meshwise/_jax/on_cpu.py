@@ -115,7 +115,7 @@ def _said(eqn: JaxprEqn) -> list[JaxprEqn]:
         return _in_rows(eqn)
     if eqn.primitive.name == "ragged_dot_general":
         return group_after_group(eqn)
-    if eqn.primitive is lax.top_k_p:
+    if eqn.primitive is lax.top_k_p and jax.__version_info__ < (0, 11):
         return _whole(eqn)
     return [new for sent in _sent(eqn) for new in of_leading_dim(sent)]
 
@@ -141,8 +141,8 @@ def _row_by_row(rank: int) -> Callable[[Any], Any]:
 def _whole(eqn: JaxprEqn) -> list[JaxprEqn]:
     """The largest of each row, behind a barrier; so is where they are.
 
-    XLA knows them by the slice of a sort that it makes of them. Another slice behind that one is
-    made one with it, and then it sorts all rows, which takes fifty times as long. Each has a
+    XLA of JAX 0.10 knows them by the slice of a sort that it makes of them. Another slice behind it
+    is made one with it, and then it sorts all rows, which takes fifty times as long. Each has a
     barrier of its own: one for both reads the pair as it is, for which XLA ends the process.
     """
     made = {out: Var(out.aval) for out in eqn.outvars if not isinstance(out, DropVar)}

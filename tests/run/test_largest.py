@@ -8,7 +8,7 @@ from jax import lax
 
 from meshwise import _jax
 
-# Whether XLA sorts for the function as it is, and as it is compiled.
+# Whether XLA of JAX 0.10 sorts for the function as it is, and as it is compiled; later ones do not.
 CASES = {
     "the last of them": (lambda x: lax.top_k(x, 10)[0][:, -1:], [True, False]),
     "where the last of them is": (lambda x: lax.top_k(x, 10)[1][:, -1:], [True, False]),
@@ -33,6 +33,7 @@ def test_no_row_is_sorted(case):
         jax.jit(_jax.jaxpr_as_fun(jaxpr)).lower(x).compile()
         for jaxpr in (before, _jax.as_cpu_compiles(before, {}))
     ]
-    assert [" sort(" in one.as_text() for one in compiled] == sorts
-    for found, wanted in zip(compiled[1](x), jax.tree.leaves(function(x)), strict=True):
-        np.testing.assert_array_equal(found, wanted)
+    wanted = sorts if jax.__version_info__ < (0, 11) else [False, False]
+    assert [" sort(" in one.as_text() for one in compiled] == wanted
+    for found, true in zip(compiled[1](x), jax.tree.leaves(function(x)), strict=True):
+        np.testing.assert_array_equal(found, true)
