@@ -99,7 +99,8 @@ SQUARE, VECTOR = Array((128, 128), X), Array((128,), X)
 TABLE = [
     ordering("largest ten kept, 2x4", lambda x: jnp.where(
         x < lax.top_k(x, 10)[0][:, -1:], -1e9, x), (Array((32, 512), GRID),), GRID, (2, 4)),
-    ordering("nearest five, points sharded", nearest, (Array((32, 8)), Array((512, 8), X)), NONE),
+    ordering("nearest five, points sharded", nearest, (Array((32, 8)), Array((512, 8), X)), NONE,
+        reason="two small exchanges, one after the other, where XLA gathers once"),
     ordering("rolling mean by sums", rolling_mean, (Array((256, 4), X),), NONE),
     ordering("sorted by two keys", lambda a, b: jnp.lexsort((a, b)),
         (integers((512,), 16, X), integers((512,), 16, X)), X),
@@ -115,7 +116,7 @@ TABLE = [
     reshape("a quarter turned, 2x4", jnp.rot90, (Array((64, 64), GRID),), GRID, (2, 4)),
     reshape("tiled, and summed again",
         lambda x: jnp.tile(x, (4, 3)).reshape(4, 32, 3, 16).sum((0, 2)), (Array((32, 16), X),), X,
-        best=LOCAL),
+        best=LOCAL, reason="XLA's own program: 80 microseconds, which differ so between runs"),
     reshape("rows over y and x to rows over x and y, normalised, 2x4",
         lambda x: jax.nn.softmax(x, 0), (Array((64, 16), YX),), XY, (2, 4)),
     control("products in branches", lambda p, a, b: lax.cond(p > 0, lambda: a @ b, lambda: b @ a),
