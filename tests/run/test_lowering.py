@@ -94,6 +94,7 @@ def test_nothing_is_looked_through_while_a_program_is_lowered(partitioned):
     def note(phase, info):
         looked.append(phase)
 
+    partitioned[0].executable.lower()  # what is made once a program, or once a process, is made
     before = gc.get_threshold()
     gc.callbacks.append(note)
     gc.set_threshold(1)
