@@ -1,13 +1,14 @@
 """The primitives of the largest of each row and where it is, and of the smallest.
 
 JAX has one equation for what it is and another for where. As one, both are found in one exchange
-where rows are sharded. They stand in no program that is run.
+where rows are sharded. They stand in no program that `mw.jit` runs.
 """
 
 from collections.abc import Callable
 from typing import Any
 
 from jax import lax
+from jax._src.interpreters import mlir as _mlir
 
 from meshwise._jax.jaxprs import Primitive, ShapedArray
 
@@ -32,6 +33,7 @@ def _primitive(find: Callable[..., Any]) -> Primitive:
     primitive.multiple_results = True
     primitive.def_impl(find)
     primitive.def_abstract_eval(_types)
+    _mlir.register_lowering(primitive, _mlir.lower_fun(find, multiple_results=True))
     return primitive
 
 

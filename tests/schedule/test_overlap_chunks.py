@@ -186,6 +186,20 @@ def test_what_does_not_divide_or_is_no_chunk_is_refused():
         overlap(view, [], chunks=2)
 
 
+@pytest.mark.parametrize("tokens, chunks", [(3, 2), (5, 3)])
+def test_what_is_padded_divides_before_too(tokens, chunks):
+    """The result of the pad divides, and each chunk of it is of one chunk; but those are unlike."""
+
+    def fn(x):
+        y = jnp.pad(jnp.abs(lax.psum(x, "tp")), [(0, 1), (0, 0)])
+        return lax.ppermute(y, "pp", [(0, 1)])
+
+    match = rf"pad at .* has {tokens} elements along dim 0 of .* are not {chunks} equal chunks"
+    args = (random(2 * tokens, 5),)
+    refused(fn, (P("pp"),), P("pp"), args, ["pad", "ppermute"], match, chunks=chunks, dim=0)
+    refused(fn, (P("pp"),), P("pp"), args, ["psum", "ppermute"], match, chunks=chunks, dim=0)
+
+
 def test_a_reduction_that_crosses_the_dim_is_refused():
     def norm(x):
         y = lax.psum(x, "tp")

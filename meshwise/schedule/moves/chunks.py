@@ -192,7 +192,7 @@ def _cut_along(view: View, indices: Sequence[int], last: Var, dim: int, chunks: 
     """A chain cut along one dim of its last value. Raises `NotTileableError`."""
     mesh = chunk_mesh(view.mesh, chunks)
     made = {v for i in indices for v in view.eqns[i].outvars}
-    cuts = _Cuts(view, made, {last: one_dim(len(shape_of(last)), dim, (CHUNK,))})
+    cuts = _Cuts(view, made, chunks, {last: one_dim(len(shape_of(last)), dim, (CHUNK,))})
     tilings: dict[int, Tiling] = {}
     for index in reversed(indices):
         eqn = view.eqns[index]
@@ -227,6 +227,7 @@ class _Cuts:
 
     view: View
     made: set[Var]
+    chunks: int
     tiles: dict[Var, Sharding]
     asked: dict[Var, int] = field(default_factory=dict)
 
@@ -240,12 +241,24 @@ class _Cuts:
         pairs = [*zip(eqn.invars, tiling.operands, strict=True)]
         pairs += zip(eqn.outvars, tiling.terms, strict=True)
         for atom, tile in pairs:
-            if isinstance(atom, Literal) or atom not in self.made:
+            if isinstance(atom, Literal):
+                continue
+            self._check_chunks_are_equal(index, atom, tile)
+            if atom not in self.made:
                 continue
             self.asked.setdefault(atom, index)
             if self.tiles.setdefault(atom, tile) != tile:
                 both = self._how(index, tile), self._how(self.asked[atom], self.tiles[atom])
                 raise NotTileableError(f"{self.view.text(atom)} is read {' and '.join(both)}")
+
+    def _check_chunks_are_equal(self, index: int, var: Var, tile: Sharding) -> None:
+        """A pad has fewer rows than its result: that those divide does not say that its own do."""
+        dim = cut_dim(tile)
+        if dim is not None and shape_of(var)[dim] % self.chunks:
+            raise NotTileableError(
+                f"{self._name(index)} has {shape_of(var)[dim]} elements along dim {dim} of "
+                f"{self.view.text(var)}, which are not {self.chunks} equal chunks"
+            )
 
     def _how(self, index: int, tile: Sharding) -> str:
         dim = cut_dim(tile)
