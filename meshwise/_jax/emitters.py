@@ -1,7 +1,7 @@
 """How XLA on CPU compiles the kernels of a small per-device program: by which maker, and how much.
 
-LLVM does less for them than all it can: that takes less time, and what it makes of short arrays is
-as fast.
+LLVM does less for them than all it can where arrays are very short: that takes less time, and what
+it makes of them is as fast.
 
 Until JAX 0.11 XLA has two makers. The newer writes each kernel in MLIR and takes 15 to 20 ms for
 it, but once only for kernels that are equal. The older writes LLVM at once, many kernels in one
