@@ -69,12 +69,10 @@ def kernel_options(jaxpr: Any, sizes: Mapping[str, int]) -> dict[str, Any]:
     """
     counted = list(_all_equations(jaxpr))
     longest = max(map(_bytes, _arrays(counted)), default=0)
-    if longest > SHORT_BYTES:
-        return {}
     options: dict[str, Any] = {}
     if longest <= VERY_SHORT_BYTES and _level_said() > LEVEL:
         options["xla_backend_optimization_level"] = LEVEL
-    if is_for_older(jaxpr, sizes):
+    if _older_makes(counted, sizes):
         options["xla_cpu_use_fusion_emitters"] = False
         options["xla_cpu_parallel_codegen_split_count"] = 1 + len(counted) // TOGETHER
     return options
@@ -87,14 +85,18 @@ def _level_said() -> int:
 
 
 def is_for_older(jaxpr: Any, sizes: Mapping[str, int]) -> bool:
-    """Whether the older maker compiles the kernels of a per-device jaxpr, if nobody says otherwise.
+    """Whether the older maker compiles a per-device jaxpr, if nobody says otherwise."""
+    return _older_makes(list(_all_equations(jaxpr)), sizes)
+
+
+def _older_makes(counted: Sequence[tuple[JaxprEqn, int]], sizes: Mapping[str, int]) -> bool:
+    """Whether the older maker compiles equations.
 
     It does not where an array is long, where the pieces of exchanges, which are equal kernels, are
     more than the equations, and where it cannot make all kernels or makes slower ones.
     """
     if jax.__version_info__ >= (0, 11):  # where the older one is gone
         return False
-    counted = list(_all_equations(jaxpr))
     eqns, arrays = [eqn for eqn, _ in counted], _arrays(counted)
     pieces = sum(group_size(eqn, sizes) for eqn in eqns if eqn.primitive is lax.all_to_all_p)
     is_for_newer = any(map(_array_is_for_newer, arrays)) or any(map(_equation_is_for_newer, eqns))
