@@ -5,7 +5,7 @@ stand in which body, how often each runs, and which values each body can see.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from meshwise import _jax
@@ -122,6 +122,17 @@ def places_to_read(eqns: Sequence[JaxprEqn]) -> dict[tuple[int, int], int]:
         elif primitive in _LEAVING:
             found.update({(index, k): ends[-1][1] for k in range(len(eqn.invars))})
     return found
+
+
+def read_in(eqns: Sequence[JaxprEqn]) -> Callable[[int, int], Scope]:
+    """In which scope a copy of an operand of an equation can be made last, by both positions."""
+    found, places = scopes(eqns), places_to_read(eqns)
+
+    def scope(equation: int, operand: int) -> Scope:
+        place = places.get((equation, operand), equation)
+        return found[place][:-1] if eqns[place].primitive is _jax.open_p else found[place]
+
+    return scope
 
 
 def is_visible(made: Scope, reader: Scope) -> bool:

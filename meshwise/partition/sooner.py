@@ -1,0 +1,130 @@
+"""Sums are scattered before anything is computed of them.
+
+A linear equation that a sum passes through alone belongs to the node that makes the sum, so that
+both move together. Where the sum is scattered after it, each device computes with all of its term
+what it could with its own part of the sum: every device scales the whole gradient of weights that
+lie in shards. Here the scatter moves before such equations. As many bytes are sent.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+
+from meshwise._jax import JaxprEqn, Literal, Var, is_mark
+from meshwise.choose.plan import EquationPlan, Plan
+from meshwise.choose.tree import Edge
+from meshwise.ir import bodies
+from meshwise.ir.factors import FactorRule, Strategy, fits, operand_sharding
+from meshwise.ir.program import Program, shape_of, type_of
+from meshwise.ir.sharding import Sharding
+from meshwise.rules.registry import OpRule
+
+Use = tuple[int, int]  # an equation, and the position of its operand; (-1, k) is the k-th result
+
+
+def scatter_sooner(plan: Plan) -> Plan:
+    """The plan with each sum scattered before the linear equations that it passes through alone."""
+    program = plan.program
+    equations, copies = list(plan.equations), dict(plan.copies)
+    uses = _uses(program)
+    scopes, read_in = bodies.scopes(program.equations), bodies.read_in(program.equations)
+    makers = {v: i for i, eqn in enumerate(program.equations) for v in eqn.outvars}
+
+    def wanted(use: Use) -> Sharding:
+        index, position = use
+        return plan.out_shardings[position] if index < 0 else equations[index].operands[position]
+
+    for index, eqn in reversed(list(enumerate(program.equations))):
+        position = _passing(eqn, plan.rules[index], equations[index])
+        if position is None or index in program.hints:
+            continue
+        read, (made,) = eqn.invars[position], eqn.outvars
+        assert isinstance(read, Var), "a literal is no sum"
+        if len(uses[read]) > 1 or read in copies or read not in makers:
+            continue
+        near = [scopes[makers[read]], *(read_in(*use) for use in uses[made] if use[0] >= 0)]
+        if any(scope != scopes[index] for scope in near):
+            continue
+        (source,) = equations[index].results
+        scatter = _only_scatter(copies.get(made, ()), source)
+        if scatter is None or any(wanted(use) == source for use in uses[made]):
+            continue
+        moved = _moved(plan.rules[index].factors, equations[index], position, scatter[1])
+        cuts = [
+            (atom, (held, needed))
+            for k, atom in enumerate(eqn.invars)
+            if k != position and not isinstance(atom, Literal)
+            for held, needed in [(equations[index].operands[k], moved.operands[k])]
+            if held != needed
+        ]
+        if not fits(plan.rules[index].factors, moved.strategy, program.mesh):
+            continue
+        if not all(_is_part(*edge) for _, edge in cuts):
+            continue
+        copies[made] = tuple([edge for edge in copies[made] if edge != scatter])
+        copies[read] = ((equations[index].operands[position], moved.operands[position]),)
+        for atom, (held, needed) in cuts:
+            edges = copies.get(atom, ())
+            if needed not in {sharding for edge in edges for sharding in edge}:
+                copies[atom] = (*edges, (held, needed))
+        equations[index] = moved
+    return replace(plan, equations=tuple(equations), copies=copies)
+
+
+def _uses(program: Program) -> dict[Var, list[Use]]:
+    """Where each value is read."""
+    uses: dict[Var, list[Use]] = defaultdict(list)
+    for index, eqn in enumerate(program.equations):
+        for position, atom in enumerate(eqn.invars):
+            if not isinstance(atom, Literal):
+                uses[atom].append((index, position))
+    for position, atom in enumerate(program.outputs):
+        if not isinstance(atom, Literal):
+            uses[atom].append((-1, position))
+    return uses
+
+
+def _passing(eqn: JaxprEqn, rule: OpRule, decided: EquationPlan) -> int | None:
+    """The operand that is a sum, where an equation makes an array as large of that one alone."""
+    sums = [k for k, sharding in enumerate(decided.operands) if sharding.unreduced]
+    if len(sums) != 1 or len(eqn.outvars) != 1 or is_mark(eqn):
+        return None
+    if rule.opaque or rule.exchanges is not None or rule.factors.reductions:
+        return None
+    read, made = eqn.invars[sums[0]], eqn.outvars[0]
+    alike = type_of(read).dtype == type_of(made).dtype
+    return sums[0] if alike and sorted(shape_of(read)) == sorted(shape_of(made)) else None
+
+
+def _only_scatter(edges: Sequence[Edge], source: Sharding) -> Edge | None:
+    """The one reshard of what is made, if all it does is to scatter it."""
+    first = [edge for edge in edges if edge[0] == source]
+    if len(first) != 1:
+        return None
+    target = first[0][1]
+    added = {a for axes in target.dims for a in axes} - {a for axes in source.dims for a in axes}
+    scatters = added and added.isdisjoint(target.unreduced) and added.issubset(source.unreduced)
+    return first[0] if scatters and _is_part(source.reduced, target.reduced) else None
+
+
+def _is_part(held: Sharding, wanted: Sharding) -> bool:
+    """Whether each device has its shard of what is wanted in what it holds."""
+    return not (held.unreduced or held.turned or wanted.turned) and all(
+        own[: len(axes)] == axes for axes, own in zip(held.dims, wanted.dims, strict=True)
+    )
+
+
+def _moved(
+    rule: FactorRule, decided: EquationPlan, position: int, target: Sharding
+) -> EquationPlan:
+    """An equation that makes its result as it is wanted, of a sum that is scattered already."""
+    axes = list(decided.strategy.axes)
+    for factors, own in zip(rule.results[0], target.dims, strict=True):
+        if len(factors) == 1:
+            axes[factors[0]] = own
+    strategy = Strategy(tuple(axes), target.unreduced)
+    operands = tuple(
+        operand_sharding(rule, strategy, k, carries=k == position)
+        for k in range(len(rule.operands))
+    )
+    return replace(decided, strategy=strategy, operands=operands, results=(target,))
