@@ -34,10 +34,14 @@ class Path:
         return sum(move.sent for move in self.moves if move.kind is not StepKind.SLICE)
 
     @property
+    def launches(self) -> int:
+        """How many collectives it is, rounds as one."""
+        return sum(move.kind is not StepKind.SLICE and not move.joins for move in self.moves)
+
+    @property
     def is_short(self) -> bool:
         """Whether it is at most two collectives, and no rounds."""
-        launched = [m.kind for m in self.moves if m.kind is not StepKind.SLICE and not m.joins]
-        return len(launched) <= 2 and StepKind.ROUNDS not in launched
+        return self.launches <= 2 and all(m.kind is not StepKind.ROUNDS for m in self.moves)
 
 
 # What a queue holds: a state, or rounds from it that are not found yet.

@@ -56,7 +56,9 @@ def _plan(asked: Reshard, max_bytes: int | None) -> ReshardPlan:
         assert way is not None, f"not in one step: {asked}"
         steps, cost = (way.step,), way.cost
     elif source != target and 0 not in shape:
-        best = _taken_apart(*_best(asked, max_bytes), max_bytes)
+        best, seen = _best(asked, max_bytes)
+        best = _in_one_launch(best, asked, len(seen), max_bytes)
+        best = _taken_apart(best, seen, max_bytes)
         path, naming = best.path, best.naming
         steps = gathered_in_turn(steps_of(path.moves, naming, asked), itemsize, mesh)
         cost, peak, view = path.cost, path.peak_bytes, naming.ends.whole
@@ -147,6 +149,18 @@ def _best(asked: Reshard, max_bytes: int | None) -> tuple[_Found, list[Level]]:
         if meets_bound:
             break
     return min(found, key=lambda one: one.rank(max_bytes)), seen
+
+
+def _in_one_launch(best: _Found, asked: Reshard, seen: int, max_bytes: int | None) -> _Found:
+    """By finer groups of axes than were looked at, where one collective sends as little as two."""
+    if best.path.launches > 1 and not best.excess(max_bytes):
+        for level in islice(levels(asked), seen, None):
+            moves = moves_of(level.whole[0])
+            cost = best.path.cost
+            path = shortest_path(moves, _allowed(moves, max_bytes), cost, with_rounds=False)
+            if path and path.launches == 1 and path.sent <= best.path.sent + _NO_BYTES:
+                return _Found(path, *level.whole)
+    return best
 
 
 def _taken_apart(best: _Found, seen: Sequence[Level], max_bytes: int | None) -> _Found:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwise.cost.hardware import GENERIC
+from meshwise.cost.hardware import CPU, GENERIC, LARGE_ARRAYS
 from meshwise.ir.mesh import refine_mesh
 from meshwise.ir.sharding import Reduction, Sharding, local_bytes, replicated, unreduced
 from meshwise.reshard.plan import Reshard, StepKind
@@ -38,6 +38,15 @@ def test_one_exchange_between_two_pairs_of_dims():
     plan = plan_reshard(Reshard((8, 8, 8, 8), 4, MESH, source, target, GENERIC))
     assert [step.kind for step in plan.steps] == [StepKind.ALL_TO_ALL]
     assert plan.wire_bytes == 8**4 * 4 // 8 * 7 / 8
+
+
+@pytest.mark.parametrize("hardware", [GENERIC, LARGE_ARRAYS, CPU], ids=lambda one: one.name)
+def test_one_permute_where_a_part_permuted_and_gathered_sends_as_much(hardware):
+    """Taking a half of the target's axis apart is what it takes."""
+    source, target = Sharding((X, ())), Sharding((Y, ()))
+    plan = plan_reshard(Reshard((512, 256), 4, MESH, source, target, hardware))
+    assert [step.kind for step in plan.steps] == [StepKind.SLICE, StepKind.PERMUTE]
+    assert plan.wire_bytes == 512 * 256 * 4 // 4
 
 
 def test_padding_does_not_travel_with_a_whole_gather():
