@@ -317,10 +317,8 @@ def _find_cheapest(
 ) -> DimAxes:
     own = nominal(graph, node)
     lying = [own[k] if dims is None else dims for k, dims in enumerate(tensors)]
-    operands = [sharding_of(dims) for dims in lying[: len(node.operands)]]
-    found = candidates(node, graph.mesh, operands, (), lying, None)
-    found += natural_candidates(node, graph.mesh, nominal(graph, node))
-    allowed = [axes for axes in dict.fromkeys(found) if limits.allow(graph, node, axes)]
+    # What suits neighbours may hold too much of a stack; what suits completion is within limits.
+    allowed = _allowed(graph, node, lying, limits) or _allowed(graph, node, own, limits)
     return _least(
         allowed,
         [
@@ -329,6 +327,14 @@ def _find_cheapest(
             lambda axes: _price(graph, node, axes, tensors, keep_results, reshard_cost),
         ],
     )
+
+
+def _allowed(graph: Graph, node: Node, tensors: Sequence[DimAxes], limits: Limits) -> list[DimAxes]:
+    """The strategies within limits that shardings of a node's values, and completion, suggest."""
+    operands = [sharding_of(dims) for dims in tensors[: len(node.operands)]]
+    found = candidates(node, graph.mesh, operands, (), tensors, None)
+    found += natural_candidates(node, graph.mesh, nominal(graph, node))
+    return [axes for axes in dict.fromkeys(found) if limits.allow(graph, node, axes)]
 
 
 def _least(options: Sequence[DimAxes], prices: Sequence[Callable[[DimAxes], float]]) -> DimAxes:

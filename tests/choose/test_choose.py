@@ -324,6 +324,22 @@ def test_stack_of_elements_of_what_is_carried_is_planned():
     assert jnp.allclose(sent.simulate(x), function(x), rtol=1e-5)
 
 
+def test_stack_that_is_wanted_in_shards_of_its_rows_is_planned():
+    """No strategy that its users suggest is within what a loop may hold; completion's are."""
+
+    def rows(start, row, one):
+        step = lambda carry, _: (carry, (row, one))  # noqa: E731
+        made = lax.scan(step, start, length=2, reverse=True)[1][0].T
+        return jnp.tanh(made).sum(), made
+
+    function = jax.grad(rows, (0, 1, 2), has_aux=True)
+    jitted = mw.jit(function, mesh=mesh(y=3), out_shardings=(None, P(None, "y")))
+    args = (jnp.float32(0.5), jnp.asarray([1.5, -2.0]), jnp.float32(2))
+    found = jitted.partition(*args).simulate(*args)
+    for got, want in zip(jax.tree.leaves(found), jax.tree.leaves(function(*args)), strict=True):
+        assert jnp.allclose(got, want, rtol=1e-5)
+
+
 @pytest.mark.parametrize("mode", ["wrap", "edge", "reflect", "symmetric"])
 @pytest.mark.parametrize("spec", [P("x"), P("x", "y")], ids=str)
 def test_gradient_of_a_pad_gathers_no_shard(mode, spec):
