@@ -162,7 +162,7 @@ def _slice_local(context: LocalContext, operand: Any) -> list[Any]:
 def _picked_rows(context: LocalContext, x: Any, dim: int, start: int, stride: int) -> Any:
     """The rows of a slice that this device holds, and nothing in the place of the others."""
     factor = context.rule.operands[0][dim][0]
-    rows = start + stride * np.arange(context.result_shape(0)[dim], dtype=np.int32)
+    rows = np.asarray(start + stride * np.arange(context.result_shape(0)[dim]), np.int32)
     places = lax.sub(rows, lax.broadcast(context.offset(factor), rows.shape))
     taken = take_rows(x, places, dim)
     places = lax.broadcast_in_dim(places, taken.shape, (dim,))

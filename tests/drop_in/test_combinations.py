@@ -124,7 +124,11 @@ def code_of(call: Call) -> Any:
         outs = step(*args, **kwargs, **static)
         if call.stage == "twice":
             outs = step(*args, **kwargs, **static)
-        gone = [leaf.is_deleted() for leaf in jax.tree.leaves((args, kwargs)) if is_jax(leaf)]
+        # Of two donated arguments that fit one result either may become it, and where one of them
+        # comes from the host, `jax.jit` takes the other if its sharding alone is known.
+        fits_both = any(a.donated and a.spec is None for a in call.arguments)
+        leaves = [] if fits_both else jax.tree.leaves((args, kwargs))
+        gone = [leaf.is_deleted() for leaf in leaves if is_jax(leaf)]
         placed = outs["total"] if call.out is not None else np.asarray(outs["total"])
         return placed, [np.asarray(x) for x in jax.tree.leaves(outs["rest"])], any(gone)
 

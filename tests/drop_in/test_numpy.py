@@ -86,6 +86,11 @@ def test_what_was_wrong_once(name, seed):
     assert check(name, seed) is None
 
 
+def test_what_was_wrong_once_in_64_bits():
+    with jax.enable_x64(True):
+        assert check("jnp.vsplit", 2) is None  # places of rows counted in 64 bits
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ROWS)
 def test_every_row(name):
