@@ -65,10 +65,10 @@ class Hardware:
 # of two plans with the same bytes the one with fewer collectives wins; the plans that a search ends
 # with, completion among them, are compared as if it were nothing. A reduce_scatter and an
 # all_gather after it take a little longer than the all_reduce of the same bytes (measured on CPU:
-# 13 ms against 12 ms), so that one is split only where that saves something. A ppermute is
-# priced as they are: three rounds are no cheaper than an all_gather of as many bytes. A round of
-# pieces adds half a dozen equations to the program, and must save more than a launch to be worth
-# them.
+# 13 ms against 12 ms), so that one is split only where that saves something. A ppermute and an
+# all_to_all are priced alike, between the two: two exchanges are no cheaper than one permute of as
+# many bytes. A round of pieces adds half a dozen equations to the program, and must save more than
+# a launch to be worth them.
 GENERIC = Hardware(
     name="generic",
     link_bytes_per_s=100e9,
@@ -78,7 +78,12 @@ GENERIC = Hardware(
     source="round figures; the launch time is the time of 32 bytes, see the comment",
     round_s=512 / 100e9,
     least_bytes=True,
-    byte_factors=(("all_gather", 1.02), ("reduce_scatter", 1.02), ("ppermute", 1.02)),
+    byte_factors=(
+        ("all_gather", 1.02),
+        ("all_to_all", 1.01),
+        ("ppermute", 1.01),
+        ("reduce_scatter", 1.02),
+    ),
 )
 
 # Fewest bytes, then fewest launches: as `GENERIC` for arrays so large that launches take no time.
