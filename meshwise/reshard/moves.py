@@ -196,8 +196,11 @@ class Moves(Transfers):
         """Bytes of its target shard that some device does not hold."""
         held = 1.0
         if not self.is_even:
-            for mine, wanted in zip(blocks, self.target_blocks, strict=True):
-                held *= min(mine, wanted) / wanted if wanted else 1.0
+            each = zip(dims, blocks, self.target_blocks, self.problem.shape, strict=True)
+            for axes, mine, wanted, n in each:
+                # Of a dim that is wanted whole the last device has least, perhaps no row at all.
+                rows = max(n - (self.size(axes) - 1) * mine, 0) if wanted == n else mine
+                held *= min(rows, wanted) / wanted if wanted else 1.0
             return self._wanted_bytes * (1 - held)
         for mine, wanted in zip(dims, self.problem.target, strict=True):
             if mine == wanted:

@@ -14,7 +14,7 @@ from meshwise.cost.hardware import CPU, GENERIC, LARGE_ARRAYS
 from meshwise.ir.mesh import refine_mesh
 from meshwise.ir.sharding import Reduction, Sharding, local_bytes, replicated, unreduced
 from meshwise.reshard.plan import Reshard, StepKind
-from meshwise.reshard.search import plan_reshard, reshard_cost
+from meshwise.reshard.search import plan_reshard, reshard_bound, reshard_cost
 from tests.reshard.cases import MESHES, all_shardings, check_values, run_plans, shards
 
 MESH = MESHES["2x4"]
@@ -47,6 +47,14 @@ def test_one_permute_where_a_part_permuted_and_gathered_sends_as_much(hardware):
     plan = plan_reshard(Reshard((512, 256), 4, MESH, source, target, hardware))
     assert [step.kind for step in plan.steps] == [StepKind.SLICE, StepKind.PERMUTE]
     assert plan.wire_bytes == 512 * 256 * 4 // 4
+
+
+@pytest.mark.parametrize("rows", [2, 3, 5, 9])
+def test_bound_knows_of_devices_without_rows(rows):
+    """A bound far from the cost has the search look at every way to gather few rows."""
+    source = Sharding(((), X + Y, (), ()))
+    asked = Reshard((8, rows, 64, 64), 4, MESH, source, replicated(4), GENERIC)
+    assert 0.9 * reshard_cost(asked) < reshard_bound(asked) <= reshard_cost(asked)
 
 
 def test_padding_does_not_travel_with_a_whole_gather():
