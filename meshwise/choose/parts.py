@@ -218,6 +218,25 @@ class Groups:
             if other is not None
         )
 
+    def meets_as_much(self, part: int, operand: int) -> bool:
+        """Whether a part reads along all of an operand's dims another one, which may lie otherwise.
+
+        A sum that goes on with all of it wants it whole; scattered before, it wants a part of it.
+        What is made of nothing that lies anywhere is had in any way.
+        """
+        rule = self.rules[self.parts[part].equation].factors
+        own = {f for dim in rule.operands[operand] for f in dim if rule.sizes[f] > 1}
+        return any(
+            own and own <= {f for dim in dims for f in dim} and self._lies(part, k)
+            for k, dims in enumerate(rule.operands)
+            if k != operand
+        )
+
+    def _lies(self, part: int, operand: int) -> bool:
+        """Whether an operand is an argument, or made of something that has dims."""
+        source = self.sources.get((part, operand))
+        return source is None or any(self.rules[self.parts[source].equation].factors.operands)
+
     def _is_sum(self, part: int) -> bool:
         return self.parts[part].joins and self.parts[part].reduces
 

@@ -7,7 +7,7 @@ the region (and enters it again, where a norm or a softmax goes on with it), bec
 be reduced between devices. Every other equation is a node of its own.
 
 A linear equation that a sum passes through belongs to the node that makes the sum, so that both
-move together, unless it meets what is of sums as well; additions of sums from several nodes are
+move together, unless it meets what is of sums as well, or as much as the sum itself; additions of sums from several nodes are
 nodes apart, and their terms are added before one reduction.
 
 What a loop carries along is one value before, in and after the loop: its marks are one node.
@@ -179,7 +179,8 @@ def _serves_both(
     if carry:
         if operand not in carry:
             return False
-        alone = len(carry) == 1 and source.follows and not groups.meets_sums(k, operand)
+        alone = len(carry) == 1 and source.follows
+        alone = alone and not groups.meets_sums(k, operand) and not groups.meets_as_much(k, operand)
         return alone or groups.only_carries[groups.find(other)]
     if groups.widens(k, operand, other):
         return False
