@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from meshwise.choose.found import Found, copies_of, descended, total_seconds
 from meshwise.choose.graph import Graph, build_graph, is_remade
 from meshwise.choose.plan import EquationPlan, Plan
+from meshwise.choose.pricing import turned_along, work_seconds
 from meshwise.choose.repeating import with_work_repeated
-from meshwise.choose.search import Search, turned_along, work_seconds
+from meshwise.choose.search import Search
 from meshwise.choose.starts import (
     Limits,
     backward_start,

@@ -7,8 +7,8 @@ the region (and enters it again, where a norm or a softmax goes on with it), bec
 be reduced between devices. Every other equation is a node of its own.
 
 A linear equation that a sum passes through belongs to the node that makes the sum, so that both
-move together, unless it meets what is of sums as well, or as much as the sum itself; additions of sums from several nodes are
-nodes apart, and their terms are added before one reduction.
+move together, unless it meets what is of sums as well, or another array as large; additions of
+sums from several nodes are nodes apart, and their terms are added before one reduction.
 
 What a loop carries along is one value before, in and after the loop: its marks are one node.
 """

@@ -12,16 +12,15 @@ from typing import Any
 from meshwise._jax import Var, stack_p
 from meshwise.choose.around import carriers, nodes_near, values_around
 from meshwise.choose.graph import Graph, Value
-from meshwise.choose.regions import Member, Node
+from meshwise.choose.pricing import exchanges_of, node_seconds, turned_along, work_seconds
+from meshwise.choose.regions import Node
 from meshwise.choose.tree import IMPOSSIBLE, Edge, reshard_tree, tree_bound
-from meshwise.cost.communication import wire_seconds
 from meshwise.ir.bodies import Path, times_made
 from meshwise.ir.factors import Strategy, dims_sharding, operand_sharding
 from meshwise.ir.mesh import Axes
 from meshwise.ir.sharding import DimAxes, Reduction, Sharding, local_bytes, unreduced
 from meshwise.reshard.plan import Reshard
 from meshwise.reshard.search import plan_reshard, reshard_cost
-from meshwise.rules.registry import Exchange, LocalContext
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -305,75 +304,6 @@ class Search:
     def total(self) -> float:
         """Cost of everything in seconds."""
         return sum(self.value_cost.values()) + sum(p.seconds for p in self.placed)
-
-
-def work_seconds(graph: Graph, node: Node, axes: DimAxes, padded: bool = True) -> float:
-    """Time each device computes a node: its share of the flops, work on padding included."""
-    share = 1.0
-    for size, own in zip(node.rule.sizes, axes, strict=True):
-        if own and size:
-            shards = graph.mesh.size(own)
-            share *= -(-size // shards) / size if padded else 1 / shards
-    return node.flops * share / graph.hardware.flops_per_s
-
-
-def node_seconds(graph: Graph, node: Node, axes: DimAxes, leaves_turned: bool = False) -> float:
-    """Time each device takes for a node: its work, and what its local rules exchange.
-
-    Where results may be left turned, those shards move that do not lie turned then.
-    """
-
-    def seconds() -> float:
-        sent = _exchange_seconds(graph, node, axes, leaves_turned)
-        return work_seconds(graph, node, axes) + sent
-
-    return graph.once(("seconds", graph.alike[node.index], axes, leaves_turned), seconds)
-
-
-def _exchange_seconds(graph: Graph, node: Node, axes: DimAxes, leaves_turned: bool) -> float:
-    """Time of what local rules exchange; impossible where one cannot follow the strategy."""
-    sent = exchanges_of(graph, node, axes, leaves_turned)
-    if sent is None:
-        return IMPOSSIBLE
-    return sum(
-        runs * wire_seconds(one.kind, one.wire_bytes, graph.hardware, one.launches)
-        for runs, one in sent
-    )
-
-
-def exchanges_of(
-    graph: Graph, node: Node, axes: DimAxes, leaves_turned: bool = False
-) -> list[tuple[float, Exchange]] | None:
-    """What local rules exchange, and how often; None where one cannot follow the strategy."""
-    found: list[tuple[float, Exchange]] = []
-    for member in node.members:
-        rule = graph.rules[member.equation]
-        if rule.exchanges is None:
-            continue
-        sent = rule.exchanges(_context(graph, node, member, axes, leaves_turned))
-        if sent is None:
-            return None
-        found += [(graph.program.runs[member.equation], exchange) for exchange in sent]
-    return found
-
-
-def _context(
-    graph: Graph, node: Node, member: Member, axes: DimAxes, leaves_turned: bool
-) -> LocalContext:
-    """An equation of a node under a strategy. Only what is decided by itself is left turned."""
-    rule, eqn = graph.rules[member.equation], graph.program.equations[member.equation]
-    own = Strategy(tuple(axes[f] if f >= 0 else () for f in member.factors))
-    turned = leaves_turned and len(node.members) == 1
-    return LocalContext(eqn, rule.factors, own, graph.mesh, leaves_turned=turned)
-
-
-def turned_along(graph: Graph, node: Node, axes: DimAxes) -> Axes:
-    """Axes along which a node leaves its results turned."""
-    first, *others = node.members
-    turned = graph.rules[first.equation].turned
-    if turned is None or others:
-        return ()
-    return turned(_context(graph, node, first, axes, True))
 
 
 def _produced(node: Node, strategy: Strategy, result: int, turned: Axes) -> Sharding:

@@ -10,8 +10,8 @@ from typing import Any
 from meshwise._jax import Var, stack_p, step_p
 from meshwise.choose.candidates import candidates, natural_candidates
 from meshwise.choose.graph import Graph, Value
+from meshwise.choose.pricing import exchanges_of, node_seconds, work_seconds
 from meshwise.choose.regions import Node
-from meshwise.choose.search import exchanges_of, node_seconds, work_seconds
 from meshwise.choose.tree import IMPOSSIBLE
 from meshwise.ir.factors import Strategy, dims_sharding, operand_sharding
 from meshwise.ir.sharding import DimAxes, Reduction, local_bytes, sharding_of, unreduced

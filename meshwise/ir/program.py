@@ -91,6 +91,11 @@ class Program:
         return [n * bodies.share(path) for n, path in zip(self.trips, around, strict=True)]
 
     @cached_property
+    def outermost(self) -> list[bool]:
+        """Whether each equation stands in no loop and no branch."""
+        return [scope == bodies.OUTERMOST for scope in bodies.scopes(self.equations)]
+
+    @cached_property
     def carried(self) -> dict[int, int]:
         """For each `next` mark the `carry` mark of the same value."""
         begins = {

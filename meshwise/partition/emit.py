@@ -23,6 +23,7 @@ from meshwise.ir.bodies import Item, Nested, nest
 from meshwise.ir.per_device import Reason
 from meshwise.ir.program import shape_of, type_of
 from meshwise.ir.sharding import Sharding, local_shape
+from meshwise.partition.at_home import cut_at_home
 from meshwise.partition.hoist import LoopRead, read_anyway, read_before
 from meshwise.partition.order import emission_order
 from meshwise.partition.stacks import Part, parts_kept
@@ -53,7 +54,8 @@ def emit(
         for var, sharding in zip(program.inputs, plan.in_shardings, strict=True)
     ]
     axes = list(zip(program.mesh.names, program.mesh.sizes, strict=True))
-    jaxpr = send_together(_jax.make_jaxpr_over_axes(per_device, axes, shapes), program.mesh)
+    traced = _jax.make_jaxpr_over_axes(per_device, axes, shapes)
+    jaxpr = send_together(cut_at_home(traced, plan.in_shardings, program.mesh), program.mesh)
     reads = [read for _, found in sorted(walk.loop_reads.items()) for read in found]
     return jaxpr, walk.reasons, reads
 

@@ -141,11 +141,16 @@ LocalRule = Callable[..., Sequence[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """Collectives of one kind that a local rule runs: the bytes a device sends, and how many."""
+    """Collectives of one kind that a local rule runs: the bytes a device sends, and how many.
+
+    With `of_rows` rows of operands go as they lie: where every device has all of these, each cuts
+    them itself, and nothing is sent.
+    """
 
     kind: CollectiveKind
     wire_bytes: float
     launches: int = 1
+    of_rows: bool = False
 
 
 Exchanges = Callable[["LocalContext"], Sequence[Exchange] | None]

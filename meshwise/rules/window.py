@@ -10,7 +10,7 @@ padding or dilation.
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -109,7 +109,7 @@ def exchanges(
     found = []
     for dim, fetch in fetches:
         row = math.prod(n for d, n in enumerate(sizes) if d != dim) * itemsize
-        found.append(fetch.exchange(row))
+        found.append(replace(fetch.exchange(row), of_rows=True))
         sizes[dim] = fetch.length
     return all_exchanges([found])
 

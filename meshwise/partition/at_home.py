@@ -1,0 +1,147 @@
+"""What a device could cut of what it holds is not sent.
+
+A local rule fetches rows of its operand's shards from the devices that hold them. Where the operand
+is whole on every device, as an argument may be, its shards were cut just before, and what a piece
+of one holds can be cut by who wants it, as its sender would cut it. Then nothing is sent.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from jax import ShapeDtypeStruct, lax
+
+from meshwise import _jax
+from meshwise._jax import ClosedJaxpr, JaxprEqn, Literal, Var
+from meshwise.ir.collectives import is_collective
+from meshwise.ir.mesh import Axes, Mesh
+from meshwise.ir.program import shape_of, type_of
+from meshwise.ir.sharding import Sharding
+from meshwise.rules.halo import shard_entry
+
+# What only moves elements, and what computes places of them.
+_MOVES = frozenset(
+    """
+    slice dynamic_slice reshape squeeze broadcast_in_dim transpose rev pad concatenate select_n
+    gather optimization_barrier axis_index iota
+    add sub mul div rem max min lt le gt ge eq ne and or not
+    """.split()
+)
+# So many equations at most are written again for a piece.
+_MOST = 64
+
+
+def cut_at_home(closed: ClosedJaxpr, held: Sequence[Sharding], mesh: Mesh) -> ClosedJaxpr:
+    """A per-device program less the exchanges of what every receiver has; `held` are arguments."""
+    sharded = {v: s.used_axes for v, s in zip(closed.jaxpr.invars, held, strict=True)}
+    walk = _Walk(mesh, dict(sharded))
+    for eqn in closed.jaxpr.eqns:
+        walk.enter(eqn)
+    if not walk.found:
+        return closed
+    constants = [*closed.jaxpr.constvars, *walk.constants]
+    jaxpr = closed.jaxpr.replace(constvars=constants, eqns=walk.eqns)
+    return ClosedJaxpr(jaxpr, [*closed.consts, *walk.constants.values()])
+
+
+@dataclass
+class _Walk:
+    """The equations so far; `varies` are axes over which devices differ in a value."""
+
+    mesh: Mesh
+    varies: dict[Var, frozenset[str]]
+    makers: dict[Var, JaxprEqn] = field(default_factory=dict)
+    eqns: list[JaxprEqn] = field(default_factory=list)
+    constants: dict[Var, Any] = field(default_factory=dict)
+    found: bool = False
+
+    def enter(self, eqn: JaxprEqn) -> None:
+        """The next equation, or what stands in its place."""
+        made = None
+        if eqn.primitive is lax.ppermute_p and not isinstance(eqn.invars[0], Literal):
+            made = self._at_home(eqn, eqn.invars[0])
+        self.found = self.found or made is not None
+        for new in [eqn] if made is None else made:
+            self.eqns.append(new)
+            over = self._over(new)
+            self.varies.update((v, over) for v in new.outvars)
+            self.makers.update((v, new) for v in new.outvars)
+
+    def _over(self, eqn: JaxprEqn) -> frozenset[str]:
+        if is_collective(eqn) or _jax.has_jaxpr(eqn):
+            return frozenset(self.mesh.names)
+        own = frozenset([eqn.params["axis_name"]] if eqn.primitive is lax.axis_index_p else ())
+        read = [a for a in eqn.invars if not isinstance(a, Literal)]
+        return own.union(*(self.varies.get(a, frozenset()) for a in read))
+
+    def _at_home(self, eqn: JaxprEqn, piece: Var) -> list[JaxprEqn] | None:
+        """What every receiver of a piece cuts in its place, and others fill with zeros.
+
+        None where it cannot: where something else than moves made the piece of what devices share.
+        """
+        axes = eqn.params["axis_name"]
+        axes = axes if isinstance(axes, tuple) else (axes,)
+        steps: dict[Var, JaxprEqn] = {}
+        leaves: dict[Var, None] = {}
+        if not self._made_of(piece, frozenset(axes), steps, leaves):
+            return None
+        order = list({id(e): e for e in steps.values()}.values())
+        senders = list(range(self.mesh.size(axes)))
+        receives = [0] * len(senders)
+        for sender, receiver in eqn.params["perm"]:
+            senders[receiver], receives[receiver] = sender, 1
+
+        def cut(*values: Any) -> Any:
+            env: dict[Var, Any] = dict(zip(leaves, values, strict=True))
+            for step in order:
+                if step.primitive is lax.axis_index_p:
+                    places = [self._place(axes, step.params["axis_name"], s) for s in senders]
+                    made = [shard_entry(places, axes, self.mesh)]
+                else:
+                    read = [
+                        _jax.literal_value(a) if isinstance(a, Literal) else env[a]
+                        for a in step.invars
+                    ]
+                    made = _jax.bind(step, read)
+                env.update(zip(step.outvars, made, strict=True))
+            if all(receives):
+                return lax.optimization_barrier(env[piece]) if piece in leaves else env[piece]
+            is_sent = lax.eq(shard_entry(receives, axes, self.mesh), np.int32(1))
+            return lax.select(is_sent, env[piece], lax.full_like(env[piece], 0))
+
+        types = [ShapeDtypeStruct(shape_of(v), type_of(v).dtype) for v in leaves]
+        named = list(zip(self.mesh.names, self.mesh.sizes, strict=True))
+        traced = _jax.make_jaxpr_over_axes(cut, named, types)
+        constants = {
+            _jax.new_var(v.aval): c
+            for v, c in zip(traced.jaxpr.constvars, traced.consts, strict=True)
+        }
+        self.constants.update(constants)
+        own = traced.jaxpr.replace(
+            constvars=[], invars=[*traced.jaxpr.constvars, *traced.jaxpr.invars]
+        )
+        return _jax.in_place_of(eqn, ClosedJaxpr(own, []), [*constants, *leaves])
+
+    def _made_of(
+        self, value: Var, axes: frozenset[str], steps: dict[Var, JaxprEqn], leaves: dict[Var, None]
+    ) -> bool:
+        """Whether a value is moves of what devices share over some axes; notes moves, and these."""
+        if value in steps or value in leaves:
+            return True
+        if axes.isdisjoint(self.varies.get(value, frozenset())):
+            leaves[value] = None
+            return True
+        maker = self.makers.get(value)
+        if maker is None or maker.primitive.name not in _MOVES or len(steps) >= _MOST:
+            return False
+        read = [a for a in maker.invars if not isinstance(a, Literal)]
+        if not all(self._made_of(a, axes, steps, leaves) for a in read):
+            return False
+        steps.update(dict.fromkeys(maker.outvars, maker))
+        return True
+
+    def _place(self, axes: Axes, axis: str, shard: int) -> int:
+        """Where along one of some axes a shard over all of them lies."""
+        behind = axes[axes.index(axis) + 1 :]
+        return shard // self.mesh.size(behind) % self.mesh.axis_size[axis]
