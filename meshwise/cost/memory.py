@@ -55,6 +55,11 @@ def peak_memory(
     return _peak(program, frozenset(program.steps.inputs[i] for i in donated))
 
 
+def peak_of(program: KernelProgram) -> Memory:
+    """The memory that kernels need in the order in which they are listed."""
+    return _peak(program, frozenset())
+
+
 def _peak(program: KernelProgram, donated: frozenset[int]) -> Memory:
     steps = program.steps
     sizes = [v.bytes for v in steps.values]

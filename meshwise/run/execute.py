@@ -24,6 +24,7 @@ from meshwise.ir.per_device import PerDeviceProgram
 from meshwise.ir.sharding import padded_shape
 from meshwise.run.empty import cut_empty, is_made_inside, with_made
 from meshwise.run.garbage import garbage_later
+from meshwise.run.options import best_options
 from meshwise.run.padding import cut_end, pad_array, pad_end, positions_of_uneven, structs_of
 from meshwise.run.placement import (
     explicit_axes,
@@ -301,11 +302,10 @@ class Executable:
         """Whether arguments or results are padded."""
         return bool(self._uneven_in or self._uneven_out)
 
-    @property
+    @cached_property
     def _compiler_options(self) -> dict[str, Any]:
         """What the user said, and what is best for the devices where the user said nothing."""
-        program = self.program
-        best = _jax.cpu_options(program.jaxpr, program.mesh.axis_size) if self._is_on_cpu else {}
+        best = best_options(self.program, self._is_on_cpu)
         return best | dict(self.compiling.compiler_options)
 
     @cached_property

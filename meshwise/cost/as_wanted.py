@@ -1,0 +1,83 @@
+"""Orders in which XLA on CPU may run kernels, and which of them would hold far less.
+
+By default it runs a kernel as soon as what it reads is there, first come, first served. In the
+other order, which is told to hold least, it goes from the results back, and makes each value where
+it is first wanted: what is gathered waits for its reader. But so do gradients of weights, which
+nobody but the results want: they come last, and all that they are made of is held until then.
+"""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from meshwise._jax import ClosedJaxpr, Jaxpr
+from meshwise.cost.kernels import KernelProgram, kernels_of
+from meshwise.cost.memory import peak_of
+
+# Of kernels as they are here, which are not quite XLA's, so much less is less of XLA's too.
+FAR_LESS = 0.75
+
+
+def holds_far_less_as_ready(jaxpr: ClosedJaxpr | Jaxpr, axis_sizes: Mapping[str, int]) -> bool:
+    """Whether kernels that run as soon as they can hold far less than those that wait."""
+    program = kernels_of(jaxpr, axis_sizes)
+
+    def held(order: Sequence[int]) -> int:
+        kernels = tuple([program.kernels[k] for k in order])
+        return peak_of(replace(program, kernels=kernels)).temporary_bytes
+
+    return held(_as_ready(program)) < FAR_LESS * held(_as_wanted(program))
+
+
+def _as_ready(program: KernelProgram) -> list[int]:
+    """First come, first served; what reads arguments alone comes in the order of these."""
+    waits = _waits(program)
+    readers: list[list[int]] = [[] for _ in waits]
+    for k, others in enumerate(waits):
+        for other in others:
+            readers[other].append(k)
+    given = {v: i for i, v in enumerate((*program.steps.constants, *program.steps.inputs))}
+    kernels = program.kernels
+    first = [k for k, others in enumerate(waits) if not others]
+    first.sort(key=lambda k: max((given.get(v, -1) for v in kernels[k].reads), default=-1))
+    missing = [len(others) for others in waits]
+    queue, order = deque(first), []
+    while queue:
+        k = queue.popleft()
+        order.append(k)
+        for reader in readers[k]:
+            missing[reader] -= 1
+            if not missing[reader]:
+                queue.append(reader)
+    return order
+
+
+def _as_wanted(program: KernelProgram) -> list[int]:
+    """Back from the results, each after all that it reads."""
+    waits = _waits(program)
+    makers = {v: k for k, kernel in enumerate(program.kernels) for v in kernel.writes}
+    wanted = [makers[v] for v in program.steps.outputs if v in makers]
+    seen: set[int] = set()
+    order: list[int] = []
+    for end in (*wanted, *range(len(waits))):
+        waiting = [(end, iter(waits[end]))] if end not in seen else []
+        seen.add(end)
+        while waiting:
+            k, others = waiting[-1]
+            found = next((other for other in others if other not in seen), None)
+            if found is None:
+                order.append(k)
+                waiting.pop()
+            else:
+                seen.add(found)
+                waiting.append((found, iter(waits[found])))
+    return order
+
+
+def _waits(program: KernelProgram) -> list[list[int]]:
+    """For each kernel those that make what it reads."""
+    makers = {v: k for k, kernel in enumerate(program.kernels) for v in kernel.writes}
+    return [
+        list(dict.fromkeys(makers[v] for v in kernel.reads if makers.get(v, k) != k))
+        for k, kernel in enumerate(program.kernels)
+    ]
