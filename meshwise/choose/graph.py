@@ -17,6 +17,7 @@ from meshwise.propagate.completion import Completion
 from meshwise.rules.registry import OpRule
 
 T = TypeVar("T")
+AtHome = tuple[frozenset[str], ...]  # of each equation of a node axes
 
 
 @dataclass(eq=False, slots=True)
@@ -51,7 +52,9 @@ class Graph:
 
     `nodes_of` gives for each equation the nodes it is in, and its part there. `alike` numbers the
     nodes so that those of repeated layers have the same number: the same strategies of them cost
-    the same where their values lie alike. `known` is what was worked out for one of them.
+    the same where their values lie alike. `at_home` are, for each equation of a node, the axes over
+    which every device has all that moves in it, so that nothing is sent for it (`partition/
+    at_home.py`). `known` is what was worked out for one of several that are alike.
     """
 
     program: Program
@@ -66,6 +69,7 @@ class Graph:
     hardware: Hardware
     nodes_of: dict[int, tuple[tuple[int, Member], ...]]
     alike: Sequence[int]
+    at_home: Sequence[AtHome]
     known: dict[Any, Any] = field(default_factory=dict)
 
     def once(self, key: Any, make: Callable[[], T]) -> T:
@@ -106,6 +110,7 @@ def build_graph(
     for node in nodes:
         for member in node.members:
             nodes_of[member.equation] = (*nodes_of.get(member.equation, ()), (node.index, member))
+    at_home = [_at_home(program, rules, node, values) for node in nodes]
     return Graph(
         program,
         program.mesh,
@@ -118,7 +123,8 @@ def build_graph(
         completion,
         hardware,
         nodes_of,
-        _alike(program, rules, nodes, values),
+        _alike(program, rules, nodes, values, at_home),
+        at_home,
     )
 
 
@@ -127,6 +133,7 @@ def _alike(
     rules: Sequence[OpRule],
     nodes: Sequence[Node],
     values: Mapping[Var, Value],
+    at_home: Sequence[AtHome],
 ) -> list[int]:
     """Numbers of nodes by what their costs depend on; equations of one signature share a rule."""
     numbers: dict[Any, int] = {}
@@ -140,9 +147,30 @@ def _alike(
             (node.rule, node.reduced, node.carries, node.adopts, node.together, node.is_region),
             tuple(members),
             tuple([(v.shape, v.itemsize, v.trips, v.remade) for v in around]),
+            at_home[node.index],
         )
         found.append(numbers.setdefault(key, len(numbers)))
     return found
+
+
+def _at_home(
+    program: Program, rules: Sequence[OpRule], node: Node, values: Mapping[Var, Value]
+) -> AtHome:
+    """For each equation of a node the axes over which every device has all that moves in it.
+
+    Where it is known: of arguments, read in no loop or branch.
+    """
+    found = []
+    for member in node.members:
+        rule, eqn = rules[member.equation].factors, program.equations[member.equation]
+        axes = frozenset(program.mesh.names if program.outermost[member.equation] else ())
+        for atom, dims in zip(eqn.invars, rule.operands, strict=True):
+            moves = not rule.permuted.isdisjoint(f for dim in dims for f in dim)
+            if moves and not isinstance(atom, Literal):
+                fixed = values[atom].fixed
+                axes -= frozenset(program.mesh.names) if fixed is None else fixed.used_axes
+        found.append(axes)
+    return tuple(found)
 
 
 def _filled(hint: Hint | None, completed: DimAxes) -> DimAxes:

@@ -1,6 +1,5 @@
 """What a device takes for a node under a strategy: its work, and what local rules exchange."""
 
-from meshwise._jax import Literal
 from meshwise.choose.graph import Graph
 from meshwise.choose.regions import Member, Node
 from meshwise.choose.tree import IMPOSSIBLE
@@ -31,8 +30,7 @@ def node_seconds(graph: Graph, node: Node, axes: DimAxes, leaves_turned: bool = 
         sent = _exchange_seconds(graph, node, axes, leaves_turned)
         return work_seconds(graph, node, axes) + sent
 
-    key = "seconds", graph.alike[node.index], axes, leaves_turned, rows_at_home(graph, node)
-    return graph.once(key, seconds)
+    return graph.once(("seconds", graph.alike[node.index], axes, leaves_turned), seconds)
 
 
 def _exchange_seconds(graph: Graph, node: Node, axes: DimAxes, leaves_turned: bool) -> float:
@@ -51,7 +49,7 @@ def exchanges_of(
 ) -> list[tuple[float, Exchange]] | None:
     """What local rules exchange, and how often; None where one cannot follow the strategy."""
     found: list[tuple[float, Exchange]] = []
-    for member, at_home in zip(node.members, rows_at_home(graph, node), strict=True):
+    for member, at_home in zip(node.members, graph.at_home[node.index], strict=True):
         rule = graph.rules[member.equation]
         if rule.exchanges is None:
             continue
@@ -59,33 +57,11 @@ def exchanges_of(
         sent = rule.exchanges(context)
         if sent is None:
             return None
-        is_sent = not at_home.issuperset(context.strategy.used_axes())
+        moved = [a for f in rule.factors.permuted for a in context.axes(f)]
+        is_sent = not at_home.issuperset(moved)
         runs = graph.program.runs[member.equation]
         found += [(runs, exchange) for exchange in sent if is_sent or not exchange.of_rows]
     return found
-
-
-def rows_at_home(graph: Graph, node: Node) -> tuple[frozenset[str], ...]:
-    """For each equation of a node the axes over which all that moves in it is on every device.
-
-    Where it is known: of arguments with a sharding, that no loop or branch reads.
-    """
-
-    def find() -> tuple[frozenset[str], ...]:
-        return tuple([_at_home(graph, member.equation) for member in node.members])
-
-    return graph.once(("at home", node.index), find)
-
-
-def _at_home(graph: Graph, equation: int) -> frozenset[str]:
-    rule, eqn = graph.rules[equation].factors, graph.program.equations[equation]
-    axes = frozenset(graph.mesh.names if graph.program.outermost[equation] else ())
-    for atom, dims in zip(eqn.invars, rule.operands, strict=True):
-        if isinstance(atom, Literal) or rule.permuted.isdisjoint(f for dim in dims for f in dim):
-            continue
-        fixed = graph.values[atom].fixed
-        axes -= frozenset(graph.mesh.names) if fixed is None else fixed.used_axes
-    return axes
 
 
 def _context(

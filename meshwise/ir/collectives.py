@@ -146,7 +146,7 @@ def equation_collectives(
     None over a group of one device, where nothing is sent.
     """
     kind = _KIND_OF_PRIMITIVE[eqn.primitive.name]
-    axes = _axes(eqn)
+    axes = axes_of(eqn)
     group = _group_size(eqn, math.prod(axis_sizes[a] for a in axes))
     if group <= 1:
         return
@@ -167,7 +167,7 @@ def equation_collectives(
         )
 
 
-def _axes(eqn: JaxprEqn) -> Axes:
+def axes_of(eqn: JaxprEqn) -> Axes:
     """Named axes of a collective; positional ones (from vmap) move nothing."""
     names = eqn.params.get("axes", eqn.params.get("axis_name", ()))
     names = names if isinstance(names, tuple | list) else (names,)

@@ -14,7 +14,7 @@ from jax import ShapeDtypeStruct, lax
 
 from meshwise import _jax
 from meshwise._jax import ClosedJaxpr, JaxprEqn, Literal, Var
-from meshwise.ir.collectives import is_collective
+from meshwise.ir.collectives import axes_of, is_collective
 from meshwise.ir.mesh import Axes, Mesh
 from meshwise.ir.program import shape_of, type_of
 from meshwise.ir.sharding import Sharding
@@ -69,11 +69,14 @@ class _Walk:
             self.makers.update((v, new) for v in new.outvars)
 
     def _over(self, eqn: JaxprEqn) -> frozenset[str]:
-        if is_collective(eqn) or _jax.has_jaxpr(eqn):
+        if _jax.has_jaxpr(eqn):
             return frozenset(self.mesh.names)
-        own = frozenset([eqn.params["axis_name"]] if eqn.primitive is lax.axis_index_p else ())
         read = [a for a in eqn.invars if not isinstance(a, Literal)]
-        return own.union(*(self.varies.get(a, frozenset()) for a in read))
+        own = frozenset[str]().union(*(self.varies.get(a, frozenset()) for a in read))
+        if eqn.primitive is lax.all_gather_p and not eqn.params["axis_index_groups"]:
+            return own.difference(axes_of(eqn))
+        moves = eqn.primitive is lax.axis_index_p or is_collective(eqn)
+        return own.union(axes_of(eqn)) if moves else own
 
     def _at_home(self, eqn: JaxprEqn, piece: Var) -> list[JaxprEqn] | None:
         """What every receiver of a piece cuts in its place, and others fill with zeros.

@@ -87,6 +87,22 @@ def test_what_is_whole_over_one_axis_is_sent_over_the_other():
     np.testing.assert_allclose(program.simulate(*args), wanted, rtol=1e-4, atol=1e-4)
 
 
+def test_what_is_alike_may_be_sent_for_one_and_not_for_another():
+    args = draw(IMAGES, IMAGES, KERNEL)
+    jitted = mw.jit(
+        lambda x, y, w: conv(x, w) * jnp.tanh(conv(y, w)),
+        mesh=MESHES["8"],
+        in_shardings=(P(), ROWS, P()),
+        out_shardings=ROWS,
+    )
+    program = jitted.partition(*args)
+    assert program.wire_bytes == 2 * (2 * 6 * 3 * 4)
+    made = [e for e in program.jaxpr.eqns if e.primitive is lax.conv_general_dilated_p]
+    assert [e.outvars[0].aval.shape for e in made] == [(2, 4, 6, 4)] * 2
+    wanted = conv(args[0], args[2]) * jnp.tanh(conv(args[1], args[2]))
+    np.testing.assert_allclose(program.simulate(*args), wanted, rtol=1e-4, atol=1e-4)
+
+
 def test_a_shard_is_still_sent():
     jitted = mw.jit(lambda x: jnp.roll(x, 1, 0), mesh=MESHES["8"], in_shardings=P("x"))
     assert jitted.partition(*draw((64, 5))).wire_bytes == 5 * 4
