@@ -54,6 +54,8 @@ def choose(
         found += _with_steps_gathered(graph, limits)
         found += with_work_repeated(graph, limits, found)
     found.append(Found(completion_seconds, completed, stopping))
+    # Fewest bytes, however many launches; but none is dearer, with these, than completion is.
+    found = [one for one in found if one.seconds <= completion_seconds]
     best = min(found, key=lambda one: (one.large_seconds, one.seconds))
     if driver == "descend":
         best = weighed(best, found, limits)
