@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from meshwise._jax import ClosedJaxpr, Jaxpr
-from meshwise.cost.kernels import KernelProgram, kernels_of
+from meshwise.cost.kernels import KernelProgram, kernels_of, readers_of, waits_of
 from meshwise.cost.memory import peak_of
 
 # Of kernels as they are here, which are not quite XLA's, so much less is less of XLA's too.
@@ -31,11 +31,8 @@ def holds_far_less_as_ready(jaxpr: ClosedJaxpr | Jaxpr, axis_sizes: Mapping[str,
 
 def _as_ready(program: KernelProgram) -> list[int]:
     """First come, first served; what reads arguments alone comes in the order of these."""
-    waits = _waits(program)
-    readers: list[list[int]] = [[] for _ in waits]
-    for k, others in enumerate(waits):
-        for other in others:
-            readers[other].append(k)
+    waits = waits_of(program.kernels)
+    readers = readers_of(waits)
     given = {v: i for i, v in enumerate((*program.steps.constants, *program.steps.inputs))}
     kernels = program.kernels
     first = [k for k, others in enumerate(waits) if not others]
@@ -54,7 +51,7 @@ def _as_ready(program: KernelProgram) -> list[int]:
 
 def _as_wanted(program: KernelProgram) -> list[int]:
     """Back from the results, each after all that it reads."""
-    waits = _waits(program)
+    waits = waits_of(program.kernels)
     makers = {v: k for k, kernel in enumerate(program.kernels) for v in kernel.writes}
     wanted = [makers[v] for v in program.steps.outputs if v in makers]
     seen: set[int] = set()
@@ -72,12 +69,3 @@ def _as_wanted(program: KernelProgram) -> list[int]:
                 seen.add(found)
                 waiting.append((found, iter(waits[found])))
     return order
-
-
-def _waits(program: KernelProgram) -> list[list[int]]:
-    """For each kernel those that make what it reads."""
-    makers = {v: k for k, kernel in enumerate(program.kernels) for v in kernel.writes}
-    return [
-        list(dict.fromkeys(makers[v] for v in kernel.reads if makers.get(v, k) != k))
-        for k, kernel in enumerate(program.kernels)
-    ]

@@ -230,12 +230,8 @@ class _Build:
 def _ordered(kernels: Iterator[Kernel], fusion: Fusion) -> Iterator[Kernel]:
     """The kernels, each after what it reads, else as they come."""
     found = list(kernels)
-    maker = {value: k for k, kernel in enumerate(found) for value in kernel.writes}
-    waits = [{maker[v] for v in kernel.reads if v in maker} - {k} for k, kernel in enumerate(found)]
-    readers: list[list[int]] = [[] for _ in found]
-    for k, others in enumerate(waits):
-        for other in others:
-            readers[other].append(k)
+    waits = waits_of(found)
+    readers = readers_of(waits)
     missing = [len(others) for others in waits]
     ready = [k for k, count in enumerate(missing) if not count]
     heapq.heapify(ready)
@@ -246,3 +242,21 @@ def _ordered(kernels: Iterator[Kernel], fusion: Fusion) -> Iterator[Kernel]:
             missing[reader] -= 1
             if not missing[reader]:
                 heapq.heappush(ready, reader)
+
+
+def waits_of(kernels: Sequence[Kernel]) -> list[list[int]]:
+    """For each kernel those that make what it reads, in that order."""
+    makers = {value: k for k, kernel in enumerate(kernels) for value in kernel.writes}
+    return [
+        list(dict.fromkeys(makers[v] for v in kernel.reads if makers.get(v, k) != k))
+        for k, kernel in enumerate(kernels)
+    ]
+
+
+def readers_of(waits: Sequence[Sequence[int]]) -> list[list[int]]:
+    """For each kernel those that wait for it."""
+    readers: list[list[int]] = [[] for _ in waits]
+    for k, others in enumerate(waits):
+        for other in others:
+            readers[other].append(k)
+    return readers
