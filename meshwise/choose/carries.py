@@ -46,7 +46,7 @@ class Carries:
 
 def find_carries(program: Program, rules: Sequence[OpRule]) -> Carries:
     """Where sums may pass in a program."""
-    uses = _uses(program)
+    uses = uses_of(program)
     zeros = {eqn.outvars[0] for eqn in program.equations if makes_zeros(eqn)}
     sums = _accumulators(program, rules, uses)
     while True:
@@ -63,7 +63,7 @@ def find_carries(program: Program, rules: Sequence[OpRule]) -> Carries:
 Use = tuple[int, int]  # an equation, and the position of its operand; (-1, k) is the k-th result
 
 
-def _uses(program: Program) -> dict[Var, list[Use]]:
+def uses_of(program: Program) -> dict[Var, list[Use]]:
     """Where each value is read; that what is carried comes round again is no reading of it."""
     uses: dict[Var, list[Use]] = defaultdict(list)
     for index, eqn in enumerate(program.equations):

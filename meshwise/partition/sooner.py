@@ -6,27 +6,25 @@ what it could with its own part of the sum: every device scales the whole gradie
 lie in shards. Here the scatter moves before such equations. As many bytes are sent.
 """
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
 from meshwise._jax import JaxprEqn, Literal, Var, is_mark
+from meshwise.choose.carries import Use, uses_of
 from meshwise.choose.plan import EquationPlan, Plan
 from meshwise.choose.tree import Edge
 from meshwise.ir import bodies
 from meshwise.ir.factors import FactorRule, Strategy, fits, operand_sharding
-from meshwise.ir.program import Program, shape_of, type_of
+from meshwise.ir.program import shape_of, type_of
 from meshwise.ir.sharding import Sharding
 from meshwise.rules.registry import OpRule
-
-Use = tuple[int, int]  # an equation, and the position of its operand; (-1, k) is the k-th result
 
 
 def scatter_sooner(plan: Plan) -> Plan:
     """The plan with each sum scattered before the linear equations that it passes through alone."""
     program = plan.program
     equations, copies = list(plan.equations), dict(plan.copies)
-    uses = _uses(program)
+    uses = uses_of(program)
     scopes, read_in = bodies.scopes(program.equations), bodies.read_in(program.equations)
     makers = {v: i for i, eqn in enumerate(program.equations) for v in eqn.outvars}
 
@@ -41,6 +39,8 @@ def scatter_sooner(plan: Plan) -> Plan:
         read, (made,) = eqn.invars[position], eqn.outvars
         assert isinstance(read, Var), "a literal is no sum"
         if len(uses[read]) > 1 or read in copies or read not in makers:
+            continue
+        if is_mark(program.equations[makers[read]]):  # what goes round a loop is read again
             continue
         near = [scopes[makers[read]], *(read_in(*use) for use in uses[made] if use[0] >= 0)]
         if any(scope != scopes[index] for scope in near):
@@ -69,19 +69,6 @@ def scatter_sooner(plan: Plan) -> Plan:
                 copies[atom] = (*edges, (held, needed))
         equations[index] = moved
     return replace(plan, equations=tuple(equations), copies=copies)
-
-
-def _uses(program: Program) -> dict[Var, list[Use]]:
-    """Where each value is read."""
-    uses: dict[Var, list[Use]] = defaultdict(list)
-    for index, eqn in enumerate(program.equations):
-        for position, atom in enumerate(eqn.invars):
-            if not isinstance(atom, Literal):
-                uses[atom].append((index, position))
-    for position, atom in enumerate(program.outputs):
-        if not isinstance(atom, Literal):
-            uses[atom].append((-1, position))
-    return uses
 
 
 def _passing(eqn: JaxprEqn, rule: OpRule, decided: EquationPlan) -> int | None:
