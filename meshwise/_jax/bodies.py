@@ -5,6 +5,7 @@ from typing import Any
 
 from jax._src import core as _core
 from jax._src.named_sharding import UNSPECIFIED
+from jax.sharding import PartitionSpec
 
 from meshwise._jax.hints import hint_p
 from meshwise._jax.jaxprs import (
@@ -121,9 +122,18 @@ def constraint_of(eqn: JaxprEqn) -> Any:
 
 
 def hands_on(eqn: JaxprEqn) -> bool:
-    """Whether an equation results in its operands: a `device_put` that names no place for any."""
+    """Whether an equation results in its operands: where they are to lie, it does not say.
+
+    That is a `device_put` that names no place for any, and a constraint that leaves every dim open,
+    as JAX writes some itself where a mesh is set.
+    """
+    params = eqn.params
+    if eqn.primitive is hint_p or eqn.primitive.name == "sharding_constraint":
+        said, rank = params["sharding"], len(getattr(eqn.outvars[0].aval, "shape", ()))
+        entries = getattr(getattr(said, "spec", said), "partitions", ())
+        return rank > 0 and entries == (PartitionSpec.UNCONSTRAINED,) * rank
     return eqn.primitive.name == "device_put" and not any(
-        place is not None for place in (*eqn.params["devices"], *eqn.params["srcs"])
+        place is not None for place in (*params["devices"], *params["srcs"])
     )
 
 

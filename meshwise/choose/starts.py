@@ -46,6 +46,13 @@ def limits_of(graph: Graph, gathers_steps: bool = False) -> Limits:
     return Limits(_work_limits(graph), _held_limits(graph, gathers_steps))
 
 
+def with_work_of(limits: Limits, graph: Graph, axes: Sequence[DimAxes]) -> Limits:
+    """The limits where no node may be given more work than under these strategies."""
+    given = zip(limits.work, graph.nodes, axes, strict=True)
+    most = [min(w, _limited_seconds(graph, n, a) * (1 + 1e-9)) for w, n, a in given]
+    return Limits(most, limits.held)
+
+
 def _held_limits(graph: Graph, gathers_steps: bool) -> dict[int, int]:
     """A stack is not gathered for a loop: a step's part of it is, inside.
 

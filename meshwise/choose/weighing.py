@@ -3,7 +3,8 @@
 Seconds alone would have every device hold or compute far more to save a few bytes. What that comes
 to, as the peak of all that is alive together, is no sum of parts with a price, so it cannot be
 searched for as seconds are. Where the cheapest plan has far more of something than completion's,
-one more descent begins there and has to pay for it; what it finds is weighed against the cheapest.
+one more descent begins there, and has to pay for it or may add none; what it finds is weighed
+against the cheapest.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 
 from meshwise.choose.found import Found, descended
 from meshwise.choose.search import Search
-from meshwise.choose.starts import Limits
+from meshwise.choose.starts import Limits, with_work_of
 
 # Less than so many times less is worth nothing.
 MUCH = 1.2
@@ -28,31 +29,29 @@ class Burden:
     A plan that has `MUCH` times less of it may be so many times as dear as the cheapest, but for
     `power`: of 4, a tenth more for a third less. It is that for all, where seconds are those of a
     machine. To find such a plan, a descent pays for what it holds `holding` times what the cheapest
-    costs, and for work `working` times.
+    costs; where that is nothing, it may give no node more work than completion does.
     """
 
     of: Callable[[Found], float]
     far: float
     power: int
     holding: float = 0.0
-    working: float = 0.0
 
     def is_too_much(self, best: Found, completed: Found) -> bool:
         """Whether the cheapest plan has too much of it; work that takes hardly any time is none."""
-        if self.working and best.work_seconds < HARDLY * best.seconds:
+        if not self.holding and best.work_seconds < HARDLY * best.seconds:
             return False
         return self.of(best) > self.far * self.of(completed)
 
-    def paying(self, best: Found, completed: Found) -> Search:
-        """A search that begins at completion, where this costs more."""
+    def spared(self, best: Found, completed: Found, limits: Limits) -> Found:
+        """What is found from completion on, where this costs more or is not to be had."""
         graph = best.search.graph
+        start = [placed.strategy.axes for placed in completed.search.placed]
+        if not self.holding:
+            return descended(Search(graph, start), with_work_of(limits, graph, start))
         held = sum(best.search.held_bytes(value) for value in graph.values.values())
-        return Search(
-            graph,
-            [placed.strategy.axes for placed in completed.search.placed],
-            seconds_per_byte=self.holding * best.seconds / max(held, 1),
-            dearer_work=self.working and self.working * best.seconds / best.work_seconds,
-        )
+        price = self.holding * best.seconds / max(held, 1)
+        return descended(Search(graph, start, seconds_per_byte=price), limits)
 
     def weight(self, one: Found) -> float:
         """What is least of the plan to take."""
@@ -65,7 +64,7 @@ class Burden:
 BURDENS = (
     Burden(lambda one: one.peak_bytes, far=MUCH, power=4, holding=0.3),
     Burden(lambda one: one.made_bytes, far=1.4, power=1, holding=1.0),
-    Burden(lambda one: one.work_seconds, far=MUCH, power=1, working=3.0),
+    Burden(lambda one: one.work_seconds, far=MUCH, power=1),
 )
 
 
@@ -75,7 +74,7 @@ def weighed(best: Found, found: Sequence[Found], limits: Limits) -> Found:
     for burden in BURDENS:
         if not burden.is_too_much(best, completed):
             continue
-        others = [descended(burden.paying(best, completed), limits), *found]
+        others = [burden.spared(best, completed, limits), *found]
         worth = [
             one
             for one in others

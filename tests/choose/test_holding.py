@@ -162,6 +162,19 @@ def test_a_little_less_memory_is_worth_nothing():
     assert sorted(str(c.kind) for c in program.collectives) == ["all_gather", "reduce_scatter"]
 
 
+@pytest.mark.parametrize("size", [1024, 1003], ids=["even", "uneven"])
+def test_a_test_of_all_numbers_stays_in_shards_beside_a_sort_of_all(size):
+    """Each device tests its own numbers for NaN, sorts all, and reads what it wants of these."""
+    program = mw.jit(jnp.median, mesh=N8, in_shardings=P("d"), out_shardings=P()).partition(
+        f32(size)
+    )
+    tested, gathered = program.collectives
+    assert str(tested.kind) == "all_reduce" and tested.wire_bytes <= 2
+    assert str(gathered.kind) == "all_gather" and gathered.wire_bytes == 7 * -(-size // 8) * 4
+    values = np.random.default_rng(0).normal(size=size).astype(np.float32)
+    np.testing.assert_array_equal(program.simulate(values), np.median(values))
+
+
 def test_of_nothing_nothing_is_held():
     program = mw.jit(jnp.cumsum, mesh=N8, in_shardings=P("d")).partition(f32(0))
     assert program.wire_bytes == 0

@@ -8,11 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import PartitionSpec as P
 
+import meshwise as mw
 from meshwise import _jax
 from meshwise.flatten import flatten
 from meshwise.ir.bodies import Item, nest, scopes, trips
 
+OPEN = P.UNCONSTRAINED
 X = np.ones((4, 3), np.float32)
 W = np.ones((5, 3, 3), np.float32)
 
@@ -208,3 +211,13 @@ def test_a_move_to_no_place_is_what_it_moves():
 def test_a_move_to_another_memory_stays():
     found = flat(lambda x: jax.device_put(x, jax.memory.Space.Host), X)
     assert [e.primitive.name for e in found.eqns] == ["device_put"]
+
+
+@pytest.mark.parametrize(
+    ("entries", "left"),
+    [((OPEN, OPEN), []), ((OPEN,), ["hint"]), ((OPEN, None), ["hint"]), ((), ["hint"])],
+    ids=str,
+)
+def test_a_hint_that_leaves_every_dim_open_is_none(entries, left):
+    found = flat(lambda x: mw.shard(x, P(*entries)), X)
+    assert [e.primitive.name for e in found.eqns] == left
