@@ -18,6 +18,8 @@ from meshwise.ir.sharding import DimAxes, Reduction, local_bytes, sharding_of, u
 from meshwise.reshard.plan import Reshard
 from meshwise.reshard.search import reshard_bound, reshard_cost
 
+# Results that are gathered after an exchange send about as much again.
+TWICE = 2
 _STACKS = (step_p, stack_p)
 
 
@@ -148,10 +150,12 @@ def _limited_seconds(graph: Graph, node: Node, axes: DimAxes) -> float:
 
 
 def _exchanged_where_worth(graph: Graph, node: Node, axes: DimAxes) -> DimAxes:
-    """Without the axes of dims that local rules exchange along, if gathering these sends less.
+    """Without the axes of dims that local rules exchange along, if gathering these may send less.
 
-    What every device can make, as the places in an argsort, is gathered for nothing. Bytes decide,
-    on any devices: a faster collective alone is no reason to have every device do all of the work.
+    Where results are wanted whole, they need not be gathered then: sorting, in shards, numbers that
+    are looked up afterwards sends all of them twice. What every device can make, as the places in
+    an argsort, is gathered for nothing. Bytes decide, on any devices: a faster collective alone is
+    no reason to have every device do all of the work.
     """
     whole = tuple([() if f in node.rule.permuted else own for f, own in enumerate(axes)])
     if whole == axes:
@@ -167,7 +171,7 @@ def _exchanged_where_worth(graph: Graph, node: Node, axes: DimAxes) -> DimAxes:
 
     sent = exchanges_of(graph, node, axes)
     exchanged = math.inf if sent is None else sum(one.wire_bytes for _, one in sent)
-    return whole if held(whole) - held(axes) < exchanged else axes
+    return whole if held(whole) - held(axes) < TWICE * exchanged else axes
 
 
 def _summed_as_held(node: Node, axes: DimAxes, held: Sequence[DimAxes | None]) -> DimAxes:

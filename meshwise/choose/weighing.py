@@ -63,8 +63,8 @@ class Burden:
 # element-wise work, which is cheap each time, and in a loop may be most of what is computed.
 BURDENS = (
     Burden(lambda one: one.peak_bytes, far=MUCH, power=4, holding=0.3),
-    Burden(lambda one: one.made_bytes, far=1.4, power=1, holding=1.0),
-    Burden(lambda one: one.work_seconds, far=MUCH, power=1),
+    Burden(lambda one: one.made_bytes, far=2.0, power=1, holding=1.0),
+    Burden(lambda one: one.work_seconds, far=MUCH, power=4),
 )
 
 

@@ -175,6 +175,25 @@ def test_a_test_of_all_numbers_stays_in_shards_beside_a_sort_of_all(size):
     np.testing.assert_array_equal(program.simulate(values), np.median(values))
 
 
+def looked_up(table, values):
+    """Places of a few values among many numbers in order."""
+    return jnp.searchsorted(jnp.sort(table), values)
+
+
+@pytest.mark.parametrize("size", [4096, 4001], ids=["even", "uneven"])
+def test_what_is_looked_up_is_sorted_where_it_is_gathered(size):
+    """In order or not, all numbers come to every device once."""
+    specs = P("d"), P()
+    program = mw.jit(looked_up, mesh=N8, in_shardings=specs, out_shardings=P()).partition(
+        f32(size), f32(512)
+    )
+    (gathered,) = program.collectives
+    assert str(gathered.kind) == "all_gather" and gathered.wire_bytes == 7 * -(-size // 8) * 4
+    draw = np.random.default_rng(0)
+    args = [draw.normal(size=n).astype(np.float32) for n in (size, 512)]
+    np.testing.assert_array_equal(program.simulate(*args), looked_up(*args))
+
+
 def test_of_nothing_nothing_is_held():
     program = mw.jit(jnp.cumsum, mesh=N8, in_shardings=P("d")).partition(f32(0))
     assert program.wire_bytes == 0
