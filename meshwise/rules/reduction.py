@@ -1,11 +1,13 @@
 """Reductions over dims, and the positions of the largest and smallest elements, with these or not.
 
 A dim that is summed may be sharded: each device then holds a term of the result. Where the
-reduction has no collective (`xor`, bitwise `and` and `or` of integers, `max` of complex numbers,
-a function of the user's) the dim is whole.
+reduction has no collective (`xor`, bitwise `and` and `or` of integers, a function of the user's),
+each device reduces its own part, and what they found is reduced again, in the order of the shards.
+The largest of complex numbers are looked for where the dim is whole.
 """
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,14 +33,14 @@ _REDUCTIONS = {
 
 
 def _kind(name: str, dtype: Any) -> Kind:
-    """The kind of a reduced dim: a reduction that devices can do together, else whole."""
+    """The kind of a reduced dim: a reduction by a collective, one in two steps, else whole."""
     reduction = _REDUCTIONS.get(name)
     if reduction is None:
-        return "whole"
+        return "permute"
     if dtype == np.bool_:
         return {Reduction.MAX: Reduction.OR, Reduction.MIN: Reduction.AND}.get(reduction, reduction)
     if reduction in (Reduction.AND, Reduction.OR):
-        return "whole"
+        return "permute"
     if reduction in (Reduction.MAX, Reduction.MIN) and issubdtype(dtype, np.complexfloating):
         return "whole"
     return reduction
@@ -53,24 +55,101 @@ def _reduce_rule(application: Application) -> OpRule:
     factoring = Factoring()
     dims = [factoring.new(n, kind if d in reduced else None) for d, n in enumerate(operand.shape)]
     kept = [dim for d, dim in enumerate(dims) if d not in reduced]
+    together = kind == "permute"
     return OpRule(
         factoring.rule([dims], [kept]),
+        local=_bits_local if together else None,
+        exchanges=_reduce_exchanges if together else None,
         linear=((0,),) if name == "reduce_sum" else (),
         flops=float(math.prod(operand.shape)),
     )
 
 
+# Whether bits are set that change nothing.
+_UNCHANGING = {"reduce_and": Reduction.AND, "reduce_or": Reduction.OR, "reduce_xor": Reduction.OR}
+
+
+def _bits_local(context: LocalContext, operand: Any) -> list[Any]:
+    reduction = _UNCHANGING[context.eqn.primitive.name]
+    unchanging = reduction_identity(reduction, operand.dtype)
+    return _in_two_steps(
+        context, [operand], [unchanging], lambda parts, dims: context.bind(*parts, axes=dims)
+    )
+
+
 @register("reduce")
 def _reduce_function_rule(application: Application) -> OpRule:
-    """A reduction by a function: operands and then their initial values, which are scalars."""
+    """A reduction by a function: operands and then their initial values, which are scalars.
+
+    As JAX says, the function is associative, and the initial values change nothing. It need not
+    commute: what is found in parts of a dim is joined in their order.
+    """
     count = len(application.operands) // 2
     reduced = application.params["dimensions"]
     shape = application.operands[0].shape
     factoring = Factoring()
-    dims = [factoring.new(n, "whole" if d in reduced else None) for d, n in enumerate(shape)]
+    dims = [factoring.new(n, "permute" if d in reduced else None) for d, n in enumerate(shape)]
     kept = [dim for d, dim in enumerate(dims) if d not in reduced]
-    factors = factoring.rule([dims] * count + [[]] * count, [kept] * count)
-    return OpRule(factors, flops=float(math.prod(shape) * count))
+    return OpRule(
+        factoring.rule([dims] * count + [[]] * count, [kept] * count),
+        local=_function_local,
+        exchanges=_reduce_exchanges,
+        flops=float(math.prod(shape) * count),
+    )
+
+
+def _function_local(context: LocalContext, *operands: Any) -> list[Any]:
+    count = len(operands) // 2
+    initial = operands[count:]
+
+    def reduce(parts: Sequence[Any], dims: tuple[int, ...]) -> list[Any]:
+        return context.bind(*parts, *initial, dimensions=dims)
+
+    return _in_two_steps(context, operands[:count], initial, reduce)
+
+
+def _reduced(context: LocalContext) -> tuple[int, ...]:
+    return context.params["axes" if "axes" in context.params else "dimensions"]
+
+
+def _reduced_dims(context: LocalContext) -> dict[int, int]:
+    """The sharded dims that are reduced, and the factor of each."""
+    dims = {d: context.rule.operands[0][d] for d in sorted(_reduced(context))}
+    return {d: dim[0] for d, dim in dims.items() if dim and context.axes(dim[0])}
+
+
+def _reduce_meeting(context: LocalContext) -> Meeting:
+    shards = math.prod(context.shards(factor) for factor in _reduced_dims(context).values())
+    found = tuple(type_of(v).dtype for v in context.eqn.outvars)
+    return Meeting(shards, math.prod(context.local_result_shape(0)), (1, found), (1, found))
+
+
+def _reduce_exchanges(context: LocalContext) -> list[Exchange]:
+    return _reduce_meeting(context).sends.found if _reduced_dims(context) else []
+
+
+def _in_two_steps(
+    context: LocalContext,
+    operands: Sequence[Any],
+    unchanging: Sequence[Any],
+    reduce: Callable[[Sequence[Any], tuple[int, ...]], list[Any]],
+) -> list[Any]:
+    """Each device reduces its own part, then all reduce what was found in the parts."""
+    sharded = _reduced_dims(context)
+    for dim, factor in sharded.items():
+        pairs = zip(operands, unchanging, strict=True)
+        operands = [mask_padding(context, x, dim, factor, value) for x, value in pairs]
+    found = reduce(operands, _reduced(context))
+    if not sharded:
+        return found
+
+    def combine(*parts: Any) -> list[Any]:
+        return [lax.expand_dims(x, (0,)) for x in reduce(parts, (0,))]
+
+    axes = tuple(a for factor in sharded.values() for a in context.axes(factor))
+    rows = [lax.reshape(x, (1, x.size)) for x in found]
+    whole = _reduce_meeting(context).hold(rows, axes, combine)
+    return [lax.reshape(x, part.shape) for x, part in zip(whole, found, strict=True)]
 
 
 # What finds where the largest or smallest are; with what they are, or without.

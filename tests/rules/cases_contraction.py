@@ -17,8 +17,13 @@ def ragged(contract, batch, groups, group_dims):
     return lambda x, y, sizes: lax.ragged_dot_general(x, y, sizes, numbers)
 
 
-def half_square_and_add(x, y):
-    return x * x / 8 + y
+def larger_in_size(x, y):
+    return lax.select(lax.abs(y) > lax.abs(x), y, x)
+
+
+def one_line(first, second):
+    """`a x + b` after another: what devices found must be joined in their order."""
+    return first[0] * second[0], first[1] * second[0] + second[1]
 
 
 PRODUCT = [
@@ -131,13 +136,23 @@ REDUCTION = [
     Case("reduce_or", "reduce_or", lambda x: lax.reduce_or(x, (1,)), "bool[5,7]",
          "i j -> i | or=j"),
     Case("reduce_or of integers", "reduce_or", lambda x: lax.reduce_or(x, (1,)), "i32[5,7]",
-         "i j -> i | whole=j"),
+         "i j -> i | permute=j"),
+    Case("reduce_and of integers", "reduce_and", lambda x: lax.reduce_and(x, (1,)), "i32[5,2]",
+         "i j -> i | permute=j"),
     Case("reduce_xor", "reduce_xor", lambda x: lax.reduce_xor(x, (1,)), "i32[5,7]",
-         "i j -> i | whole=j"),
+         "i j -> i | permute=j"),
+    Case("reduce_xor of two dims", "reduce_xor", lambda x: lax.reduce_xor(x, (0, 2)),
+         "u8[5,3,4]", "i j k -> j | permute=i k"),
     Case("reduce_xor of booleans", "reduce_xor", lambda x: lax.reduce_xor(x, (1,)), "bool[5,7]",
-         "i j -> i | whole=j"),
-    Case("reduce", "reduce", lambda x: lax.reduce(x, np.float32(0), half_square_and_add, (1,)),
-         "f32[5,7]", "i j,  -> i | whole=j"),
+         "i j -> i | permute=j"),
+    Case("reduce", "reduce", lambda x: lax.reduce(x, np.float32(0), larger_in_size, (1,)),
+         "f32[5,7]", "i j,  -> i | permute=j"),
+    Case("reduce of lines after each other", "reduce",
+         lambda x, y: lax.reduce((x, y), (np.float32(1), np.float32(0)), one_line, (0,)),
+         "f32[12,3] f32[12,3]", "i j, i j, ,  -> j, j | permute=i"),
+    Case("reduce of two dims", "reduce",
+         lambda x: lax.reduce(x, np.float32(0), larger_in_size, (2, 0)),
+         "f32[5,3,4]", "i j k,  -> j | permute=i k"),
     Case("argmax", "argmax", lambda x: lax.argmax(x, 1, np.int32), "f32[5,7]",
          "i j -> i | permute=j"),
     Case("argmax of ties", "argmax", lambda x: lax.argmax(x, 0, np.int32), "i32[12,7]<3",
