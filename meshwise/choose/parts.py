@@ -218,8 +218,8 @@ class Groups:
             if other is not None
         )
 
-    def meets_as_much(self, part: int, operand: int) -> bool:
-        """Whether a part reads along all of an operand's dims another one, which may lie otherwise.
+    def meets_another(self, part: int, operand: int) -> bool:
+        """Whether a part reads along an operand's dims another one, which may lie otherwise.
 
         A sum that goes on with all of it wants it whole; scattered before, it wants a part of it.
         What is made of nothing that lies anywhere is had in any way.
@@ -227,7 +227,7 @@ class Groups:
         rule = self.rules[self.parts[part].equation].factors
         own = {f for dim in rule.operands[operand] for f in dim if rule.sizes[f] > 1}
         return any(
-            own and own <= {f for dim in dims for f in dim} and self._lies(part, k)
+            own.intersection(f for dim in dims for f in dim) and self._lies(part, k)
             for k, dims in enumerate(rule.operands)
             if k != operand
         )

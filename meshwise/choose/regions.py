@@ -180,7 +180,7 @@ def _serves_both(
         if operand not in carry:
             return False
         alone = len(carry) == 1 and source.follows
-        alone = alone and not groups.meets_sums(k, operand) and not groups.meets_as_much(k, operand)
+        alone = alone and not groups.meets_sums(k, operand) and not groups.meets_another(k, operand)
         return alone or groups.only_carries[groups.find(other)]
     if groups.widens(k, operand, other):
         return False

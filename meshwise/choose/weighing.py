@@ -17,7 +17,7 @@ from meshwise.choose.starts import Limits, with_work_of
 # Less than so many times less is worth nothing.
 MUCH = 1.2
 # And a part of the seconds that is smaller is none.
-HARDLY = 1.5e-3
+HARDLY = 3e-4
 # The power to which seconds of a machine count; others are bytes, which weigh less.
 OF_A_MACHINE = 4
 
@@ -34,7 +34,7 @@ class Burden:
 
     of: Callable[[Found], float]
     far: float
-    power: int
+    power: float
     holding: float = 0.0
 
     def is_too_much(self, best: Found, completed: Found) -> bool:
@@ -63,7 +63,7 @@ class Burden:
 # element-wise work, which is cheap each time, and in a loop may be most of what is computed.
 BURDENS = (
     Burden(lambda one: one.peak_bytes, far=MUCH, power=4, holding=0.3),
-    Burden(lambda one: one.made_bytes, far=2.0, power=1, holding=1.0),
+    Burden(lambda one: one.made_bytes, far=2.0, power=1.5, holding=1.0),
     Burden(lambda one: one.work_seconds, far=MUCH, power=4),
 )
 

@@ -92,6 +92,22 @@ CASES = {
         N8,
         [("reduce_scatter", "d", (64, 64))],
     ),
+    "a sum is scattered before a product with a vector in shards": (
+        lambda x, w, u: u[:, None] * (x @ w),
+        (f32(64, 96), f32(96, 64), f32(64)),
+        (P(None, "d"), P("d"), P("d")),
+        P("d"),
+        N8,
+        [("reduce_scatter", "d", (64, 64))],
+    ),
+    "a mean with weights scatters both of its sums": (
+        lambda x, w: (x * w[..., None]).sum(1) / w.sum(1)[:, None],
+        (f32(64, 256, 32), f32(64, 256)),
+        P(None, "d"),
+        P("d"),
+        N8,
+        [("reduce_scatter", "d", (64, 32)), ("reduce_scatter", "d", (64, 1))],
+    ),
     "a sum goes on with what was made of nothing": (
         lambda table, ids: jax.grad(lambda table: (table[ids] ** 2).sum())(table),
         (f32(1024, 64), jax.ShapeDtypeStruct((256,), jnp.int32)),

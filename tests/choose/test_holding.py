@@ -194,6 +194,20 @@ def test_what_is_looked_up_is_sorted_where_it_is_gathered(size):
     np.testing.assert_array_equal(program.simulate(*args), looked_up(*args))
 
 
+@pytest.mark.parametrize(
+    ("function", "shape", "sent"),
+    [(jnp.argsort, (4096,), 7 * 2048), (jax.nn.softmax, (128, 96), 7 * 6144 + 2 * 7 * 128)],
+    ids=["a little more memory", "far more work"],
+)
+def test_what_is_wanted_whole(function, shape, sent):
+    """Memory is worth less than as many bytes again, and work a few in a hundred."""
+    over = P("d") if len(shape) == 1 else P(None, "d")
+    program = mw.jit(function, mesh=N8, in_shardings=over, out_shardings=P()).partition(f32(*shape))
+    assert program.wire_bytes == sent
+    values = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    np.testing.assert_allclose(program.simulate(values), function(values), rtol=1e-5)
+
+
 def test_of_nothing_nothing_is_held():
     program = mw.jit(jnp.cumsum, mesh=N8, in_shardings=P("d")).partition(f32(0))
     assert program.wire_bytes == 0
