@@ -59,18 +59,16 @@ def _compiling(jaxpr: Any) -> Any:
     return with_each(jaxpr, lambda eqn: _said(with_bodies(eqn, _compiling)))
 
 
-def cpu_options(
-    jaxpr: Any, sizes: Mapping[str, int], as_ready: bool = False
-) -> dict[str, Any]:  # fmt: skip
+def cpu_options(jaxpr: Any, sizes: Mapping[str, int], as_wanted: bool) -> dict[str, Any]:
     """Options by which XLA on CPU compiles a per-device jaxpr soon, and so that it holds little.
 
     XLA computes what is ready as early as it can, and gathers at once what is read in the end. In
-    the order that holds least each value is made where it is wanted. Borders are better sent early:
-    in that order all are cut into the result's buffer, and none is received there. And some hold
-    less `as_ready`.
+    the order that holds least each value is made where it is wanted, which is worth it for some
+    (`as_wanted`). Borders are better sent early: in that order all are cut into the result's
+    buffer, and none is received there.
     """
     soon = kernel_options(jaxpr, sizes)
-    if as_ready or _bordered(opened(jaxpr)):
+    if not as_wanted or _bordered(opened(jaxpr)):
         return soon
     return soon | {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 

@@ -1,9 +1,10 @@
-"""Orders in which XLA on CPU may run kernels, and which of them would hold far less.
+"""Orders in which XLA on CPU may run kernels, and which of them would hold less.
 
 By default it runs a kernel as soon as what it reads is there, first come, first served. In the
 other order, which is told to hold least, it goes from the results back, and makes each value where
 it is first wanted: what is gathered waits for its reader. But so do gradients of weights, which
-nobody but the results want: they come last, and all that they are made of is held until then.
+nobody but the results want: they come last, and all that they are made of is held until then. And
+XLA packs what is made late less well, so that the other order has to be worth it.
 """
 
 from collections import deque
@@ -14,19 +15,22 @@ from meshwise._jax import ClosedJaxpr, Jaxpr
 from meshwise.cost.kernels import KernelProgram, kernels_of, readers_of, waits_of
 from meshwise.cost.memory import peak_of
 
-# Of kernels as they are here, which are not quite XLA's, so much less is less of XLA's too.
-FAR_LESS = 0.75
+# So many times less held is worth another order than XLA's own. Kernels as they are here are not
+# quite XLA's: of 831 programs 21 held more than under `jax.jit` so, and 27 where waiting was chosen
+# unless it held a quarter more.
+LESS = 1.1
 
 
-def holds_far_less_as_ready(jaxpr: ClosedJaxpr | Jaxpr, axis_sizes: Mapping[str, int]) -> bool:
-    """Whether kernels that run as soon as they can hold far less than those that wait."""
+def holds_less_as_wanted(jaxpr: ClosedJaxpr | Jaxpr, axis_sizes: Mapping[str, int]) -> bool:
+    """Whether kernels that wait until what they make is wanted hold less than those that do not."""
     program = kernels_of(jaxpr, axis_sizes)
 
     def held(order: Sequence[int]) -> int:
         kernels = tuple([program.kernels[k] for k in order])
         return peak_of(replace(program, kernels=kernels)).temporary_bytes
 
-    return held(_as_ready(program)) < FAR_LESS * held(_as_wanted(program))
+    at_once = held(_as_ready(program))
+    return at_once > 0 and LESS * held(_as_wanted(program)) <= at_once
 
 
 def _as_ready(program: KernelProgram) -> list[int]:

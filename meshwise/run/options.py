@@ -3,7 +3,7 @@
 from typing import Any
 
 from meshwise import _jax
-from meshwise.cost.as_wanted import holds_far_less_as_ready
+from meshwise.cost.as_wanted import holds_less_as_wanted
 from meshwise.ir.per_device import PerDeviceProgram
 
 
@@ -12,4 +12,4 @@ def best_options(program: PerDeviceProgram, is_on_cpu: bool) -> dict[str, Any]:
     if not is_on_cpu:
         return {}
     what = program.jaxpr, program.mesh.axis_size
-    return _jax.cpu_options(*what, as_ready=holds_far_less_as_ready(*what))
+    return _jax.cpu_options(*what, as_wanted=holds_less_as_wanted(*what))
