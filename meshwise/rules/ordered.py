@@ -1,7 +1,8 @@
 """Floats as integers in the same order, NaN beyond all of them.
 
 On one device a NaN wins, in the collectives of a backend it may lose (XLA's on CPU compare with
-`<`). Floats of 16 bits and fewer go as 32, as not every backend reduces short integers.
+`<`). Floats go as integers of their own size, so that as many bytes are sent; a compiler whose
+backend reduces no short ones makes them longer itself. Those of less than a byte go as 32 bits.
 """
 
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from jax import lax
-from jax.numpy import issubdtype
+from jax.numpy import finfo, issubdtype
 
 from meshwise.ir.sharding import Reduction
 
@@ -18,7 +19,8 @@ def extreme_as_integers(
     reduction: Reduction, reduce: Callable[..., Any], *floats: Any
 ) -> Any:  # fmt: skip
     """The largest or smallest of floats as `reduce` finds it among integers in their order."""
-    wide = np.dtype(np.float64 if floats[0].dtype.itemsize == 8 else np.float32)
+    dtype = floats[0].dtype
+    wide = np.dtype(dtype if are_ordered_alike(dtype) else np.float32)
     ints = np.dtype(f"int{8 * wide.itemsize}")
     limits = np.iinfo(ints)
     beyond = limits.min if reduction is Reduction.MIN else limits.max
@@ -34,9 +36,9 @@ def extreme_as_integers(
         return lax.select(lax.ne(x, x), lax.full_like(found, beyond), found)
 
     found = fold(reduce(*map(ordered, floats)))
-    return lax.convert_element_type(lax.bitcast_convert_type(found, wide), floats[0].dtype)
+    return lax.convert_element_type(lax.bitcast_convert_type(found, wide), dtype)
 
 
 def are_ordered_alike(dtype: Any) -> bool:
     """Whether floats of a type have integers of their own size in `extreme_as_integers`."""
-    return issubdtype(dtype, np.floating) and np.dtype(dtype).itemsize >= 4
+    return issubdtype(dtype, np.floating) and finfo(dtype).bits == 8 * np.dtype(dtype).itemsize

@@ -16,6 +16,7 @@ from meshwise.ir.sharding import Reduction
 from meshwise.rules.factoring import Dim, Factoring, Kind, shapes, total_size
 from meshwise.rules.halo import Fetch, fetch_filled, shard_entry
 from meshwise.rules.identity import reduction_identity
+from meshwise.rules.initial import may_count_again
 from meshwise.rules.registry import (
     Application,
     Exchange,
@@ -150,7 +151,8 @@ def _reduce_window_local(context: LocalContext, operand: Any) -> list[Any]:
 def _reduce_window_function_rule(application: Application) -> OpRule:
     """A reduction by a function: operands and then their initial values, which are scalars.
 
-    An initial value need not be an identity, and how often it counts is the backend's affair.
+    What lies outside is padded with these, where they may count again. How often others count is
+    the backend's affair.
     """
     count = len(application.operands) // 2
     factoring = Factoring()
@@ -159,7 +161,7 @@ def _reduce_window_function_rule(application: Application) -> OpRule:
         application.params,
         application.operands[0].shape,
         application.results[0].shape,
-        pads=False,
+        pads=may_count_again(application),
     )
 
     def local(context: LocalContext, *operands: Any) -> list[Any]:

@@ -2,7 +2,8 @@
 
 A dim that is summed may be sharded: each device then holds a term of the result. Where the
 reduction has no collective (`xor`, bitwise `and` and `or` of integers, a function of the user's),
-each device reduces its own part, and what they found is reduced again, in the order of the shards.
+each device reduces its own part, and what they found is reduced again, in the order of the shards;
+the dim is whole where the function's initial values may not count again (`initial.py`).
 The largest of complex numbers are looked for where the dim is whole.
 """
 
@@ -19,6 +20,7 @@ from meshwise.ir.program import type_of
 from meshwise.ir.sharding import Reduction
 from meshwise.rules.factoring import Dim, Factoring, Kind, shapes
 from meshwise.rules.identity import mask_padding, reduction_identity
+from meshwise.rules.initial import may_count_again
 from meshwise.rules.registry import Application, Exchange, LocalContext, OpRule, register
 from meshwise.rules.together import Meeting, row_count, take_rows
 
@@ -81,14 +83,15 @@ def _bits_local(context: LocalContext, operand: Any) -> list[Any]:
 def _reduce_function_rule(application: Application) -> OpRule:
     """A reduction by a function: operands and then their initial values, which are scalars.
 
-    As JAX says, the function is associative, and the initial values change nothing. It need not
-    commute: what is found in parts of a dim is joined in their order.
+    The function is associative, as JAX asks, and need not commute: what is found in parts of a dim
+    is joined in their order.
     """
     count = len(application.operands) // 2
     reduced = application.params["dimensions"]
     shape = application.operands[0].shape
     factoring = Factoring()
-    dims = [factoring.new(n, "permute" if d in reduced else None) for d, n in enumerate(shape)]
+    kind = "permute" if may_count_again(application) else "whole"
+    dims = [factoring.new(n, kind if d in reduced else None) for d, n in enumerate(shape)]
     kept = [dim for d, dim in enumerate(dims) if d not in reduced]
     return OpRule(
         factoring.rule([dims] * count + [[]] * count, [kept] * count),

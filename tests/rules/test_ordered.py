@@ -20,7 +20,7 @@ def smallest(x, i, u):
     return x.at[i].min(u), x.min(0), u.min(0)
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16, jnp.float8_e5m2])
 @pytest.mark.parametrize("function", [largest, smallest], ids=["max", "min"])
 def test_special_numbers(function, dtype):
     """Terms of every pair of special numbers, in an order that the devices do not share."""

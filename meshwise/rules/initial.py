@@ -1,0 +1,52 @@
+"""Initial values of a reduction by a user's function: whether they may count any number of times.
+
+Each device that reduces a part begins with them, and padding is overwritten with them. Where the
+function is associative, as JAX asks, that changes nothing if they change nothing of themselves, and
+it does not matter on which side they stand. On one device a reduction is what it is with any
+initial values, so others are asked for here, too: those are reduced by every device, whole.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from meshwise._jax import ClosedJaxpr, Literal, jaxpr_as_fun, without_mesh
+from meshwise.ir.program import type_of
+from meshwise.rules.registry import Application
+
+# What an initial value is tried with, on either side.
+_SAMPLES = (0.75, -1.25, 3.0, -2.0)
+
+
+def may_count_again(application: Application) -> bool:
+    """Whether the initial values, the second half of the operands, are known and count for nothing.
+
+    The function is tried with a few numbers.
+    """
+    atoms = application.eqn.invars[len(application.operands) // 2 :]
+    initial = [np.asarray(a.val, type_of(a).dtype) for a in atoms if isinstance(a, Literal)]
+    if len(initial) < len(atoms):
+        return False
+    samples = [[_as(s, x.dtype) for x in initial] for s in _SAMPLES]
+    with jax.ensure_compile_time_eval(), without_mesh(), jax.debug_nans(False):
+        joined = [_joined(application, x, initial) for x in samples]
+        return _same(_joined(application, initial, initial), initial) and all(
+            _same(_joined(application, initial, x), y) for x, y in zip(samples, joined, strict=True)
+        )
+
+
+def _as(sample: float, dtype: np.dtype) -> np.ndarray:
+    return np.asarray(abs(sample) if dtype.kind in "bu" else sample).astype(dtype)
+
+
+def _joined(application: Application, first: Sequence[Any], second: Sequence[Any]) -> list[Any]:
+    body, consts = application.params["jaxpr"], application.params.get("consts", ())
+    closed = body if isinstance(body, ClosedJaxpr) else ClosedJaxpr(body, consts)
+    return jaxpr_as_fun(closed)(*first, *second)
+
+
+def _same(these: Sequence[Any], those: Sequence[Any]) -> bool:
+    pairs = zip(these, those, strict=True)
+    return all(np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in pairs)
