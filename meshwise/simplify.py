@@ -13,7 +13,7 @@ from jax import lax
 from meshwise import _jax
 from meshwise._jax import Control, JaxprEqn, Literal, Var
 from meshwise.ir.bodies import OUTERMOST, Scope, is_visible, scopes
-from meshwise.ir.program import application_key, itemsize_of, shape_of
+from meshwise.ir.program import application_key, atom_key, itemsize_of, shape_of
 
 # Operators that put the elements of an array in another order or shape.
 _RELAYING = frozenset(
@@ -62,15 +62,7 @@ def _equation_key(eqn: JaxprEqn) -> Any:
     """Equal for equations that compute the same; None for those that must stay."""
     if eqn.effects or eqn.primitive is lax.optimization_barrier_p:
         return None
-    return application_key(eqn, tuple(_atom_key(a) for a in eqn.invars))
-
-
-def _atom_key(atom: Any) -> Any:
-    """A variable itself; a literal by its type and its bits."""
-    if not isinstance(atom, Literal):
-        return atom
-    bits = atom.val.tobytes() if hasattr(atom.val, "tobytes") else (type(atom.val), atom.val)
-    return atom.aval, bits
+    return application_key(eqn, tuple(atom_key(a) for a in eqn.invars))
 
 
 def live(eqns: list[JaxprEqn], outputs: Sequence[Any]) -> list[JaxprEqn]:

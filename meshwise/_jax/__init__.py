@@ -105,6 +105,7 @@ from meshwise._jax.jaxprs import new_eqn as new_eqn
 from meshwise._jax.jaxprs import new_var as new_var
 from meshwise._jax.jaxprs import opened as opened
 from meshwise._jax.jaxprs import operator_name as operator_name
+from meshwise._jax.jaxprs import reading as reading
 from meshwise._jax.jaxprs import rename as rename
 from meshwise._jax.jaxprs import rewritten as rewritten
 from meshwise._jax.jaxprs import source_summary as source_summary

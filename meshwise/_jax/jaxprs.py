@@ -2,7 +2,7 @@
 
 import operator
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -70,6 +70,12 @@ def rewritten(jaxpr: Any, **parts: Any) -> Any:
     if "constvars" in parts and hasattr(jaxpr, "consts"):
         parts["consts"] = jaxpr.consts
     return jaxpr.replace(**parts)
+
+
+def reading(eqn: JaxprEqn, others: Mapping[Any, Var]) -> JaxprEqn:
+    """An equation with other operands in the place of some; itself where it reads none of them."""
+    read = [a if isinstance(a, Literal) else others.get(a, a) for a in eqn.invars]
+    return eqn if read == eqn.invars else eqn.replace(invars=read)
 
 
 def with_each(jaxpr: Any, change: Callable[[JaxprEqn], Sequence[JaxprEqn]]) -> Any:

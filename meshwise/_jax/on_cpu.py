@@ -31,6 +31,7 @@ from meshwise._jax.jaxprs import (
     Var,
     new_eqn,
     opened,
+    reading,
     rewritten,
     with_bodies,
     with_each,
@@ -101,14 +102,8 @@ def _borders_in_order(jaxpr: Any) -> Any:
         new_eqn(lax.optimization_barrier_p, [var], [held], {}, body.eqns[0])
         for var, held in behind.items()
     ]
-    eqns = [_reading(eqn, behind) for eqn in body.eqns]
+    eqns = [reading(eqn, behind) for eqn in body.eqns]
     return rewritten(jaxpr, eqns=[*barriers, *eqns])
-
-
-def _reading(eqn: JaxprEqn, others: Mapping[Any, Var]) -> JaxprEqn:
-    """An equation with other operands in the place of some."""
-    read = [a if isinstance(a, Literal) else others.get(a, a) for a in eqn.invars]
-    return eqn if read == eqn.invars else eqn.replace(invars=read)
 
 
 def _said(eqn: JaxprEqn) -> list[JaxprEqn]:

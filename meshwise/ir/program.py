@@ -144,3 +144,11 @@ def application_key(eqn: JaxprEqn, operands: Any) -> Any:
     except TypeError:
         return None
     return key
+
+
+def atom_key(atom: Any) -> Any:
+    """A variable itself; a literal by its type and its bits."""
+    if not isinstance(atom, Literal):
+        return atom
+    bits = atom.val.tobytes() if hasattr(atom.val, "tobytes") else (type(atom.val), atom.val)
+    return atom.aval, bits

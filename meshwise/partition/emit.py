@@ -25,6 +25,7 @@ from meshwise.ir.program import shape_of, type_of
 from meshwise.ir.sharding import Sharding, local_shape
 from meshwise.partition.at_home import cut_at_home
 from meshwise.partition.hoist import LoopRead, read_anyway, read_before
+from meshwise.partition.once import send_once
 from meshwise.partition.order import emission_order
 from meshwise.partition.stacks import Part, parts_kept
 from meshwise.partition.together import send_together
@@ -55,7 +56,8 @@ def emit(
     ]
     axes = list(zip(program.mesh.names, program.mesh.sizes, strict=True))
     traced = _jax.make_jaxpr_over_axes(per_device, axes, shapes)
-    jaxpr = send_together(cut_at_home(traced, plan.in_shardings, program.mesh), program.mesh)
+    sent = send_once(cut_at_home(traced, plan.in_shardings, program.mesh))
+    jaxpr = send_together(sent, program.mesh)
     reads = [read for _, found in sorted(walk.loop_reads.items()) for read in found]
     return jaxpr, walk.reasons, reads
 

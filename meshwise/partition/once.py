@@ -1,0 +1,55 @@
+"""Equal collectives of equal values run once.
+
+What two equations want of one value is sent once as it is. But a local rule fetches rows of what it
+has cut or joined itself, and two rules may do so alike: two rolls by one place, a border that the
+forward and the backward pass both read. Of such collectives the first in a body serves all.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from meshwise import _jax
+from meshwise._jax import ClosedJaxpr, DropVar, JaxprEqn, Literal, Var
+from meshwise.ir.collectives import is_collective
+from meshwise.ir.program import application_key, atom_key
+
+
+def send_once(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """A per-device program whose bodies send equal values the same way once."""
+    changed = _once(closed)
+    return closed if changed is closed else _jax.without_dead(changed)
+
+
+def _once(jaxpr: Any) -> Any:
+    """A jaxpr with the first of equal collectives in the place of the others, bodies included."""
+    before = list(_jax.opened(jaxpr).eqns)
+    known: dict[Any, tuple[int, JaxprEqn]] = {}  # of equal equations the number, and the first
+    values: dict[Var, tuple[int, int]] = {}  # the number of what makes it, and which result it is
+    instead: dict[Var, Var] = {}
+    eqns = []
+    for original in before:
+        eqn = _jax.with_bodies(original, _once)
+        operands = [atom_key(a) if isinstance(a, Literal) else values.get(a, a) for a in eqn.invars]
+        key = None if _jax.has_effects(eqn) else application_key(eqn, tuple(operands))
+        number, first = known.setdefault(eqn if key is None else key, (len(known), eqn))
+        values.update({v: (number, k) for k, v in enumerate(eqn.outvars)})
+        if first is not eqn and is_collective(eqn) and _makes_all(first):
+            instead.update(zip(eqn.outvars, first.outvars, strict=True))
+        else:
+            eqns.append(_jax.reading(eqn, instead))
+    if len(eqns) == len(before) and all(map(_is, eqns, before)):
+        return jaxpr
+    results = [a if isinstance(a, Literal) else instead.get(a, a) for a in _outputs(jaxpr)]
+    return _jax.rewritten(jaxpr, eqns=eqns, outvars=results)
+
+
+def _makes_all(eqn: JaxprEqn) -> bool:
+    return not any(isinstance(v, DropVar) for v in eqn.outvars)
+
+
+def _is(new: JaxprEqn, old: JaxprEqn) -> bool:
+    return new is old
+
+
+def _outputs(jaxpr: Any) -> Sequence[Any]:
+    return _jax.opened(jaxpr).outvars
