@@ -4,11 +4,13 @@ The gradient of what reverses a dim reverses it back, and between the two every 
 treated alone. Reversing a sharded dim sends all of it, so what is computed between two reversals
 is computed of what lies as it lay, and two that reverse different dims are one that reverses both.
 A reduction over reversed dims reads them in any order, and a transpose between two reversals turns
-them into others: the gradient of a quarter turn reverses nothing. Nothing is computed twice:
-element-wise equations that read each other are turned together, where that leaves fewer reversals
-around them.
+them into others: the gradient of a quarter turn reverses nothing. What goes along a dim goes the
+other way (`directed.py`): sums from the last element on, a convolution with the kernel reversed.
+Nothing is computed twice: equations that read each other are turned together, where that leaves
+fewer reversals around them.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +22,7 @@ from jax import lax
 from meshwise import _jax
 from meshwise._jax import JaxprEqn, Literal, Var
 from meshwise.ir.program import Program, shape_of
+from meshwise.propagate.directed import DIRECTED
 from meshwise.propagate.rewriting import is_of_any_size, rewritten, without_unread
 from meshwise.rules.registry import OpRule, describe_all
 
@@ -100,28 +103,51 @@ class _View:
         return self.eqns[index]
 
     def is_plain(self, index: int | None, transposed: bool) -> bool:
-        """Whether an equation treats every element alone, in the same place or `transposed`."""
+        """Whether an equation treats every element alone, in the same place or `transposed`.
+
+        Or goes along dims in either direction.
+        """
         if index is None or index in self.program.hints:
             return False
         eqn = self.eqns[index]
         if eqn.effects or len(eqn.outvars) > 1 or _jax.is_mark(eqn):
             return False
+        if eqn.primitive in DIRECTED:
+            return True
         if eqn.primitive is not lax.broadcast_in_dim_p and is_of_any_size(self._rules[index], eqn):
             return True
-        return transposed and _keeps_elements(self._rules[index])
+        return transposed and (_adds_dims(eqn) or _keeps_elements(self._rules[index]))
 
     def result_dims(self, index: int, operand: int, dims: Dims) -> Dims:
-        """The dims of a plain equation's result that are those of an operand."""
+        """The dims of a plain equation's result that are those of an operand.
+
+        None where not all of them can be: along a dim in steps.
+        """
+        eqn = self.eqns[index]
+        if directed := DIRECTED.get(eqn.primitive):
+            passing = directed.passing(eqn).items()
+            found = frozenset(d for d, own in passing if own[operand] in dims)
+            return found if len(found) == len(dims) else frozenset()
         rule = self._rules[index].factors
         factors = {f for d in dims for f in rule.operands[operand][d]}
         return frozenset(d for d, own in enumerate(rule.results[0]) if factors.intersection(own))
 
     def operand_dims(self, index: int, operand: int, dims: Dims) -> Dims:
         """The dims of a plain equation's operand that are those of its result."""
+        eqn = self.eqns[index]
+        if directed := DIRECTED.get(eqn.primitive):
+            passing = directed.passing(eqn)
+            return frozenset(own for d in dims if (own := passing[d][operand]) is not None)
         rule = self._rules[index].factors
         factors = {f for d in dims for f in rule.results[0][d]}
         own = enumerate(rule.operands[operand])
         return frozenset(d for d, each in own if factors.intersection(each))
+
+    def may_turn(self, index: int, dims: Dims) -> bool:
+        """Whether a plain equation can make its result with these dims reversed."""
+        eqn = self.eqns[index]
+        directed = DIRECTED.get(eqn.primitive)
+        return directed is None or dims <= directed.passing(eqn).keys()
 
     def is_beside(self, one: int, other: int) -> bool:
         """Whether two equations stand in the same body."""
@@ -149,7 +175,7 @@ class _View:
             if value in found or (found and not self.is_beside(index, next(others))):
                 continue
             if self.reversal(value) is None:
-                if not self.is_plain(index, transposed):
+                if not self.is_plain(index, transposed) or not self.may_turn(index, own):
                     continue
                 read = enumerate(self.eqns[index].invars)
                 left += [(a, self.operand_dims(index, k, own)) for k, a in read if shape_of(a)]
@@ -160,6 +186,13 @@ class _View:
                     result = self.eqns[reader].outvars[0]
                     left.append((result, self.result_dims(reader, operand, own)))
         return found, known
+
+
+def _adds_dims(eqn: JaxprEqn) -> bool:
+    """Whether a result has dims of one element more, and nothing else."""
+    if eqn.primitive is not lax.broadcast_in_dim_p or len(eqn.invars) > 1:
+        return False
+    return math.prod(shape_of(eqn.invars[0])) == math.prod(shape_of(eqn.outvars[0]))
 
 
 def _keeps_elements(rule: OpRule) -> bool:
@@ -278,7 +311,10 @@ class _Turned:
                     found[index].append(_reverse(eqn, atom, same[key], dims))
                 operands.append(same[key])
             (value,) = eqn.outvars
-            found[index].append(eqn.replace(invars=operands, outvars=[same[value]]))
+            turned = DIRECTED.get(eqn.primitive)
+            params = eqn.params | (turned.turned(eqn, self.dims[value]) if turned else {})
+            new = eqn.replace(invars=operands, outvars=[same[value]], params=params)
+            found[index].append(new)
             if self._is_read_as_it_was(value):
                 found[index].append(_reverse(eqn, same[value], value, self.dims[value]))
         for value in self.values:

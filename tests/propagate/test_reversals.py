@@ -120,7 +120,77 @@ SOME = [
 ]
 
 
-@pytest.mark.parametrize("function", NOTHING + SOME, ids=lambda f: f.__name__)
+KERNEL = np.random.default_rng(1).normal(size=(3, 2)).astype(np.float32)
+
+
+def convolved(x: Any, **params: Any) -> Any:
+    said = {"window_strides": (1, 1), "padding": ((1, 1), (2, 0)), **params}
+    return lax.conv_general_dilated(x[None, None], KERNEL[None, None], **said)[0, 0]
+
+
+def sums(x: Any) -> Any:
+    return jnp.cumsum(x, 0)
+
+
+def sums_from_the_last(x: Any) -> Any:
+    return jnp.flip(sums(jnp.flip(x, 0)), 0)
+
+
+def convolved_back(x: Any) -> Any:
+    return jnp.flip(convolved(jnp.flip(x)))
+
+
+def correlated(x: Any) -> Any:
+    return jax.scipy.signal.correlate2d(x, KERNEL, "same")
+
+
+def dilated_back(x: Any) -> Any:
+    return jnp.flip(convolved(jnp.flip(x), lhs_dilation=(1, 2), rhs_dilation=(2, 1)))
+
+
+def in_steps(x: Any) -> Any:
+    """Every other row of windows is not every other from the other end."""
+    return jnp.flip(convolved(jnp.flip(x), window_strides=(2, 1)))
+
+
+def pooled(x: Any) -> Any:
+    said = (3, 2), (1, 1), ((2, 0), (0, 1))
+    return jnp.flip(lax.reduce_window(jnp.flip(x), -np.inf, lax.max, *said))
+
+
+def padded(x: Any) -> Any:
+    return jnp.flip(lax.pad(jnp.flip(x), np.float32(3), ((1, 2, 0), (0, 0, 1))))
+
+
+def largest_so_far_of_parts(x: Any) -> Any:
+    return jnp.flip(lax.cummax(jnp.flip(x[:, 1:]) * x[:, :-1], 1, reverse=True), 1)
+
+
+DIRECTED = [
+    sums_from_the_last,
+    convolved_back,
+    correlated,
+    dilated_back,
+    in_steps,
+    pooled,
+    padded,
+    largest_so_far_of_parts,
+]
+
+
+@pytest.mark.parametrize(
+    ("turned", "straight"),
+    [(sums_from_the_last, sums), (convolved_back, convolved), (correlated, convolved)],
+    ids=["sums", "convolution", "correlation"],
+)
+def test_what_goes_the_other_way_sends_no_more(turned, straight) -> None:
+    mesh = jax.make_mesh((8,), ("x",))
+    x = np.zeros((64, 64), np.float32)
+    sent = [mw.jit(f, mesh=mesh, in_shardings=P("x")).partition(x) for f in (turned, straight)]
+    assert sent[0].wire_bytes <= sent[1].wire_bytes
+
+
+@pytest.mark.parametrize("function", NOTHING + SOME + DIRECTED, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("spec", [P("x"), P(None, "x"), P("x", "y")], ids=str)
 @pytest.mark.parametrize("shape", [(8, 12), (7, 9)], ids=str)
 def test_numbers(function: Callable[..., Any], spec: P, shape: tuple[int, int]) -> None:

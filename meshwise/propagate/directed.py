@@ -1,0 +1,83 @@
+"""Operators that go along a dim, and what they are of what is reversed in it.
+
+A convolution of reversed rows with a reversed kernel is the reversed convolution, where padding
+changes ends and every row has a window; sums from the first element on become sums from the last.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jax import lax
+
+from meshwise._jax import JaxprEqn
+from meshwise.ir.program import shape_of
+
+# For each dim of a result the dims of the operands that are reversed with it; None for no dim.
+Passing = Mapping[int, tuple[int | None, ...]]
+
+
+@dataclass(frozen=True)
+class Directed:
+    """How reversals pass through an operator, and its parameters where dims are reversed."""
+
+    passing: Callable[[JaxprEqn], Passing]
+    turned: Callable[[JaxprEqn, frozenset[int]], dict[str, Any]]
+
+
+def _convolved(eqn: JaxprEqn) -> Passing:
+    numbers, strides = eqn.params["dimension_numbers"], eqn.params["window_strides"]
+    specs = numbers.out_spec, numbers.lhs_spec, numbers.rhs_spec
+    spatial = zip(*(spec[2:] for spec in specs), strides, strict=True)
+    return {out: (lhs, rhs) for out, lhs, rhs, stride in spatial if stride == 1}
+
+
+def _convolved_back(eqn: JaxprEqn, dims: frozenset[int]) -> dict[str, Any]:
+    spatial = eqn.params["dimension_numbers"].out_spec[2:]
+    pairs = zip(spatial, eqn.params["padding"], strict=True)
+    return {"padding": tuple(p[::-1] if d in dims else p for d, p in pairs)}
+
+
+def _windowed(eqn: JaxprEqn) -> Passing:
+    return {d: (d,) for d, stride in enumerate(eqn.params["window_strides"]) if stride == 1}
+
+
+def _windowed_back(eqn: JaxprEqn, dims: frozenset[int]) -> dict[str, Any]:
+    ends: Sequence[Any] = eqn.params["padding"]
+    return {"padding": tuple(p[::-1] if d in dims else p for d, p in enumerate(ends))}
+
+
+def _added_up(eqn: JaxprEqn) -> Passing:
+    return {d: (d,) for d in range(len(shape_of(eqn.outvars[0])))}
+
+
+def _added_up_back(eqn: JaxprEqn, dims: frozenset[int]) -> dict[str, Any]:
+    return {"reverse": eqn.params["reverse"] != (eqn.params["axis"] in dims)}
+
+
+def _padded(eqn: JaxprEqn) -> Passing:
+    return {d: (d, None) for d in range(len(eqn.params["padding_config"]))}
+
+
+def _padded_back(eqn: JaxprEqn, dims: frozenset[int]) -> dict[str, Any]:
+    ends = enumerate(eqn.params["padding_config"])
+    turned = [
+        (high, low, inner) if d in dims else (low, high, inner) for d, (low, high, inner) in ends
+    ]
+    return {"padding_config": tuple(turned)}
+
+
+_WINDOWS = Directed(_windowed, _windowed_back)
+_SUMS = Directed(_added_up, _added_up_back)
+DIRECTED: Mapping[Any, Directed] = {
+    lax.conv_general_dilated_p: Directed(_convolved, _convolved_back),
+    lax.pad_p: Directed(_padded, _padded_back),
+    lax.reduce_window_sum_p: _WINDOWS,
+    lax.reduce_window_max_p: _WINDOWS,
+    lax.reduce_window_min_p: _WINDOWS,
+    lax.cumsum_p: _SUMS,
+    lax.cumprod_p: _SUMS,
+    lax.cummax_p: _SUMS,
+    lax.cummin_p: _SUMS,
+    lax.cumlogsumexp_p: _SUMS,
+}
