@@ -1,8 +1,11 @@
 """Calls and constraints: equations with bodies, and the shardings that JAX lets a user write."""
 
+import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
+import jax
 from jax._src import core as _core
 from jax._src.named_sharding import UNSPECIFIED
 from jax.sharding import PartitionSpec
@@ -17,7 +20,7 @@ from meshwise._jax.jaxprs import (
     rewritten,
     with_bodies,
 )
-from meshwise._jax.tracing import is_unspecified
+from meshwise._jax.tracing import is_unspecified, without_mesh
 
 
 class CallBody:
@@ -92,7 +95,25 @@ _CALLS: dict[str, Callable[[dict[str, Any]], CallBody | None]] = {
 def call_body(eqn: JaxprEqn) -> CallBody | None:
     """The body of a call-like equation, None for any other."""
     read = _CALLS.get(eqn.primitive.name)
-    return read(eqn.params) if read else None
+    return read(eqn.params) if read else _body_of_sparse(eqn)
+
+
+_SPARSE = ("bcoo", "bcsr", "coo", "csr")  # of `jax.experimental.sparse`, and their modules
+
+
+def _body_of_sparse(eqn: JaxprEqn) -> CallBody | None:
+    """What an operator on the parts of sparse arrays is in terms of dense ones: its lowering."""
+    name = eqn.primitive.name
+    kind = name.partition("_")[0]
+    if kind not in _SPARSE:
+        return None
+    module = sys.modules.get(f"jax.experimental.sparse.{kind}")
+    written: Any = getattr(module, f"_{name}_impl", None)
+    if written is None:
+        return None
+    types = [a.aval for a in eqn.invars]
+    with without_mesh():
+        return CallBody(jax.make_jaxpr(partial(written, **eqn.params))(*types))
 
 
 def scan_counts(eqn: JaxprEqn) -> tuple[int, int]:
