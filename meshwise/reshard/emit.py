@@ -49,15 +49,32 @@ def apply_steps(x: jax.Array, plan: ReshardPlan, mesh: Mesh) -> jax.Array:
 
 
 def _slice(x: jax.Array, step: Step, plan: ReshardPlan, mesh: Mesh) -> jax.Array:
-    """Keep this device's part: pad a dim that was whole, then slice at the device's offset."""
-    x = _pad_gaining(x, step, mesh)
+    """Keep this device's part.
+
+    Of a dim that no whole parts are of, the last devices cut one that ends with the dim, and put
+    padding after what is theirs: only what is kept is padded, not all of the array.
+    """
+    wanted = _whole_pieces(x, step, mesh)
     starts: list[Any] = [np.int32(0)] * x.ndim
     sizes = list(x.shape)
     for part in step.parts:
         dim = _gaining(part)
         sizes[dim] = step.target_shape[dim]
         starts[dim] = lax.axis_index(part.axes) * np.int32(sizes[dim])
-    return lax.dynamic_slice(x, starts, sizes, allow_negative_indices=False)
+    uneven = [dim for dim, size in enumerate(x.shape) if wanted[dim] != size]
+    if not uneven or any(sizes[dim] > x.shape[dim] for dim in uneven):
+        padded = _pad_gaining(x, step, mesh)
+        return lax.dynamic_slice(padded, starts, sizes, allow_negative_indices=False)
+    last = [np.int32(size - own) for size, own in zip(x.shape, sizes, strict=True)]
+    cut = [lax.min(at, last[d]) if d in uneven else at for d, at in enumerate(starts)]
+    kept = lax.dynamic_slice(x, cut, sizes, allow_negative_indices=False)
+    ends = [(0, own if d in uneven else 0, 0) for d, own in enumerate(sizes)]
+    padded = lax.pad(kept, jnp.zeros((), x.dtype), ends)
+    moved = [
+        lax.min(starts[d] - cut[d], np.int32(own)) if d in uneven else np.int32(0)
+        for d, own in enumerate(sizes)
+    ]
+    return lax.dynamic_slice(padded, moved, sizes, allow_negative_indices=False)
 
 
 def _all_gather(x: jax.Array, step: Step, plan: ReshardPlan, mesh: Mesh) -> jax.Array:
@@ -201,17 +218,23 @@ def _merge_front(x: jax.Array, step: Step, mesh: Mesh) -> jax.Array:
     return x.transpose(order).reshape(shape)
 
 
-def _pad_gaining(x: jax.Array, step: Step, mesh: Mesh) -> jax.Array:
-    """Pad each dim that gains axes to whole pieces; only a dim that was whole can need it."""
+def _whole_pieces(x: jax.Array, step: Step, mesh: Mesh) -> dict[int, int]:
+    """The size of each dim in whole pieces; only a dim that was whole can lack some."""
     wanted = dict(enumerate(x.shape))
-    gaining = {_gaining(part) for part in step.parts}
-    for dim in gaining:
+    for dim in {_gaining(part) for part in step.parts}:
         wanted[dim] = step.target_shape[dim]
     for part in step.parts:
         wanted[_gaining(part)] *= mesh.size(part.axes)
+    return wanted
+
+
+def _pad_gaining(x: jax.Array, step: Step, mesh: Mesh) -> jax.Array:
+    """Pad each dim that gains axes to whole pieces."""
+    wanted = _whole_pieces(x, step, mesh)
     missing = [(0, wanted[dim] - size, 0) for dim, size in enumerate(x.shape)]
     if not any(high for _, high, _ in missing):
         return x
+    gaining = {_gaining(part) for part in step.parts}
     padded = lax.pad(x, jnp.zeros((), x.dtype), missing)
     # XLA on CPU gives a piece that is nothing but padding another layout than the others have,
     # and then refuses its own all_to_all.
