@@ -13,6 +13,7 @@ from benchmarks.suite.programs import (
     numerics,
     ordering,
     pipeline,
+    reductions,
     reshape,
     reshard,
     science,
@@ -33,6 +34,7 @@ PROGRAMS: tuple[Program, ...] = (
     *science.TABLE,
     *models.TABLE,
     *numerics.TABLE,
+    *reductions.TABLE,
 )
 
 
