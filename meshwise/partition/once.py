@@ -8,6 +8,8 @@ forward and the backward pass both read. Of such collectives the first in a body
 from collections.abc import Sequence
 from typing import Any
 
+from jax import lax
+
 from meshwise import _jax
 from meshwise._jax import ClosedJaxpr, DropVar, JaxprEqn, Literal, Var
 from meshwise.ir.collectives import is_collective
@@ -30,7 +32,7 @@ def _once(jaxpr: Any) -> Any:
     for original in before:
         eqn = _jax.with_bodies(original, _once)
         operands = [atom_key(a) if isinstance(a, Literal) else values.get(a, a) for a in eqn.invars]
-        key = None if _jax.has_effects(eqn) else application_key(eqn, tuple(operands))
+        key = None if _is_apart(eqn) else application_key(eqn, tuple(operands))
         number, first = known.setdefault(eqn if key is None else key, (len(known), eqn))
         values.update({v: (number, k) for k, v in enumerate(eqn.outvars)})
         if first is not eqn and is_collective(eqn) and _makes_all(first):
@@ -41,6 +43,11 @@ def _once(jaxpr: Any) -> Any:
         return jaxpr
     results = [a if isinstance(a, Literal) else instead.get(a, a) for a in _outputs(jaxpr)]
     return _jax.rewritten(jaxpr, eqns=eqns, outvars=results)
+
+
+def _is_apart(eqn: JaxprEqn) -> bool:
+    """Whether an equation equals no other: a barrier stands before what is recomputed."""
+    return eqn.primitive is lax.optimization_barrier_p or _jax.has_effects(eqn)
 
 
 def _makes_all(eqn: JaxprEqn) -> bool:

@@ -50,6 +50,9 @@ CASES = {
     "recomputed on purpose": (
         lambda x, y: [lax.psum(jnp.tanh(v), "d") for v in (x, lax.optimization_barrier(x))], 2,
     ),
+    "recomputed twice": (
+        lambda x, y: [lax.psum(jnp.tanh(lax.optimization_barrier(x)), "d") for _ in range(2)], 2,
+    ),
     "in a loop": (
         lambda x, y: lax.scan(lambda h, _: (lax.psum(h, "d") + lax.psum(h, "d"), None), x, None, 2),
         1,
