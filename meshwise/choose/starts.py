@@ -155,7 +155,8 @@ def _exchanged_where_worth(graph: Graph, node: Node, axes: DimAxes) -> DimAxes:
     Where results are wanted whole, they need not be gathered then: sorting, in shards, numbers that
     are looked up afterwards sends all of them twice. What every device can make, as the places in
     an argsort, is gathered for nothing. Bytes decide, on any devices: a faster collective alone is
-    no reason to have every device do all of the work.
+    no reason to have every device do all of the work, so that where seconds of a machine are
+    compared gathering has to send less.
     """
     whole = tuple([() if f in node.rule.permuted else own for f, own in enumerate(axes)])
     if whole == axes:
@@ -171,7 +172,8 @@ def _exchanged_where_worth(graph: Graph, node: Node, axes: DimAxes) -> DimAxes:
 
     sent = exchanges_of(graph, node, axes)
     exchanged = math.inf if sent is None else sum(one.wire_bytes for _, one in sent)
-    return whole if held(whole) - held(axes) < TWICE * exchanged else axes
+    most = TWICE * exchanged if graph.hardware.least_bytes else exchanged
+    return whole if held(whole) - held(axes) < most else axes
 
 
 def _summed_as_held(node: Node, axes: DimAxes, held: Sequence[DimAxes | None]) -> DimAxes:
