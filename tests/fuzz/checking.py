@@ -61,7 +61,7 @@ def check(case: Case, ways: Sequence[str] = COMPLETIONS, engine: str = "compiled
 
         def reference(given: Sequence[Any], noise: Any = None) -> list[np.ndarray]:
             del noise  # it computes as it is compiled
-            return [on_host(x) for x in compiled(*given)]
+            return [on_host(x) for x in jax.tree.leaves(compiled(*given))]
 
         wanted = reference(args)
         failures = []
@@ -122,7 +122,7 @@ def _check_compiled(
         else on_host(x)
         if isinstance(x, jax.Array)
         else np.asarray(x)
-        for x in results
+        for x in jax.tree.leaves(results)
     ]
     return _judged(case, way, program.plan, program.per_device, results, wanted)
 
