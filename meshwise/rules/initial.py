@@ -2,8 +2,8 @@
 
 Each device that reduces a part begins with them, and padding is overwritten with them. Where the
 function is associative, as JAX asks, that changes nothing if they change nothing of themselves, and
-it does not matter on which side they stand. On one device a reduction is what it is with any
-initial values, so others are asked for here, too: those are reduced by every device, whole.
+it does not matter on which side they stand. Where that is not so, nobody may begin with them but
+once, and the dim is whole.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from meshwise.ir.program import type_of
 from meshwise.rules.registry import Application
 
 # What an initial value is tried with, on either side.
-_SAMPLES = (0.75, -1.25, 3.0, -2.0)
+_SAMPLES = (0.0, 0.75, -1.25, 3.0, -2.0)
 
 
 def may_count_again(application: Application) -> bool:
