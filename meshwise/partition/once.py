@@ -5,7 +5,7 @@ has cut or joined itself, and two rules may do so alike: two rolls by one place,
 forward and the backward pass both read. Of such collectives the first in a body serves all.
 """
 
-from collections.abc import Sequence
+import operator
 from typing import Any
 
 from jax import lax
@@ -24,24 +24,25 @@ def send_once(closed: ClosedJaxpr) -> ClosedJaxpr:
 
 def _once(jaxpr: Any) -> Any:
     """A jaxpr with the first of equal collectives in the place of the others, bodies included."""
-    before = list(_jax.opened(jaxpr).eqns)
+    body = _jax.opened(jaxpr)
+    before = list(body.eqns)
     known: dict[Any, tuple[int, JaxprEqn]] = {}  # of equal equations the number, and the first
     values: dict[Var, tuple[int, int]] = {}  # the number of what makes it, and which result it is
     instead: dict[Var, Var] = {}
     eqns = []
     for original in before:
         eqn = _jax.with_bodies(original, _once)
-        operands = [atom_key(a) if isinstance(a, Literal) else values.get(a, a) for a in eqn.invars]
-        key = None if _is_apart(eqn) else application_key(eqn, tuple(operands))
+        operands = tuple([values.get(key, key) for key in map(atom_key, eqn.invars)])
+        key = None if _is_apart(eqn) else application_key(eqn, operands)
         number, first = known.setdefault(eqn if key is None else key, (len(known), eqn))
         values.update({v: (number, k) for k, v in enumerate(eqn.outvars)})
         if first is not eqn and is_collective(eqn) and _makes_all(first):
             instead.update(zip(eqn.outvars, first.outvars, strict=True))
         else:
             eqns.append(_jax.reading(eqn, instead))
-    if len(eqns) == len(before) and all(map(_is, eqns, before)):
+    if len(eqns) == len(before) and all(map(operator.is_, eqns, before)):
         return jaxpr
-    results = [a if isinstance(a, Literal) else instead.get(a, a) for a in _outputs(jaxpr)]
+    results = [a if isinstance(a, Literal) else instead.get(a, a) for a in body.outvars]
     return _jax.rewritten(jaxpr, eqns=eqns, outvars=results)
 
 
@@ -52,11 +53,3 @@ def _is_apart(eqn: JaxprEqn) -> bool:
 
 def _makes_all(eqn: JaxprEqn) -> bool:
     return not any(isinstance(v, DropVar) for v in eqn.outvars)
-
-
-def _is(new: JaxprEqn, old: JaxprEqn) -> bool:
-    return new is old
-
-
-def _outputs(jaxpr: Any) -> Sequence[Any]:
-    return _jax.opened(jaxpr).outvars

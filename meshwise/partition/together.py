@@ -11,6 +11,7 @@ Who receives nothing has zeros, as after each collective alone.
 """
 
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -62,16 +63,12 @@ def send_together(closed: ClosedJaxpr, mesh: Mesh) -> ClosedJaxpr:
         before = list(_jax.opened(jaxpr).eqns)
         eqns = [_jax.with_bodies(eqn, change) for eqn in before]
         eqns = _both_ways(_same_way(eqns), mesh)
-        same = len(eqns) == len(before) and all(map(_is, eqns, before))
+        same = len(eqns) == len(before) and all(map(operator.is_, eqns, before))
         if same:
             return jaxpr
         return _jax.rewritten(jaxpr, eqns=_without_idle_cuts(eqns, _jax.opened(jaxpr).outvars))
 
     return change(closed)
-
-
-def _is(new: JaxprEqn, old: JaxprEqn) -> bool:
-    return new is old
 
 
 def _cuts(eqns: Sequence[JaxprEqn]) -> dict[Var, _Cut]:

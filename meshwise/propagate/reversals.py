@@ -121,7 +121,7 @@ class _View:
     def result_dims(self, index: int, operand: int, dims: Dims) -> Dims:
         """The dims of a plain equation's result that are those of an operand.
 
-        None where not all of them can be: along a dim in steps.
+        There are none where not all of them can be reversed, as along a dim in steps.
         """
         eqn = self.eqns[index]
         if directed := DIRECTED.get(eqn.primitive):
