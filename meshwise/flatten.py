@@ -24,6 +24,7 @@ from meshwise import _jax
 from meshwise._jax import ClosedJaxpr, Control, JaxprEqn, Literal, Primitive, Var
 from meshwise.borders.merge import merge_moves
 from meshwise.borders.rows import slice_splits
+from meshwise.inner_products import unflatten_products
 from meshwise.pairing import pair_batches
 from meshwise.simplify import live, move_out_of_loops, share_equal
 
@@ -69,7 +70,8 @@ def flatten(closed: ClosedJaxpr, enters: Enters = enters_nothing) -> ClosedJaxpr
     outputs = _inline(closed.jaxpr, closed.consts, inputs, flat, None)
     eqns, outputs = share_equal(move_out_of_loops(flat.eqns), outputs)
     constants = dict(zip(flat.constvars, flat.consts, strict=True))
-    eqns = live(merge_moves(pair_batches(eqns, constants), constants), outputs)
+    eqns = unflatten_products(pair_batches(eqns, constants))
+    eqns = live(merge_moves(eqns, constants), outputs)
     sliced = slice_splits(eqns)
     if sliced is not eqns:
         eqns = live(merge_moves(sliced, constants), outputs)

@@ -6,7 +6,6 @@ from meshwise.ir.program import Program
 from meshwise.propagate.completion import Completion
 from meshwise.propagate.constants import split_constants
 from meshwise.propagate.extremes import join_extremes
-from meshwise.propagate.flattened import unflatten_products
 from meshwise.propagate.pads import pad_inside
 from meshwise.propagate.propagate import propagate
 from meshwise.propagate.reversals import cancel_reversals
@@ -23,10 +22,7 @@ def complete(program: Program, rules: Sequence[OpRule] | None = None) -> Complet
     largest and where it is at once), the program is rewritten, described and completed once more.
     `rules` are what its equations mean, where that is known.
     """
-    given = program
-    program = unflatten_products(given)
-    known = rules if program is given else None
-    program, described = split_constants(program, known or describe_all(program.equations))
+    program, described = split_constants(program, rules or describe_all(program.equations))
     program, described = cancel_reversals(program, described)
     completion = propagate(program, described)
     other = pad_inside(program, described, completion)

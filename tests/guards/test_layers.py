@@ -10,6 +10,7 @@ LAYERS = (
     "errors",
     "_jax",
     "ir",
+    "inner_products",
     "pairing",
     "borders",
     "simplify",
