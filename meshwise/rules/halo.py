@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import count, pairwise
+from itertools import count
 from typing import Any
 
 import jax
@@ -48,20 +48,23 @@ class Overlap:
 class Piece:
     """Overlaps that travel together: no shard sends or receives twice.
 
-    Each sender's piece is `rows` rows long. Where `offset` is a number, every sender's begins at
-    its row `first` and stands `offset` rows further on at the receiver. Else it begins where the
-    receiver's overlap does.
+    Each sender's piece is `rows` rows long, from its row `starts[k]` on for the overlap `k`.
     """
 
     overlaps: tuple[Overlap, ...]
     rows: int
-    first: int
-    offset: int | None
+    starts: tuple[int, ...]
 
     @property
     def is_sent(self) -> bool:
         """Whether it travels, or is what shards keep."""
         return self.overlaps[0].sender != self.overlaps[0].receiver
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """The rows at which it begins at a receiver: one for all, or as many as they differ in."""
+        begins = (o.to - o.start + s for o, s in zip(self.overlaps, self.starts, strict=True))
+        return tuple(sorted(set(begins)))
 
 
 @dataclass(frozen=True)
@@ -88,12 +91,13 @@ class Fetch:
         So it is where pieces have places of their own, and none of them reaches outside: neither
         those that are sent nor those that are kept, which every shard lays in their place.
         """
-        if self.wraps or not _tiles(self.pieces):
+        if self.wraps or not _tiles(self):
             return False
         everyone = range(len(self.starts))
         placed = (
-            (self.starts[shard] + _begin(piece), piece.rows)
+            (self.starts[shard] + place, piece.rows)
             for piece in self.pieces
+            for place in piece.places
             for shard in ((o.receiver for o in piece.overlaps) if piece.is_sent else everyone)
         )
         return all(first >= 0 and first + rows <= size for first, rows in placed)
@@ -120,8 +124,8 @@ def _pieces(fetch: Fetch) -> tuple[Piece, ...]:
     shards = len(fetch.starts)
     circle = shards if fetch.wraps else 2 * shards
     ways = (
-        _grouped(overlaps, [(o.receiver - o.sender) % circle for o in overlaps]),
-        _grouped(overlaps, _matchings(overlaps)),
+        _grouped(overlaps, [(o.receiver - o.sender) % circle for o in overlaps], fetch.block),
+        _grouped(overlaps, _matchings(overlaps), fetch.block),
     )
     # A piece more is worth a row less.
     return min(ways, key=lambda pieces: sum(p.rows + 1 for p in pieces if p.is_sent))
@@ -157,21 +161,22 @@ def _matchings(overlaps: Sequence[Overlap]) -> list[int]:
     return numbers
 
 
-def _grouped(overlaps: Sequence[Overlap], colours: Sequence[int]) -> tuple[Piece, ...]:
+def _grouped(overlaps: Sequence[Overlap], colours: Sequence[int], block: int) -> tuple[Piece, ...]:
     """A piece for each colour; what shards keep of their own is a piece apart."""
     groups: dict[tuple[int, bool], list[Overlap]] = defaultdict(list)
     for overlap, colour in zip(overlaps, colours, strict=True):
         groups[colour, overlap.sender == overlap.receiver].append(overlap)
-    return tuple(_piece(group) for group in groups.values())
+    return tuple(_piece(group, block) for group in groups.values())
 
 
-def _piece(group: Sequence[Overlap]) -> Piece:
-    offsets = {o.to - o.start for o in group}
-    if len(offsets) > 1:
-        return Piece(tuple(group), max(o.rows for o in group), 0, None)
+def _piece(group: Sequence[Overlap], block: int) -> Piece:
+    if len({o.to - o.start for o in group}) > 1:
+        rows = max(o.rows for o in group)
+        # A slice is kept inside the sender's rows.
+        return Piece(tuple(group), rows, tuple(min(o.start, block - rows) for o in group))
     first = min(o.start for o in group)
     rows = max(o.start + o.rows for o in group) - first
-    return Piece(tuple(group), rows, first, offsets.pop())
+    return Piece(tuple(group), rows, (first,) * len(group))
 
 
 def fetch_rows(x: Any, dim: int, axes: Axes, mesh: Mesh, fetch: Fetch) -> Any:
@@ -185,7 +190,7 @@ def fetch_rows(x: Any, dim: int, axes: Axes, mesh: Mesh, fetch: Fetch) -> Any:
     if not fetch.pieces or 0 in x.shape:
         shape = (*x.shape[:dim], fetch.length, *x.shape[dim + 1 :])
         return lax.full(shape, 0, x.dtype)
-    if _tiles(fetch.pieces):
+    if _tiles(fetch):
         return _laid_end_to_end(x, dim, axes, mesh, fetch)
     return _placed_by_number(x, dim, axes, mesh, fetch)
 
@@ -245,30 +250,33 @@ def shard_entry(table: Sequence[int], axes: Axes, mesh: Mesh) -> Any:
     return lax.dynamic_slice(numbers, (index,), (1,), allow_negative_indices=False).reshape(())
 
 
-def _tiles(pieces: Sequence[Piece]) -> bool:
-    """Whether every piece has its own place, the same for all receivers."""
-    if any(piece.offset is None for piece in pieces):
+def _tiles(fetch: Fetch) -> bool:
+    """Whether every piece has places of its own, the same for all receivers, and not too many.
+
+    So it is of a window's halo, also between two devices that send each other one border: it
+    stands before and behind the rows that each has, and one of the two lies outside the dim.
+    """
+    placed = _placed(fetch)
+    if len(placed) > MOST_PIECES:
         return False
-    placed = sorted(pieces, key=_begin)
-    return all(_end(a) <= _begin(b) for a, b in pairwise(placed))
+    ends = [0, *(begin + piece.rows for begin, piece in placed)]
+    begins = [*(begin for begin, _ in placed), fetch.length]
+    return all(end <= begin for end, begin in zip(ends, begins, strict=True))
 
 
-def _begin(piece: Piece) -> int:
-    return piece.first + (piece.offset or 0)
-
-
-def _end(piece: Piece) -> int:
-    return _begin(piece) + piece.rows
+def _placed(fetch: Fetch) -> list[tuple[int, Piece]]:
+    """The pieces in order of the rows at which they begin, each as often as it has places."""
+    placed = [(place, piece) for piece in fetch.pieces for place in piece.places]
+    return sorted(placed, key=lambda each: each[0])
 
 
 def _laid_end_to_end(x: Any, dim: int, axes: Axes, mesh: Mesh, fetch: Fetch) -> Any:
+    arrived = {piece: _arrived(x, dim, axes, mesh, piece) for piece in fetch.pieces}
     parts: list[Any] = []
     at = 0
-    for piece in sorted(fetch.pieces, key=_begin):
-        parts += _nothing(x, dim, _begin(piece) - at)
-        part = lax.slice_in_dim(x, piece.first, piece.first + piece.rows, axis=dim)
-        parts.append(_sent(part, piece, axes, mesh))
-        at = _end(piece)
+    for place, piece in _placed(fetch):
+        parts += [*_nothing(x, dim, place - at), arrived[piece]]
+        at = place + piece.rows
     parts += _nothing(x, dim, fetch.length - at)
     return parts[0] if len(parts) == 1 else lax.concatenate(parts, dim)
 
@@ -277,7 +285,16 @@ def _nothing(x: Any, dim: int, rows: int) -> list[Any]:
     return [lax.full((*x.shape[:dim], rows, *x.shape[dim + 1 :]), 0, x.dtype)] if rows else []
 
 
-def _sent(part: Any, piece: Piece, axes: Axes, mesh: Mesh) -> Any:
+def _arrived(x: Any, dim: int, axes: Axes, mesh: Mesh, piece: Piece) -> Any:
+    """A piece's rows of the local array `x`, sent where they are needed."""
+    if len(set(piece.starts)) == 1:
+        part = lax.slice_in_dim(x, piece.starts[0], piece.starts[0] + piece.rows, axis=dim)
+    else:
+        starts = [0] * mesh.size(axes)
+        for o, start in zip(piece.overlaps, piece.starts, strict=True):
+            starts[o.sender] = start
+        first = shard_entry(starts, axes, mesh)
+        part = lax.dynamic_slice_in_dim(x, first, piece.rows, dim, allow_negative_indices=False)
     if not piece.is_sent:
         return part
     number = mesh.permute_numbers(axes)
@@ -294,17 +311,12 @@ def _placed_by_number(x: Any, dim: int, axes: Axes, mesh: Mesh, fetch: Fetch) ->
     shards = len(fetch.starts)
     found = None
     for piece in fetch.pieces:
-        starts, shifts, to, ends = ([0] * shards for _ in range(4))
-        for o in piece.overlaps:
-            # A slice is kept inside the sender's rows.
-            starts[o.sender] = min(o.start, fetch.block - piece.rows) if piece.is_sent else 0
-            shifts[o.receiver] = o.start - starts[o.sender] - o.to
+        shifts, to, ends = ([0] * shards for _ in range(3))
+        for o, start in zip(piece.overlaps, piece.starts, strict=True):
+            shifts[o.receiver] = o.start - o.to - (start if piece.is_sent else 0)
             to[o.receiver], ends[o.receiver] = o.to, o.to + o.rows
-        part = x
-        if piece.is_sent:
-            start = shard_entry(starts, axes, mesh)
-            part = lax.dynamic_slice_in_dim(x, start, piece.rows, dim, allow_negative_indices=False)
-        part = _moved(_sent(part, piece, axes, mesh), dim, fetch.length, shifts, axes, mesh)
+        part = _arrived(x, dim, axes, mesh, piece) if piece.is_sent else x
+        part = _moved(part, dim, fetch.length, shifts, axes, mesh)
         if found is None:
             found = part
             continue

@@ -10,9 +10,6 @@ from jax.sharding import PartitionSpec as P
 from meshwise.ir.mesh import refine_mesh
 from meshwise.rules.halo import Fetch, fetch_filled, fetch_rows
 
-SHARDS = 4
-MESH = refine_mesh(("x",), (SHARDS,))
-AXES = MESH.names, MESH
 FILLS = [np.float32(fill) for fill in (0, -0.0, 7, -np.inf)]
 # Of 4 shards in blocks: where each begins to read, and how many rows.
 BLOCKS = {"full": (12, 3), "uneven": (10, 3), "the last one empty": (9, 3)}
@@ -27,33 +24,51 @@ STARTS = {
     "one of nobody": ((-3, 0, 3, 12), 3),
     "own ones but the last": ((0, 3, 6, 12), 3),
 }
-CASES = list(itertools.product(BLOCKS, STARTS))
+# Of 2, which may send each other a border at once.
+BLOCKS_OF_TWO = {"full, of two": (6, 3), "uneven, of two": (5, 3), "one row in two": (1, 3)}
+STARTS_OF_TWO = {
+    "halo, of two": ((-1, 2), 5),
+    "wide halo, of two": ((-3, 0), 9),
+    "halo that reaches further": ((-5, -2), 13),
+    "uneven halo": ((-2, 1), 6),
+    "before only, of two": ((-2, 1), 5),
+    "changed places": ((3, 0), 3),
+    "apart": ((-3, 1), 5),
+    "from one row": ((1, 2), 3),
+}
+CASES = [
+    *itertools.product(BLOCKS, STARTS),
+    *itertools.product(BLOCKS_OF_TWO, STARTS_OF_TWO),
+]
 
 
 def rows_of(blocks, starts):
-    size, block = BLOCKS[blocks]
-    return Fetch(size, block, *STARTS[starts])
+    size, block = (BLOCKS | BLOCKS_OF_TWO)[blocks]
+    return Fetch(size, block, *(STARTS | STARTS_OF_TWO)[starts])
 
 
 def run(fetch):
     """What each shard gets of rows numbered from one (padding is 99): as fetched, and filled."""
-    held = np.full(SHARDS * fetch.block, 99.0, np.float32)
+    shards = len(fetch.starts)
+    mesh = refine_mesh(("x",), (shards,))
+    held = np.full(shards * fetch.block, 99.0, np.float32)
     held[: fetch.size] = 1 + np.arange(fetch.size)
 
     def body(x):
-        filled = [fetch_filled(x, 0, *AXES, fetch, fetch.size, fill) for fill in FILLS]
-        return fetch_rows(x, 0, *AXES, fetch), *filled
+        axes = mesh.names, mesh
+        filled = [fetch_filled(x, 0, *axes, fetch, fetch.size, fill) for fill in FILLS]
+        return fetch_rows(x, 0, *axes, fetch), *filled
 
-    devices = np.array(jax.devices()[:SHARDS]).reshape(MESH.sizes)
-    spec = P(MESH.names)
+    devices = np.array(jax.devices()[:shards]).reshape(mesh.sizes)
+    spec = P(mesh.names)
     mapped = jax.shard_map(
         body,
-        mesh=jax.sharding.Mesh(devices, MESH.names),
+        mesh=jax.sharding.Mesh(devices, mesh.names),
         in_specs=spec,
         out_specs=spec,
         check_vma=False,
     )
-    return [np.asarray(x).reshape(SHARDS, fetch.length) for x in jax.jit(mapped)(held)]
+    return [np.asarray(x).reshape(shards, fetch.length) for x in jax.jit(mapped)(held)]
 
 
 def wanted(fetch, fill):
@@ -85,6 +100,8 @@ def test_zeros_are_claimed_where_no_piece_reaches_outside():
         *(("full", starts) for starts in ("halo", "before only", "after only", "backwards")),
         ("the last one empty", "backwards"),
         *((blocks, "one of nobody") for blocks in BLOCKS),
+        *(("full, of two", starts) for starts in ("before only, of two", "changed places")),
+        *(("one row in two", starts) for starts in ("changed places", "from one row")),
     }
 
 
