@@ -96,7 +96,7 @@ def build_graph(
 ) -> Graph:
     """The cost graph of a completed program."""
     carries = find_carries(program, rules)
-    nodes = build_nodes(program, rules, carries)
+    nodes = build_nodes(program, rules, carries, completion.dims)
     in_shardings = tuple(
         Sharding(_filled(hint, completion.dims[var]))
         for var, hint in zip(program.inputs, program.in_hints, strict=True)

@@ -3,16 +3,20 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from meshwise._jax import hint_p
+from meshwise._jax import JaxprEqn, hint_p
 from meshwise.choose.carries import Carries, Carry
 from meshwise.ir.factors import FactorRule
-from meshwise.ir.program import Program
+from meshwise.ir.program import Program, itemsize_of, shape_of
 from meshwise.rules.registry import OpRule
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A connected component of one equation's rule: its factors and its tensors."""
+    """A connected component of one equation's rule: its factors and its tensors.
+
+    `joins`: it may be one node with what makes its operands. `lengthens`: by how many bytes each
+    number is longer after it.
+    """
 
     equation: int
     factors: frozenset[int]
@@ -21,6 +25,7 @@ class Part:
     joins: bool
     reduces: bool
     follows: bool
+    lengthens: int
 
 
 def _components(factors: FactorRule, carry: Carry) -> list[frozenset[int]]:
@@ -59,8 +64,20 @@ def parts_of(program: Program, index: int, rule: OpRule, carry: Carry) -> list[P
         alike = placed == 1 if reduces else placed > 0
         free = bool(results) and not is_hint and not rule.opaque
         joins = alike and free and not special
-        parts.append(Part(index, component, operands, results, joins, reduces, free))
+        longer = _lengthens(program.equations[index], operands, results) if joins else 0
+        parts.append(Part(index, component, operands, results, joins, reduces, free, longer))
     return parts
+
+
+def _lengthens(eqn: JaxprEqn, operands: Sequence[int], results: Sequence[int]) -> int:
+    """How many bytes a number of what is made takes more than one of the only thing it is made of.
+
+    0 where it is made of several.
+    """
+    read = [itemsize_of(eqn.invars[k]) for k in operands if shape_of(eqn.invars[k])]
+    if len(read) != 1 or not results:
+        return 0
+    return max(itemsize_of(eqn.outvars[k]) for k in results) - read[0]
 
 
 Factor = tuple[int, int]  # an equation, and one of its rule's factors

@@ -4,7 +4,9 @@ Equations that preserve dims (element-wise chains, residual streams, an optimise
 one sharding together: they form a *region*, one node whose factor rule is composed of theirs.
 A reduction joins the region of its operand, as it follows whatever that does; its result leaves
 the region (and enters it again, where a norm or a softmax goes on with it), because it may have to
-be reduced between devices. Every other equation is a node of its own.
+be reduced between devices. So does what completion has lie otherwise than another array that it
+meets, as one of them moves, and short floats and masks before they are made long again, as they
+take fewer bytes to send. Every other equation is a node of its own.
 
 A linear equation that a sum passes through belongs to the node that makes the sum, so that both
 move together, unless it meets what is of sums as well, or another array as large; additions of
@@ -18,12 +20,12 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
-from meshwise._jax import Literal, Var, carry_p, stack_p
+from meshwise._jax import JaxprEqn, Literal, Var, carry_p, stack_p
 from meshwise.choose.carries import Carries
 from meshwise.choose.parts import Factor, Groups, Part, parts_of
 from meshwise.ir.factors import Dims, FactorRule
 from meshwise.ir.program import Program
-from meshwise.ir.sharding import Reduction
+from meshwise.ir.sharding import DimAxes, Reduction
 from meshwise.rules.registry import OpRule
 
 
@@ -65,7 +67,9 @@ class Node:
     is_region: bool = False
 
 
-def build_nodes(program: Program, rules: Sequence[OpRule], carried: Carries) -> list[Node]:
+def build_nodes(
+    program: Program, rules: Sequence[OpRule], carried: Carries, lying: Mapping[Var, DimAxes]
+) -> list[Node]:
     """The nodes of a program's cost graph, in the order of their first equations."""
     parts = [p for i, rule in enumerate(rules) for p in parts_of(program, i, rule, carried[i])]
     producer = {
@@ -93,7 +97,7 @@ def build_nodes(program: Program, rules: Sequence[OpRule], carried: Carries) -> 
             if groups.is_of_pairs(part.equation) is not pairs:
                 continue
             if part.joins or (carried[part.equation] and not part.factors):
-                _join_producers(program, k, part, parts, groups, producer, carried, readers)
+                _join_producers(program, k, part, parts, groups, producer, carried, readers, lying)
     members: dict[int, list[int]] = defaultdict(list)
     for k in range(len(parts)):
         members[groups.find(k)].append(k)
@@ -118,6 +122,7 @@ def _join_producers(
     producer: dict[Var, tuple[int, int]],
     carried: Carries,
     readers: Mapping[Var, Sequence[tuple[int, int]]],
+    lying: Mapping[Var, DimAxes],
 ) -> None:
     """Join a part with those that produce its operands, where one sharding serves both.
 
@@ -132,7 +137,10 @@ def _join_producers(
         other, result = producer[atom]
         if not _serves_both(k, operand, other, parts, groups, carried):
             continue
-        dims = groups.rules[part.equation].factors.operands[operand]
+        rule = groups.rules[part.equation].factors
+        if not carried[part.equation] and _lies_otherwise(atom, eqn, part, rule, lying):
+            continue
+        dims = rule.operands[operand]
         source_dims = groups.rules[parts[other].equation].factors.results[result]
         pairs = [
             ((part.equation, d[0]), (parts[other].equation, s[0]))
@@ -172,7 +180,7 @@ def _serves_both(
 
     A sum that passes through alone follows its maker, whatever that is; additions of sums go with
     additions of sums; and what carries nothing goes with what is neither a sum nor carries one, nor
-    goes round a loop with fewer dims.
+    goes round a loop with fewer dims, nor is short and made long.
     """
     source = parts[other]
     carry = carried[parts[k].equation]
@@ -184,7 +192,29 @@ def _serves_both(
         return alone or groups.only_carries[groups.find(other)]
     if groups.widens(k, operand, other):
         return False
+    if source.lengthens < 0 < parts[k].lengthens:
+        return False
     return source.joins and not source.reduces and not carried[source.equation]
+
+
+def _lies_otherwise(
+    atom: Var, eqn: JaxprEqn, part: Part, rule: FactorRule, lying: Mapping[Var, DimAxes]
+) -> bool:
+    """Whether completion has an operand lie otherwise than what is made of it and of another one.
+
+    Then one of the two moves, and that may be the operand rather than all that it is made of.
+    """
+    besides = [rule.operands[o] for o in part.operands if eqn.invars[o] is not atom]
+    met = {d for dims in besides for d in dims if len(d) == 1}
+    made = [
+        (d, axes)
+        for r in part.results
+        for d, axes in zip(rule.results[r], lying[eqn.outvars[r]], strict=True)
+    ]
+    own = zip(rule.operands[eqn.invars.index(atom)], lying[atom], strict=True)
+    return any(
+        d in met and d == other and axes and axes != to for d, axes in own for other, to in made
+    )
 
 
 def _leaving(program: Program, parts: Sequence[Part], groups: Groups) -> list[set[Var]]:
