@@ -28,6 +28,13 @@ def merge_concatenate(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[Jax
     return one_equation(eqn, _jax.roll_p, [end[0]], dimension=dim, shift=size - at)
 
 
+def merge_rolled(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn] | None:
+    """The same, unless it is of rows that lie side by side: those change places at no cost."""
+    rolled = merge_concatenate(eqn, makers, counts)
+    joined = rolled and maker_of(rolled[0].invars[0], makers, "concatenate")
+    return None if joined else rolled
+
+
 def _part_of_dim(atom: Any, dim: int, makers: Makers) -> tuple[Any, int, int] | None:
     """Of which value something is a part of one dim, and from where to where."""
     split = maker_of(atom, makers, "split")

@@ -9,7 +9,8 @@ is shared out anew over the devices, and then the slice again. So, in a traced p
   a convolution) becomes the window's own padding and dilation;
 - a split into unlike parts becomes a slice for each, which sends what its own part needs;
 - pads with zero whose rows meet, added up, are rows laid side by side;
-- two slices laid side by side the other way round (`jnp.roll`, its gradient) become one roll;
+- two slices laid side by side the other way round (`jnp.roll`, its gradient) become one roll,
+  before they become slices of something else;
 - a sum of what was scattered into zeros (the gradient of a loss that reads one logit a row) becomes
   a sum of what was scattered;
 - a reduction over windows of what is repeated along other dims is taken once, and repeated; of what
@@ -63,6 +64,10 @@ _MERGES: Mapping[str, Merge] = {
 }
 
 
+# Before slices are merged with what they are of, as no two slices of that might be a roll of it.
+_FIRST: Mapping[str, Merge] = {"concatenate": joins.merge_rolled}
+
+
 def merge_moves(eqns: Sequence[JaxprEqn], constants: Mapping[Var, Any]) -> list[JaxprEqn]:
     """The equations, each move of rows as one; what is no longer used is still there.
 
@@ -70,10 +75,16 @@ def merge_moves(eqns: Sequence[JaxprEqn], constants: Mapping[Var, Any]) -> list[
     of the equations that are still needed then (`slice_splits`).
     """
     counts = Counts(eqns, constants)
+    return _merged(_merged(eqns, _FIRST, counts), _MERGES, counts)
+
+
+def _merged(
+    eqns: Sequence[JaxprEqn], merges: Mapping[str, Merge], counts: Counts
+) -> list[JaxprEqn]:  # fmt: skip
     makers: dict[Var, JaxprEqn] = {}
     found: list[JaxprEqn] = []
     for eqn in eqns:
-        merge = _MERGES.get(eqn.primitive.name)
+        merge = merges.get(eqn.primitive.name)
         merged = merge(eqn, makers, counts) if merge else None
         made = [eqn] if merged is None else merged
         makers.update((v, e) for e in made for v in e.outvars)
