@@ -47,6 +47,9 @@ def choose(
     found: list[Found] = []
     if driver == "descend":
         starts = dict.fromkeys((tuple(start), tuple(forward_start(graph, limits))))
+        if completion.led is not None:
+            led = graph.completed_as(completion.led)
+            starts[tuple(completion_start(led, limits))] = None
         found += [descended(Search(graph, axes), limits) for axes in starts]
         if all(one.moves_results for one in found):
             one = descended(Search(graph, backward_start(graph, limits)), limits)
@@ -69,9 +72,10 @@ def _with_steps_gathered(graph: Graph, limits: Limits) -> list[Found]:
     in every step. What the plan holds then is compared like that of any other.
     """
     found = []
-    for one in (graph, graph.with_rows_whole()):
-        wider = limits if one is None else limits_of(one, gathers_steps=True)
-        if one is not None and wider.held.keys() != limits.held.keys():
+    rows_whole = graph.completion.rows_whole
+    for one in (graph, *([] if rows_whole is None else [graph.completed_as(rows_whole)])):
+        wider = limits_of(one, gathers_steps=True)
+        if wider.held.keys() != limits.held.keys():
             found.append(descended(Search(one, completion_start(one, wider)), wider))
     return found
 

@@ -83,12 +83,9 @@ class Graph:
         """The dims' axes that completion gave a value."""
         return self.completion.dims[var]
 
-    def with_rows_whole(self) -> "Graph | None":
-        """The same with what completion gave before it sharded rows of sharded steps, if it did."""
-        dims = self.completion.rows_whole
-        if dims is None:
-            return None
-        return replace(self, completion=replace(self.completion, dims=dims, rows_whole=None))
+    def completed_as(self, dims: dict[Var, DimAxes]) -> "Graph":
+        """The same with values lying as completion might have them."""
+        return replace(self, completion=replace(self.completion, dims=dims))
 
 
 def build_graph(

@@ -27,10 +27,13 @@ class Completion:
     """Dims' axes of every variable, and the cause of each sharded dim.
 
     Where a loop goes through a dim that is sharded, its rows are sharded along another;
-    `rows_whole` is what was found without that, None where there is no such loop.
+    `rows_whole` is what was found without that, None where there is no such loop. Where two dims of
+    a value claim an axis, the one whose claim keeps more bytes in place has it; `led` is what was
+    found where the more leading dim has it, as of a batch, None where that is the same.
     """
 
     dims: dict[Var, DimAxes]
     causes: dict[tuple[Var, int], Cause]
     sweeps: int
     rows_whole: dict[Var, DimAxes] | None = None
+    led: dict[Var, DimAxes] | None = None

@@ -33,9 +33,15 @@ class _Tensor:
 
 @dataclass(slots=True)
 class _State:
-    """Shardings found so far; `version` counts a value's changes."""
+    """Shardings found so far; `version` counts a value's changes.
+
+    With `leads`, of two dims that claim an axis the more leading one of a result has it.
+    `is_contested` tells whether any did.
+    """
 
     mesh: Mesh
+    leads: bool = False
+    is_contested: bool = False
     dims: dict[Var, DimAxes] = field(default_factory=dict)
     pinned: dict[Var, tuple[bool, ...]] = field(default_factory=dict)
     causes: dict[tuple[Var, int], Cause] = field(default_factory=dict)
@@ -60,7 +66,21 @@ def propagate(program: Program, rules: Sequence[OpRule]) -> Completion:
     if _shard_rows_of_steps(program, state):
         rows_whole = _every_value(program, before)
         sweeps += _settle(rules, tables, state)
-    return Completion(_every_value(program, state.dims), state.causes, sweeps, rows_whole)
+    dims = _every_value(program, state.dims)
+    led = _led(program, rules, tables) if state.is_contested else dims
+    return Completion(dims, state.causes, sweeps, rows_whole, led if led != dims else None)
+
+
+def _led(
+    program: Program, rules: Sequence[OpRule], tables: Sequence[list[_Tensor]]
+) -> dict[Var, DimAxes]:
+    """The same where leading dims have the axes that others claim as well."""
+    state = _start(program)
+    state.leads = True
+    _settle(rules, tables, state)
+    if _shard_rows_of_steps(program, state):
+        _settle(rules, tables, state)
+    return _every_value(program, state.dims)
 
 
 def _settle(rules: Sequence[OpRule], tables: Sequence[list[_Tensor]], state: _State) -> int:
@@ -170,6 +190,9 @@ def _visit(
         return False
     settled = {factor: settle(found) for factor, found in claims.items()}
     order = sorted(settled, key=lambda f: settled[f][0].strength, reverse=True)
+    if state.leads:
+        places = _result_factors(table)
+        order.sort(key=lambda f: (-settled[f][0].rank, places.get(f, len(places))))
     changed = False
     for position, tensor in enumerate(table):
         if tensor.is_result != backward:
@@ -183,8 +206,10 @@ def _rank(factor: int, table: list[_Tensor]) -> int:
     return 1 if holders > 1 and factor in _result_factors(table) else 0
 
 
-def _result_factors(table: list[_Tensor]) -> set[int]:
-    return {f for t in table if t.is_result for dim in t.dims for f in dim}
+def _result_factors(table: list[_Tensor]) -> dict[int, int]:
+    """The factors of an equation's results, numbered in the order of their dims."""
+    found = dict.fromkeys(f for t in table if t.is_result for dim in t.dims for f in dim)
+    return {factor: number for number, factor in enumerate(found)}
 
 
 def _offer(
@@ -208,6 +233,7 @@ def _offer(
         for dim, factors in enumerate(tensor.dims):
             if factor not in factors or (pinned and pinned[dim]):
                 continue
+            state.is_contested |= not used.isdisjoint({*claim.axes} - {*grown[dim]})
             axes = _grow(rule, factors, factor, claim.axes, grown[dim], used, settled, state.mesh)
             if axes != grown[dim]:
                 used.update(axes)

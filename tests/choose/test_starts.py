@@ -1,0 +1,47 @@
+"""Where descents begin: plans that no single step of one leads to."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import PartitionSpec as P
+
+import meshwise as mw
+
+VOCABULARY, WIDTH, HEADS = 64, 32, 4
+MESH = AbstractMesh((2, 2, 2), ("x", "y", "z"), axis_types=(AxisType.Auto,) * 3)
+BATCH, INTO, OUT_OF = P(("x", "z")), P("z", "y"), P("y", "z")
+
+
+def attend(table, tokens, q, k, v, o, last):
+    """Logits of one layer of attention."""
+    x = table[tokens]
+
+    def heads(w):
+        return (x @ w).reshape(*tokens.shape, HEADS, -1)
+
+    scores = jnp.einsum("bqhd,bkhd->bhqk", heads(q), heads(k))
+    mixed = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), heads(v))
+    return (x + mixed.reshape(x.shape) @ o) @ last.T
+
+
+def test_weights_are_gathered_for_a_batch_that_shares_an_axis_with_features():
+    """What a table gives has features in shards over z, and tokens are over x and z.
+
+    Left over features, all of the products would be summed over z; one exchange after the table,
+    and all further nodes go with the batch, each of them with weights gathered over z.
+    """
+    numbers = np.random.default_rng(0)
+    square = [0.1 * numbers.normal(size=(WIDTH, WIDTH)).astype(np.float32) for _ in range(4)]
+    table, last = (numbers.normal(size=(VOCABULARY, WIDTH)).astype(np.float32) for _ in range(2))
+    tokens = numbers.integers(0, VOCABULARY, (8, 16)).astype(np.int32)
+    args = (table, tokens, *square, last)
+    specs = (OUT_OF, BATCH, INTO, INTO, INTO, OUT_OF, OUT_OF)
+    step = mw.jit(attend, mesh=MESH, in_shardings=specs, out_shardings=P(("x", "z"), None, "y"))
+    sent = step.partition(*args)
+    square_part, table_part = WIDTH // 2 * WIDTH // 2, VOCABULARY // 2 * WIDTH // 2
+    tokens_each = 8 // 4 * 16
+    gathered = 4 * square_part + 2 * table_part + tokens_each
+    moved, summed = tokens_each * 2 * WIDTH // 2 // 2, tokens_each * WIDTH
+    assert sent.wire_bytes == 4 * (gathered + moved + summed)
+    np.testing.assert_allclose(sent.simulate(*args), attend(*args), rtol=1e-4, atol=1e-4)
