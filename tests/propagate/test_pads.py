@@ -57,7 +57,7 @@ STENCILS: dict[str, tuple[Callable[[Any], Any], tuple[int, ...], P, int | None]]
     "columns": (lambda u: u.at[:, 1:-1].set(u[:, :-2] - u[:, 2:]), (8,), P(None, "x"), 2 * 61 * 4),
     "five points": (lambda u: u.at[1:-1, 1:-1].set(five(u)), (8,), P("x"), 2 * ROW),
     "five points, tiles": (
-        lambda u: u.at[1:-1, 1:-1].set(five(u)), (2, 4), P("x", "y"), (2 * 17 + 2 * 30) * 4),
+        lambda u: u.at[1:-1, 1:-1].set(five(u)), (2, 4), P("x", "y"), (17 + 2 * 30) * 4),
     "nine points, tiles": (
         lambda u: u.at[1:-1, 1:-1].set(nine(u)), (2, 4), P("x", "y"), None),
     "nine points": (lambda u: u.at[1:-1, 1:-1].set(nine(u)), (8,), P("x"), 2 * ROW),
