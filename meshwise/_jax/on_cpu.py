@@ -46,12 +46,14 @@ _AXES = ("axis_name", "axes")
 # Floats that XLA on CPU moves as wider ones, and collectives that only move.
 _WIDENED = {jnp.dtype(dtype) for dtype in (jnp.bfloat16, jnp.float8_e4m3fn, jnp.float8_e5m2)}
 _MOVES = (lax.all_to_all_p, lax.all_gather_p, lax.ppermute_p)
+_REDUCTIONS = (lax.reduce_sum_p, lax.reduce_max_p, lax.reduce_min_p)
+_ALL_REDUCES = (lax.psum_p, lax.pmax_p, lax.pmin_p)
 
 
 @without_mesh()  # types of what is traced here would speak of a mesh in context
 def as_cpu_compiles(jaxpr: Any, sizes: Mapping[str, int]) -> Any:
     """The same per-device jaxpr over axes of some sizes; itself where nothing is said otherwise."""
-    compiling = _borders_in_order(in_scattered_order(_compiling(jaxpr)))
+    compiling = _sums_apart(_borders_in_order(in_scattered_order(_compiling(jaxpr))))
     # The older maker of kernels compiles each piece, and sooner where it is cut at a known place.
     return compiling if is_for_older(jaxpr, sizes) else cut_alike(compiling, sizes)
 
@@ -104,6 +106,36 @@ def _borders_in_order(jaxpr: Any) -> Any:
     ]
     eqns = [reading(eqn, behind) for eqn in body.eqns]
     return rewritten(jaxpr, eqns=[*barriers, *eqns])
+
+
+def _sums_apart(jaxpr: Any) -> Any:
+    """With barriers before readers, but the first, of what is reduced here, then by an all_reduce.
+
+    Such are means and norms, which are spread again over what they are of. A difference from a mean
+    is written to memory where XLA finds it in two places, though each of its readers could make it
+    anew at no cost.
+    """
+    body = opened(jaxpr)
+    reduced = _reduced(body)
+    read: set[Var] = set()
+    eqns: list[JaxprEqn] = []
+    for eqn in (with_bodies(eqn, _sums_apart) for eqn in body.eqns):
+        again = {
+            a: Var(a.aval) for a in eqn.invars if not isinstance(a, Literal) and a in reduced & read
+        }
+        read.update(a for a in eqn.invars if not isinstance(a, Literal))
+        eqns += [new_eqn(lax.optimization_barrier_p, [a], [b], {}, eqn) for a, b in again.items()]
+        eqns.append(reading(eqn, again))
+    return rewritten(jaxpr, eqns=eqns)
+
+
+def _reduced(body: Any) -> set[Var]:
+    """The results of all_reduces of what is reduced on the device before."""
+    partial = {out for eqn in body.eqns if eqn.primitive in _REDUCTIONS for out in eqn.outvars}
+    sums = [eqn for eqn in body.eqns if eqn.primitive in _ALL_REDUCES]
+    return {
+        out for eqn in sums for a, out in zip(eqn.invars, eqn.outvars, strict=True) if a in partial
+    }
 
 
 def _said(eqn: JaxprEqn) -> list[JaxprEqn]:
