@@ -4,17 +4,12 @@ from collections.abc import Sequence
 
 from meshwise.choose.found import Found, copies_of, descended, total_seconds
 from meshwise.choose.graph import Graph, build_graph, is_remade
+from meshwise.choose.limits import Limits, limits_of
 from meshwise.choose.plan import EquationPlan, Plan
 from meshwise.choose.pricing import turned_along, work_seconds
 from meshwise.choose.repeating import with_work_repeated
 from meshwise.choose.search import Search
-from meshwise.choose.starts import (
-    Limits,
-    backward_start,
-    completion_start,
-    forward_start,
-    limits_of,
-)
+from meshwise.choose.starts import backward_start, completion_start, forward_start
 from meshwise.choose.weighing import weighed
 from meshwise.cost.hardware import Hardware
 from meshwise.ir.factors import Strategy, operand_sharding, result_sharding
@@ -24,6 +19,9 @@ from meshwise.propagate.completion import Completion
 from meshwise.rules.registry import OpRule
 
 DRIVERS = ("descend", "gspmd")
+
+# So many times less is worth it that values lie otherwise throughout.
+LESS = 1.05
 
 
 def choose(
@@ -47,10 +45,8 @@ def choose(
     found: list[Found] = []
     if driver == "descend":
         starts = dict.fromkeys((tuple(start), tuple(forward_start(graph, limits))))
-        if completion.led is not None:
-            led = graph.completed_as(completion.led)
-            starts[tuple(completion_start(led, limits))] = None
         found += [descended(Search(graph, axes), limits) for axes in starts]
+        found += _with_leading_dims(graph, limits, min(one.seconds for one in found))
         if all(one.moves_results for one in found):
             one = descended(Search(graph, backward_start(graph, limits)), limits)
             found += [one] if one.sent_bytes < min(other.sent_bytes for other in found) else []
@@ -63,6 +59,19 @@ def choose(
     if driver == "descend":
         best = weighed(best, found, limits)
     return _plan(best, completion, completion_seconds, driver)
+
+
+def _with_leading_dims(graph: Graph, limits: Limits, seconds: float) -> list[Found]:
+    """What is found where leading dims have the axes that others claim, if it is worth it.
+
+    That has all values lie otherwise, and sends more often: not for a few bytes less.
+    """
+    if graph.completion.led is None:
+        return []
+    led = graph.completed_as(graph.completion.led)
+    wider = limits.or_those_of(limits_of(led))
+    one = descended(Search(graph, completion_start(led, wider)), wider)
+    return [one] if LESS * one.seconds <= seconds else []
 
 
 def _with_steps_gathered(graph: Graph, limits: Limits) -> list[Found]:

@@ -6,9 +6,9 @@ from functools import cached_property
 from meshwise._jax import Var
 from meshwise.choose.descend import descend
 from meshwise.choose.holding import argument_bytes, peak_bytes
+from meshwise.choose.limits import Limits
 from meshwise.choose.pricing import node_seconds, work_seconds
 from meshwise.choose.search import Search
-from meshwise.choose.starts import Limits
 from meshwise.choose.tree import Edge, reshard_tree
 from meshwise.ir.sharding import Sharding
 

@@ -13,9 +13,10 @@ from dataclasses import replace
 from meshwise.choose.around import values_around
 from meshwise.choose.found import Found, descended
 from meshwise.choose.graph import Graph
+from meshwise.choose.limits import Limits
 from meshwise.choose.regions import Node
 from meshwise.choose.search import Search
-from meshwise.choose.starts import Limits, completion_start
+from meshwise.choose.starts import completion_start
 from meshwise.choose.tree import IMPOSSIBLE
 
 # Of the time of a launch, what is hardly any work.

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from meshwise.choose.found import Found, descended
+from meshwise.choose.limits import Limits, with_work_of
 from meshwise.choose.search import Search
-from meshwise.choose.starts import Limits, with_work_of
 
 # Less than so many times less is worth nothing.
 MUCH = 1.2

@@ -129,7 +129,7 @@ CHOOSE = (
     Mutant(
         "choose",
         "a strategy that no local rule can follow is free",
-        "meshwise/choose/starts.py",
+        "meshwise/choose/limits.py",
         "    followed = [a for a in natural if node_seconds(graph, node, a) < IMPOSSIBLE]\n",
         "    followed = natural\n",
         PROGRAMS,

@@ -1,0 +1,250 @@
+"""What a strategy of a node may not exceed: work, and what a loop holds of a stack.
+
+And nodes with nothing to decide.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from meshwise._jax import Var, stack_p, step_p
+from meshwise.choose.candidates import candidates, natural_candidates
+from meshwise.choose.graph import Graph, Value
+from meshwise.choose.pricing import exchanges_of, node_seconds, work_seconds
+from meshwise.choose.regions import Node
+from meshwise.choose.tree import IMPOSSIBLE
+from meshwise.ir.factors import dims_sharding
+from meshwise.ir.sharding import DimAxes, local_bytes, sharding_of
+
+# Results that are gathered after an exchange send about as much again.
+TWICE = 2
+_STACKS = (step_p, stack_p)
+
+
+@dataclass(frozen=True, eq=False)
+class Limits:
+    """What a strategy of a node may not exceed.
+
+    `work`: in seconds a device, padding aside. `held`: bytes of the stack that a loop reads a step
+    of, or makes a row of, by node. `known` is what descents within these limits found so far.
+    """
+
+    work: Sequence[float]
+    held: Mapping[int, int]
+    known: dict[Any, Any] = field(default_factory=dict)
+
+    def or_those_of(self, other: "Limits") -> "Limits":
+        """What either of two allows a node."""
+        work = [max(pair) for pair in zip(self.work, other.work, strict=True)]
+        both = self.held.keys() & other.held.keys()
+        return Limits(work, {node: max(self.held[node], other.held[node]) for node in both})
+
+    def allow(self, graph: Graph, node: Node, axes: DimAxes) -> bool:
+        """Whether a strategy of a node is within both."""
+        if _limited_seconds(graph, node, axes) > self.work[node.index]:
+            return False
+        most = self.held.get(node.index)
+        return most is None or _stack_bytes(graph, node, axes) <= most
+
+
+def limits_of(graph: Graph, gathers_steps: bool = False) -> Limits:
+    """The limits of a graph's nodes; stacks that lie in shards of steps may be gathered or not."""
+    return Limits(_work_limits(graph), _held_limits(graph, gathers_steps))
+
+
+def with_work_of(limits: Limits, graph: Graph, axes: Sequence[DimAxes]) -> Limits:
+    """The limits where no node may be given more work than under these strategies."""
+    given = zip(limits.work, graph.nodes, axes, strict=True)
+    most = [min(w, _limited_seconds(graph, n, a) * (1 + 1e-9)) for w, n, a in given]
+    return Limits(most, limits.held)
+
+
+def _held_limits(graph: Graph, gathers_steps: bool) -> dict[int, int]:
+    """A stack is not gathered for a loop: a step's part of it is, inside.
+
+    So it is held in shards as small as completion has them, wherever dims other than that of the
+    steps can be sharded as finely. With `gathers_steps` a stack that lies in shards of steps, which
+    no loop can go through as it lies, is without limit.
+    """
+    found = {}
+    for node in graph.nodes:
+        if graph.program.equations[node.members[0].equation].primitive not in _STACKS:
+            continue
+        dims = nominal(graph, node)
+        if gathers_steps and any(dims[_stack_position(node)][:1]):
+            continue
+        operands = [sharding_of(d) for d in dims[: len(node.operands)]]
+        options = candidates(node, graph.mesh, operands, (), dims, None)
+        least = min(_stack_bytes(graph, node, axes) for axes in options)
+        value, own = _stack(graph, node), dims[_stack_position(node)]
+        given = local_bytes(value.shape, value.itemsize, sharding_of(own), graph.mesh)
+        found[node.index] = max(least, given)
+    return found
+
+
+def _stack_position(node: Node) -> int:
+    """The stack among a node's operands and results: the one with a dim more."""
+    tensors = (*node.rule.operands, *node.rule.results)
+    return max(range(len(tensors)), key=lambda k: len(tensors[k]))
+
+
+def _stack(graph: Graph, node: Node) -> Value:
+    return graph.values[(*node.operands, *node.results)[_stack_position(node)]]
+
+
+def _stack_bytes(graph: Graph, node: Node, axes: DimAxes) -> int:
+    value, position = _stack(graph, node), _stack_position(node)
+    dims = (*node.rule.operands, *node.rule.results)[position]
+    held = sharding_of(dims_sharding(dims, axes))
+    return local_bytes(value.shape, value.itemsize, held, graph.mesh)
+
+
+def _work_limits(graph: Graph) -> list[float]:
+    """The most work that each equation may be given.
+
+    It is the least that the shardings of its own values suggest: a product of two matrices that
+    are both sharded over the contracted dim is never computed whole on every device to save an
+    all_reduce. What a local rule cannot follow suggests nothing, nor does one matrix alone of a
+    product whose other one has a hint that is against it. Element-wise work is free, if it is not
+    on all pairs of elements; so is other work that takes no longer than reading its operands, where
+    every device has them: a permutation of random numbers is sorted on each, and nothing is sent.
+    """
+    everywhere = _held_everywhere(graph)
+    hinted = _hinted(graph)
+    limits = []
+    for node in graph.nodes:
+        held = everywhere.issuperset(node.operands)
+        element_wise = node.is_region and not _is_of_pairs(graph, node)
+        free = element_wise or (held and _is_light(graph, node))
+        once = all(graph.program.trips[m.equation] == 1 for m in node.members)
+        given = tuple([hinted.get(v) if once else None for v in node.operands])
+        key = "work", graph.alike[node.index], tuple(nominal(graph, node)), given
+        least = IMPOSSIBLE if free else graph.once(key, partial(_least_work, graph, node, given))
+        limits.append(least * (1 + 1e-9))
+    return limits
+
+
+def _hinted(graph: Graph) -> dict[Var, DimAxes]:
+    """The dims' axes of arguments and values that have hints."""
+    inputs = zip(graph.program.inputs, graph.program.in_hints, graph.in_shardings, strict=True)
+    found = {var: sharding.dims for var, hint, sharding in inputs if hint is not None}
+    for equation in graph.program.hints:
+        var = graph.program.equations[equation].outvars[0]
+        found[var] = graph.nominal(var)
+    return found
+
+
+def _least_work(graph: Graph, node: Node, held: Sequence[DimAxes | None]) -> float:
+    """Of the strategies that the shardings of a node's own values suggest, in seconds.
+
+    `held` are the shardings of operands that have hints, where one of them may be against a sum
+    over what another one is sharded over.
+    """
+    natural = natural_candidates(node, graph.mesh, nominal(graph, node))
+    natural = [_summed_as_held(node, axes, held) for axes in natural]
+    natural = [_exchanged_where_worth(graph, node, axes) for axes in natural]
+    followed = [a for a in natural if node_seconds(graph, node, a) < IMPOSSIBLE]
+    return min((_limited_seconds(graph, node, axes) for axes in followed), default=IMPOSSIBLE)
+
+
+def _limited_seconds(graph: Graph, node: Node, axes: DimAxes) -> float:
+    """Work that is limited: padding aside, and element-wise work on a sum on its way."""
+    share = node.own_flops / node.flops if node.flops else 0.0
+    return share * work_seconds(graph, node, axes, padded=False)
+
+
+def _exchanged_where_worth(graph: Graph, node: Node, axes: DimAxes) -> DimAxes:
+    """Without the axes of dims that local rules exchange along, if gathering these may send less.
+
+    Where results are wanted whole, they need not be gathered then: sorting, in shards, numbers that
+    are looked up afterwards sends all of them twice. What every device can make, as the places in
+    an argsort, is gathered for nothing. Bytes decide, on any devices: a faster collective alone is
+    no reason to have every device do all of the work, so that where seconds of a machine are
+    compared gathering has to send less.
+    """
+    whole = tuple([() if f in node.rule.permuted else own for f, own in enumerate(axes)])
+    if whole == axes:
+        return axes
+
+    def held(option: DimAxes) -> int:
+        read = zip(map(graph.values.__getitem__, node.operands), node.rule.operands, strict=True)
+        return sum(
+            local_bytes(v.shape, v.itemsize, sharding_of(dims_sharding(dims, option)), graph.mesh)
+            for v, dims in read
+            if not v.remade
+        )
+
+    sent = exchanges_of(graph, node, axes)
+    exchanged = math.inf if sent is None else sum(one.wire_bytes for _, one in sent)
+    most = TWICE * exchanged if graph.hardware.least_bytes else exchanged
+    return whole if held(whole) - held(axes) < most else axes
+
+
+def _summed_as_held(node: Node, axes: DimAxes, held: Sequence[DimAxes | None]) -> DimAxes:
+    """Without the axes of sums over which an operand with a hint is not sharded."""
+    summed = {f for over in node.reduced for f, _ in over}
+    against = {
+        f
+        for dims, given in zip(node.rule.operands, held, strict=True)
+        if given is not None
+        for factors, own in zip(dims, given, strict=True)
+        for f in summed.intersection(factors)
+        if not set(axes[f]) <= set(own)
+    }
+    return tuple([() if f in against else own for f, own in enumerate(axes)])
+
+
+def _held_everywhere(graph: Graph) -> set[Var]:
+    """Values that every device has without anything being sent: made of replicated ones."""
+    hinted = fixed_axes(graph)
+    held = {var for var, v in graph.values.items() if v.fixed is not None and not v.fixed.used_axes}
+    for node in graph.nodes:
+        if held.issuperset(node.operands) and not any(hinted.get(node.index, ())):
+            held.update(node.results)
+    return held
+
+
+def _is_of_pairs(graph: Graph, node: Node) -> bool:
+    """Whether a region computes with more elements than there are in what enters or leaves it.
+
+    Then it is work like a product's: forces between all particles, distances from all centres.
+    """
+    outside = [v for v in node.operands if graph.values[v].maker != node.index]
+    for var in node.results:
+        value = graph.values[var]
+        if value.returned or any(user != node.index for user, _ in value.uses):
+            outside.append(var)
+    most = max((math.prod(graph.values[v].shape) for v in outside), default=0)
+    inside = (math.prod(node.rule.sizes[f] for f in {*m.factors} - {-1}) for m in node.members)
+    return max(inside) > most > 0
+
+
+def _is_light(graph: Graph, node: Node) -> bool:
+    """Whether a node's flops take no longer than its values take to be read and written."""
+    values = [graph.values[v] for v in dict.fromkeys((*node.operands, *node.results))]
+    moved = sum(math.prod(v.shape) * v.itemsize * v.trips for v in values)
+    hardware = graph.hardware
+    return node.flops / hardware.flops_per_s <= moved / hardware.memory_bytes_per_s
+
+
+def nominal(graph: Graph, node: Node) -> list[DimAxes]:
+    """The dims' axes that completion gave a node's operands, then its results."""
+    return [graph.nominal(v) for v in (*node.operands, *node.results)]
+
+
+def fixed_axes(graph: Graph) -> dict[int, DimAxes]:
+    """Nodes with nothing to decide: hints, and nodes without factors."""
+    fixed: dict[int, DimAxes] = {}
+    for node in graph.nodes:
+        hint = graph.program.hints.get(node.members[0].equation)
+        if hint is not None:
+            axes: list[tuple[str, ...]] = [()] * len(node.rule.sizes)
+            var = graph.program.equations[node.members[0].equation].outvars[0]
+            for factor, own in zip(node.members[0].factors, graph.nominal(var), strict=True):
+                axes[factor] = own
+            fixed[node.index] = tuple(axes)
+        elif not node.rule.sizes:
+            fixed[node.index] = ()
+    return fixed
