@@ -11,8 +11,9 @@ from jax.sharding import PartitionSpec as P
 import meshwise as mw
 from meshwise.choose.graph import build_graph
 from meshwise.choose.holding import peak_bytes
+from meshwise.choose.limits import limits_of
 from meshwise.choose.search import Search
-from meshwise.choose.starts import completion_start, limits_of
+from meshwise.choose.starts import completion_start
 from meshwise.cost.hardware import CPU, GENERIC
 from meshwise.cost.memory import peak_memory
 

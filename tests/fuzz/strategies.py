@@ -11,11 +11,11 @@ from meshwise.choose.candidates import candidates
 from meshwise.choose.choose import _plan
 from meshwise.choose.found import Found
 from meshwise.choose.graph import Graph, Value, build_graph
+from meshwise.choose.limits import fixed_axes, nominal
 from meshwise.choose.plan import Plan
 from meshwise.choose.pricing import node_seconds
 from meshwise.choose.regions import Node
 from meshwise.choose.search import Search
-from meshwise.choose.starts import fixed_axes, nominal
 from meshwise.choose.tree import IMPOSSIBLE, Edge
 from meshwise.cost.hardware import GENERIC
 from meshwise.ir.factors import Strategy, dims_sharding, fits
