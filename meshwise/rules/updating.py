@@ -58,6 +58,10 @@ _JOINED_BY = {
     "scatter-min": Reduction.MIN,
     "scatter-max": Reduction.MAX,
 }
+_OF_BOOLS: dict[Reduction | None, Kind] = {
+    Reduction.MAX: Reduction.OR,
+    Reduction.MIN: Reduction.AND,
+}
 _EXTREMES = {Reduction.MIN: lax.scatter_min, Reduction.MAX: lax.scatter_max}
 
 
@@ -118,7 +122,9 @@ def _kind(application: Application) -> Kind:
         vectors = math.prod(application.operands[1].shape[:-1])
         return sum_of(dtype) if vectors < np.iinfo(np.int32).max else "whole"
     ordered = reduction in (Reduction.MIN, Reduction.MAX)
-    if reduction is None or dtype == np.bool_:
+    if dtype == np.bool_:
+        return _OF_BOOLS.get(reduction, "whole")
+    if reduction is None:
         return "whole"
     return "whole" if ordered and issubdtype(dtype, np.complexfloating) else reduction
 
