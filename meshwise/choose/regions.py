@@ -20,9 +20,10 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
-from meshwise._jax import JaxprEqn, Literal, Var, carry_p, stack_p
+from meshwise._jax import Literal, Var, carry_p
 from meshwise.choose.carries import Carries
-from meshwise.choose.parts import Factor, Groups, Part, parts_of
+from meshwise.choose.joining import joined_groups
+from meshwise.choose.parts import Groups, Part, parts_of
 from meshwise.ir.factors import Dims, FactorRule
 from meshwise.ir.program import Program
 from meshwise.ir.sharding import DimAxes, Reduction
@@ -70,34 +71,12 @@ class Node:
 def build_nodes(
     program: Program, rules: Sequence[OpRule], carried: Carries, lying: Mapping[Var, DimAxes]
 ) -> list[Node]:
-    """The nodes of a program's cost graph, in the order of their first equations."""
+    """The nodes of a program's cost graph, in the order of their first equations.
+
+    `lying` says how completion has values lie.
+    """
     parts = [p for i, rule in enumerate(rules) for p in parts_of(program, i, rule, carried[i])]
-    producer = {
-        program.equations[p.equation].outvars[r]: (k, r)
-        for k, p in enumerate(parts)
-        for r in p.results
-    }
-    readers = _readers(program, parts)
-    sources = {
-        reading: producer[atom][0]
-        for atom, each in readers.items()
-        if atom in producer
-        for reading in each
-    }
-    groups = Groups(parts, rules, carried, frozenset(program.carried.values()), sources)
-    first = {p.equation: k for k, p in reversed(list(enumerate(parts)))}
-    for end, begin in program.carried.items():
-        groups.join(first[end], first[begin], _same_factors(rules[end], end, begin))
-    apart = {begin for begin in program.carried.values() if carried[begin]}
-    apart.update(i for i, eqn in enumerate(program.equations) if eqn.primitive is stack_p)
-    for pairs in (True, False):
-        for k, part in enumerate(parts):
-            if part.equation in apart:  # what a sum starts from, and a stack, need not follow it
-                continue
-            if groups.is_of_pairs(part.equation) is not pairs:
-                continue
-            if part.joins or (carried[part.equation] and not part.factors):
-                _join_producers(program, k, part, parts, groups, producer, carried, readers, lying)
+    groups = joined_groups(program, rules, parts, carried, lying)
     members: dict[int, list[int]] = defaultdict(list)
     for k in range(len(parts)):
         members[groups.find(k)].append(k)
@@ -106,115 +85,6 @@ def build_nodes(
         _node(index, program, rules, [parts[k] for k in ks], groups, leaving[root], carried)
         for index, (root, ks) in enumerate(members.items())
     ]
-
-
-def _same_factors(rule: OpRule, end: int, begin: int) -> list[tuple[Factor, Factor]]:
-    """The factors of what is carried at the end of a step, and of the same at its beginning."""
-    return [((end, f), (begin, f)) for f in range(len(rule.factors.sizes))]
-
-
-def _join_producers(
-    program: Program,
-    k: int,
-    part: Part,
-    parts: Sequence[Part],
-    groups: Groups,
-    producer: dict[Var, tuple[int, int]],
-    carried: Carries,
-    readers: Mapping[Var, Sequence[tuple[int, int]]],
-    lying: Mapping[Var, DimAxes],
-) -> None:
-    """Join a part with those that produce its operands, where one sharding serves both.
-
-    Not with what makes a value that is read in the part's group by other dims too, as one of which
-    all pairs of elements are taken is: no sharding of it serves both.
-    """
-    eqn = program.equations[part.equation]
-    for operand in part.operands:
-        atom = eqn.invars[operand]
-        if isinstance(atom, Literal) or atom not in producer:
-            continue
-        other, result = producer[atom]
-        if not _serves_both(k, operand, other, parts, groups, carried):
-            continue
-        rule = groups.rules[part.equation].factors
-        if not carried[part.equation] and _lies_otherwise(atom, eqn, part, rule, lying):
-            continue
-        dims = rule.operands[operand]
-        source_dims = groups.rules[parts[other].equation].factors.results[result]
-        pairs = [
-            ((part.equation, d[0]), (parts[other].equation, s[0]))
-            for d, s in zip(dims, source_dims, strict=True)
-            if len(d) == 1 and len(s) == 1
-        ]
-        if not pairs and (any(dims) or not carried[part.equation]):
-            continue
-        # A sum that enters its own node again, by other dims, would not be known for one.
-        alike = all(len(d) == len(s) <= 1 for d, s in zip(dims, source_dims, strict=True))
-        if carried[part.equation] and not alike:
-            continue
-        if groups.may_be_one(pairs) and not groups.reads_otherwise(k, operand, readers[atom]):
-            groups.join(k, other, pairs)
-
-
-def _readers(program: Program, parts: Sequence[Part]) -> dict[Var, list[tuple[int, int]]]:
-    """For each value the parts that read it, and as which operand."""
-    found: dict[Var, list[tuple[int, int]]] = defaultdict(list)
-    for k, part in enumerate(parts):
-        for operand in part.operands:
-            atom = program.equations[part.equation].invars[operand]
-            if not isinstance(atom, Literal):
-                found[atom].append((k, operand))
-    return found
-
-
-def _serves_both(
-    k: int,
-    operand: int,
-    other: int,
-    parts: Sequence[Part],
-    groups: Groups,
-    carried: Carries,
-) -> bool:
-    """Whether a part may take the sharding of the node that makes one of its operands.
-
-    A sum that passes through alone follows its maker, whatever that is; additions of sums go with
-    additions of sums; and what carries nothing goes with what is neither a sum nor carries one, nor
-    goes round a loop with fewer dims, nor is short and made long.
-    """
-    source = parts[other]
-    carry = carried[parts[k].equation]
-    if carry:
-        if operand not in carry:
-            return False
-        alone = len(carry) == 1 and source.follows
-        alone = alone and not groups.meets_sums(k, operand) and not groups.meets_another(k, operand)
-        return alone or groups.only_carries[groups.find(other)]
-    if groups.widens(k, operand, other):
-        return False
-    if source.lengthens < 0 < parts[k].lengthens:
-        return False
-    return source.joins and not source.reduces and not carried[source.equation]
-
-
-def _lies_otherwise(
-    atom: Var, eqn: JaxprEqn, part: Part, rule: FactorRule, lying: Mapping[Var, DimAxes]
-) -> bool:
-    """Whether completion has an operand lie otherwise than what is made of it and of another one.
-
-    Then one of the two moves, and that may be the operand rather than all that it is made of.
-    """
-    besides = [rule.operands[o] for o in part.operands if eqn.invars[o] is not atom]
-    met = {d for dims in besides for d in dims if len(d) == 1}
-    made = [
-        (d, axes)
-        for r in part.results
-        for d, axes in zip(rule.results[r], lying[eqn.outvars[r]], strict=True)
-    ]
-    own = zip(rule.operands[eqn.invars.index(atom)], lying[atom], strict=True)
-    return any(
-        d in met and d == other and axes and axes != to for d, axes in own for other, to in made
-    )
 
 
 def _leaving(program: Program, parts: Sequence[Part], groups: Groups) -> list[set[Var]]:

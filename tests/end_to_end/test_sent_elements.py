@@ -20,6 +20,18 @@ def short(x, y):
     return x * y.astype(jnp.bfloat16).astype(jnp.float32)
 
 
+def symmetric(x):
+    """Of a matrix and its transpose one moves, and what both make stays with the matrix."""
+    y = jnp.sin(x)
+    return (y.T + y) * jnp.cos(y)
+
+
+def symmetric_steps(x):
+    return jax.lax.fori_loop(0, 4, lambda _, y: (y.T + y) / 2, x)
+
+
+SQUARE = reals(64, 64)
+
 ROWS = [
     Row("mask of numbers", lambda x, m: jnp.where(m > 0, x, 0), (A, NUMBERS), (8,), (Y, X), Y,
         exchanged(1)),
@@ -30,6 +42,16 @@ ROWS = [
         (8,), (X, X), X),
     Row("gradient of a threshold", jax.grad(lambda y, x: (jax.nn.relu(y) * x).sum()), (A, B), (8,),
         (Y, X), X, {"all_to_all": (1, 64 * 128 // 8 * 7 // 8)}),
+    Row("products move, not what they are of", lambda x, y, z: x + y * z, (A, B, A[::-1]), (8,),
+        (Y, X, X), Y, exchanged(4)),
+    Row("a difference moves, then a mask of it", lambda x, y, z: jnp.where(y - z > 0, x, 0),
+        (A, B, A[::-1]), (8,), (Y, X, X), Y, exchanged(1)),
+    Row("a matrix and its transpose", symmetric, (SQUARE,), (8,), (X,), X,
+        {"all_to_all": (1, 64 * 64 // 8 * 4 * 7 // 8)}, 1e-6),
+    Row("a matrix and its transpose in every step", symmetric_steps, (SQUARE,), (8,), (X,), X,
+        {"all_to_all": (4, 4 * 64 * 64 // 8 * 4 * 7 // 8)}, 1e-6),
+    Row("blocks and their transposes in every step", symmetric_steps, (SQUARE,), (2, 4),
+        (P("x", "y"),), P("x", "y"), {"ppermute": (8, 4 * 64 * 64 // 8 * 4)}, 1e-6),
 ]  # fmt: skip
 TABLE_OF_ROWS = pytest.mark.parametrize("row", ROWS, ids=names(ROWS))
 

@@ -1,0 +1,192 @@
+"""Which parts of equations are decided together: those that one sharding serves.
+
+A part joins those that make what it reads, in the order of the program. Which may be joined, and
+why, is told in `regions.py`.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from meshwise._jax import Literal, Var, stack_p
+from meshwise.choose.carries import Carries
+from meshwise.choose.parts import Factor, Groups, Part
+from meshwise.ir.factors import Dims
+from meshwise.ir.program import Program
+from meshwise.ir.sharding import DimAxes
+from meshwise.rules.registry import OpRule
+
+
+def joined_groups(
+    program: Program,
+    rules: Sequence[OpRule],
+    parts: Sequence[Part],
+    carried: Carries,
+    lying: Mapping[Var, DimAxes],
+) -> Groups:
+    """All parts, and what a loop carries, in groups; `lying` says how completion has values lie."""
+    producer = {
+        program.equations[p.equation].outvars[r]: (k, r)
+        for k, p in enumerate(parts)
+        for r in p.results
+    }
+    readers = _readers(program, parts)
+    sources = {
+        reading: producer[atom][0]
+        for atom, each in readers.items()
+        if atom in producer
+        for reading in each
+    }
+    groups = Groups(parts, rules, carried, frozenset(program.carried.values()), sources)
+    joining = _Joining(program, parts, groups, producer, readers, carried, lying)
+    first = {p.equation: k for k, p in reversed(list(enumerate(parts)))}
+    for end, begin in program.carried.items():
+        groups.join(first[end], first[begin], _same_factors(rules[end], end, begin))
+    apart = {begin for begin in program.carried.values() if carried[begin]}
+    apart.update(i for i, eqn in enumerate(program.equations) if eqn.primitive is stack_p)
+    for pairs in (True, False):
+        for k, part in enumerate(parts):
+            if part.equation in apart:  # what a sum starts from, and a stack, need not follow it
+                continue
+            if groups.is_of_pairs(part.equation) is not pairs:
+                continue
+            if part.joins or (carried[part.equation] and not part.factors):
+                joining.join_producers(k)
+    return groups
+
+
+@dataclass(frozen=True, eq=False)
+class _Joining:
+    """Parts, their groups so far, and what tells which of them may be joined.
+
+    `producer` has the part that makes a value, and which of its results that is; `readers` the
+    parts that read it, and as which operand.
+    """
+
+    program: Program
+    parts: Sequence[Part]
+    groups: Groups
+    producer: Mapping[Var, tuple[int, int]]
+    readers: Mapping[Var, Sequence[tuple[int, int]]]
+    carried: Carries
+    lying: Mapping[Var, DimAxes]
+
+    def join_producers(self, k: int) -> None:
+        """Join a part with those that produce its operands, where one sharding serves both.
+
+        Not with what makes a value that is read in the part's group by other dims too, as one of
+        which all pairs of elements are taken is: no sharding of it serves both.
+        """
+        carries, groups = self.carried[self.parts[k].equation], self.groups
+        made = self._made(k)
+        in_two_orders = self._read_in_two_orders(k, made)
+        for operand, atom in made.items():
+            other, _ = self.producer[atom]
+            if groups.find(other) in in_two_orders or not self._serves_both(k, operand, other):
+                continue
+            if not carries and self._lies_otherwise(k, atom):
+                continue
+            dims, source = self._ends(k, operand, atom)
+            pairs = self._pairs(k, operand, atom)
+            if not pairs and (any(dims) or not carries):
+                continue
+            # A sum that enters its own node again, by other dims, would not be known for one.
+            if carries and not all(
+                len(d) == len(s) <= 1 for d, s in zip(dims, source, strict=True)
+            ):
+                continue
+            readers = self.readers[atom]
+            if groups.may_be_one(pairs) and not groups.reads_otherwise(k, operand, readers):
+                groups.join(k, other, pairs)
+
+    def _made(self, k: int) -> dict[int, Var]:
+        """The operands of a part that another one makes."""
+        atoms = self.program.equations[self.parts[k].equation].invars
+        return {
+            o: atom
+            for o in self.parts[k].operands
+            if not isinstance(atom := atoms[o], Literal) and atom in self.producer
+        }
+
+    def _ends(self, k: int, operand: int, atom: Var) -> tuple[Dims, Dims]:
+        """A value's dims as a part reads it, and as another one makes it."""
+        other, result = self.producer[atom]
+        rules = self.groups.rules
+        return (
+            rules[self.parts[k].equation].factors.operands[operand],
+            rules[self.parts[other].equation].factors.results[result],
+        )
+
+    def _pairs(self, k: int, operand: int, atom: Var) -> list[tuple[Factor, Factor]]:
+        """The factors that meet in a value."""
+        own, other = self.parts[k].equation, self.parts[self.producer[atom][0]].equation
+        ends = zip(*self._ends(k, operand, atom), strict=True)
+        return [((own, d[0]), (other, s[0])) for d, s in ends if len(d) == len(s) == 1]
+
+    def _read_in_two_orders(self, k: int, made: Mapping[int, Var]) -> set[int]:
+        """Groups of which a part reads two values whose dims it takes for each other's: `x + x.T`.
+
+        It goes with neither, as the other one moves, whichever that is.
+        """
+        if len(made) < 2:
+            return set()
+        met: dict[tuple[int, Factor], set[Factor]] = defaultdict(set)
+        for operand, atom in made.items():
+            group = self.groups.find(self.producer[atom][0])
+            for own, factor in self._pairs(k, operand, atom):
+                met[group, own].add(self.groups.factor(factor))
+        return {group for (group, _), found in met.items() if len(found) > 1}
+
+    def _serves_both(self, k: int, operand: int, other: int) -> bool:
+        """Whether a part may take the sharding of the node that makes one of its operands.
+
+        A sum that passes through alone follows its maker, whatever that is; additions of sums go
+        with additions of sums; and what carries nothing goes with what is neither a sum nor carries
+        one, nor goes round a loop with fewer dims, nor is short and made long.
+        """
+        part, source, groups = self.parts[k], self.parts[other], self.groups
+        carry = self.carried[part.equation]
+        if carry:
+            if operand not in carry:
+                return False
+            meets = groups.meets_sums(k, operand) or groups.meets_another(k, operand)
+            alone = len(carry) == 1 and source.follows and not meets
+            return alone or groups.only_carries[groups.find(other)]
+        if groups.widens(k, operand, other) or source.lengthens < 0 < part.lengthens:
+            return False
+        return source.joins and not source.reduces and not self.carried[source.equation]
+
+    def _lies_otherwise(self, k: int, atom: Var) -> bool:
+        """Whether completion has a value lie otherwise than what is made of it and of another one.
+
+        Then one of the two moves, and that may be the value rather than all that it is made of.
+        """
+        part, eqn = self.parts[k], self.program.equations[self.parts[k].equation]
+        rule = self.groups.rules[part.equation].factors
+        besides = [rule.operands[o] for o in part.operands if eqn.invars[o] is not atom]
+        met = {d for dims in besides for d in dims if len(d) == 1}
+        made = [
+            (d, axes)
+            for r in part.results
+            for d, axes in zip(rule.results[r], self.lying[eqn.outvars[r]], strict=True)
+        ]
+        own = zip(rule.operands[eqn.invars.index(atom)], self.lying[atom], strict=True)
+        return any(
+            d in met and d == other and axes and axes != to for d, axes in own for other, to in made
+        )
+
+
+def _same_factors(rule: OpRule, end: int, begin: int) -> list[tuple[Factor, Factor]]:
+    """The factors of what is carried at the end of a step, and of the same at its beginning."""
+    return [((end, f), (begin, f)) for f in range(len(rule.factors.sizes))]
+
+
+def _readers(program: Program, parts: Sequence[Part]) -> dict[Var, list[tuple[int, int]]]:
+    """For each value the parts that read it, and as which operand."""
+    found: dict[Var, list[tuple[int, int]]] = defaultdict(list)
+    for k, part in enumerate(parts):
+        for operand in part.operands:
+            atom = program.equations[part.equation].invars[operand]
+            if not isinstance(atom, Literal):
+                found[atom].append((k, operand))
+    return found
