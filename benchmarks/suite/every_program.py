@@ -8,6 +8,7 @@ from benchmarks.suite.programs import (
     convolution,
     indexing,
     matmul,
+    meeting,
     models,
     moe,
     numerics,
@@ -35,6 +36,7 @@ PROGRAMS: tuple[Program, ...] = (
     *models.TABLE,
     *numerics.TABLE,
     *reductions.TABLE,
+    *meeting.TABLE,
 )
 
 

@@ -115,18 +115,20 @@ def _sums_apart(jaxpr: Any) -> Any:
     is written to memory where XLA finds it in two places, though each of its readers could make it
     anew at no cost.
     """
-    body = opened(jaxpr)
-    reduced = _reduced(body)
+    reduced = _reduced(opened(jaxpr))
     read: set[Var] = set()
-    eqns: list[JaxprEqn] = []
-    for eqn in (with_bodies(eqn, _sums_apart) for eqn in body.eqns):
-        again = {
-            a: Var(a.aval) for a in eqn.invars if not isinstance(a, Literal) and a in reduced & read
-        }
-        read.update(a for a in eqn.invars if not isinstance(a, Literal))
-        eqns += [new_eqn(lax.optimization_barrier_p, [a], [b], {}, eqn) for a, b in again.items()]
-        eqns.append(reading(eqn, again))
-    return rewritten(jaxpr, eqns=eqns)
+
+    def behind(eqn: JaxprEqn) -> list[JaxprEqn]:
+        eqn = with_bodies(eqn, _sums_apart)
+        own = {a for a in eqn.invars if not isinstance(a, Literal)} & reduced
+        again = {a: Var(a.aval) for a in own & read}
+        read.update(own)
+        barriers = [
+            new_eqn(lax.optimization_barrier_p, [a], [b], {}, eqn) for a, b in again.items()
+        ]
+        return [*barriers, reading(eqn, again)]
+
+    return with_each(jaxpr, behind)
 
 
 def _reduced(body: Any) -> set[Var]:

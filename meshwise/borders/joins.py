@@ -29,7 +29,7 @@ def merge_concatenate(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[Jax
 
 
 def merge_rolled(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn] | None:
-    """The same, unless it is of rows that lie side by side: those change places at no cost."""
+    """A roll, unless it is of rows that were laid side by side: those change places at no cost."""
     rolled = merge_concatenate(eqn, makers, counts)
     joined = rolled and maker_of(rolled[0].invars[0], makers, "concatenate")
     return None if joined else rolled
