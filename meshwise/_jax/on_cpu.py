@@ -120,8 +120,8 @@ def _sums_apart(jaxpr: Any) -> Any:
 
     def behind(eqn: JaxprEqn) -> list[JaxprEqn]:
         eqn = with_bodies(eqn, _sums_apart)
-        own = {a for a in eqn.invars if not isinstance(a, Literal)} & reduced
-        again = {a: Var(a.aval) for a in own & read}
+        own = [a for a in eqn.invars if not isinstance(a, Literal) and a in reduced]
+        again = {a: Var(a.aval) for a in own if a in read}
         read.update(own)
         barriers = [
             new_eqn(lax.optimization_barrier_p, [a], [b], {}, eqn) for a, b in again.items()
