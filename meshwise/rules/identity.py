@@ -1,5 +1,6 @@
 """What joins nothing: the identity of each reduction, and padding overwritten with a value."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -9,6 +10,12 @@ from jax.numpy import issubdtype
 
 from meshwise.ir.sharding import Reduction
 from meshwise.rules.registry import LocalContext
+
+# By what the largest and smallest of booleans are joined.
+OF_BOOLS: Mapping[Reduction | None, Reduction] = {
+    Reduction.MAX: Reduction.OR,
+    Reduction.MIN: Reduction.AND,
+}
 
 
 def reduction_identity(reduction: Reduction, dtype: Any) -> Any:

@@ -19,7 +19,7 @@ from meshwise._jax import max_and_argmax, min_and_argmin
 from meshwise.ir.program import type_of
 from meshwise.ir.sharding import Reduction
 from meshwise.rules.factoring import Dim, Factoring, Kind, shapes
-from meshwise.rules.identity import mask_padding, reduction_identity
+from meshwise.rules.identity import OF_BOOLS, mask_padding, reduction_identity
 from meshwise.rules.initial import may_count_again
 from meshwise.rules.registry import Application, Exchange, LocalContext, OpRule, register
 from meshwise.rules.together import Meeting, row_count, take_rows
@@ -40,7 +40,7 @@ def _kind(name: str, dtype: Any) -> Kind:
     if reduction is None:
         return "permute"
     if dtype == np.bool_:
-        return {Reduction.MAX: Reduction.OR, Reduction.MIN: Reduction.AND}.get(reduction, reduction)
+        return OF_BOOLS.get(reduction, reduction)
     if reduction in (Reduction.AND, Reduction.OR):
         return "permute"
     if reduction in (Reduction.MAX, Reduction.MIN) and issubdtype(dtype, np.complexfloating):

@@ -18,7 +18,7 @@ from meshwise._jax import JaxprEqn
 from meshwise.ir.sharding import Reduction
 from meshwise.rules.contraction import sum_of
 from meshwise.rules.factoring import Dim, Factoring, Kind, shapes
-from meshwise.rules.identity import nothing_like
+from meshwise.rules.identity import OF_BOOLS, nothing_like
 from meshwise.rules.ordered import are_ordered_alike, extreme_as_integers
 from meshwise.rules.overwriting import joined_factors, overwriting_exchanges, overwritten_terms
 from meshwise.rules.positions import (
@@ -57,10 +57,6 @@ _JOINED_BY = {
     "scatter-mul": Reduction.PROD,
     "scatter-min": Reduction.MIN,
     "scatter-max": Reduction.MAX,
-}
-_OF_BOOLS: dict[Reduction | None, Kind] = {
-    Reduction.MAX: Reduction.OR,
-    Reduction.MIN: Reduction.AND,
 }
 _EXTREMES = {Reduction.MIN: lax.scatter_min, Reduction.MAX: lax.scatter_max}
 
@@ -122,10 +118,8 @@ def _kind(application: Application) -> Kind:
         vectors = math.prod(application.operands[1].shape[:-1])
         return sum_of(dtype) if vectors < np.iinfo(np.int32).max else "whole"
     ordered = reduction in (Reduction.MIN, Reduction.MAX)
-    if dtype == np.bool_:
-        return _OF_BOOLS.get(reduction, "whole")
-    if reduction is None:
-        return "whole"
+    if reduction is None or dtype == np.bool_:
+        return OF_BOOLS.get(reduction, "whole")
     return "whole" if ordered and issubdtype(dtype, np.complexfloating) else reduction
 
 
