@@ -31,6 +31,8 @@ from meshwise.rules.registry import Exchange, shard_index
 # So many pieces of one operator are worth writing; where a shard needs rows of hundreds, a program
 # would grow with the mesh.
 MOST_PIECES = 16
+# How many times as long as what a shard needs a row may be that it is cut from.
+LONGER = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +194,11 @@ def fetch_rows(x: Any, dim: int, axes: Axes, mesh: Mesh, fetch: Fetch) -> Any:
         return lax.full(shape, 0, x.dtype)
     if _tiles(fetch):
         return _laid_end_to_end(x, dim, axes, mesh, fetch)
+    row = _row(fetch)
+    if row is not None:
+        pieces = [_arrived(x, dim, axes, mesh, p) if p.is_sent else x for p in row.pieces]
+        joined = pieces[0] if len(pieces) == 1 else lax.concatenate(pieces, dim)
+        return _cut(joined, dim, fetch.length, row.starts, axes, mesh)
     return _placed_by_number(x, dim, axes, mesh, fetch)
 
 
@@ -302,6 +309,36 @@ def _arrived(x: Any, dim: int, axes: Axes, mesh: Mesh, piece: Piece) -> Any:
     return lax.ppermute(part, mesh.permute_order(axes), pairs)
 
 
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """Pieces laid end to end, and from where on each shard finds what it needs, all in a row."""
+
+    pieces: tuple[Piece, ...]
+    starts: tuple[int, ...]
+
+
+@lru_cache(maxsize=1 << 12)
+def _row(fetch: Fetch) -> _Row | None:
+    """The row that has what each shard needs in order, unless it is much longer than that.
+
+    So it is where blocks change their sizes a little: rows cut off at the front of a dim, or added.
+    """
+    if fetch.wraps:
+        return None
+    pieces = sorted(fetch.pieces, key=lambda p: min(o.sender - o.receiver for o in p.overlaps))
+    end, begins = 0, defaultdict[int, set[int]](set)
+    for piece in pieces:
+        for o, start in zip(piece.overlaps, piece.starts, strict=True):
+            first = o.start - start if piece.is_sent else o.start
+            begins[o.receiver].add(end + first - o.to)
+        end += piece.rows if piece.is_sent else fetch.block
+    starts = [min(begins[shard], default=0) for shard in range(len(fetch.starts))]
+    padded = max(end, *(s + fetch.length for s in starts)) - min(0, *starts)
+    if any(len(each) > 1 for each in begins.values()) or padded > LONGER * fetch.length:
+        return None
+    return _Row(tuple(pieces), tuple(starts))
+
+
 def _placed_by_number(x: Any, dim: int, axes: Axes, mesh: Mesh, fetch: Fetch) -> Any:
     """Each piece's rows brought to where this device needs them, and chosen among the others'.
 
@@ -334,13 +371,17 @@ def _moved(x: Any, dim: int, length: int, shifts: Sequence[int], axes: Axes, mes
     what is fetched. Of the last dim that is number by number, and takes four times as long as a
     slice of what is padded.
     """
-    if dim < x.ndim - 1:
-        rows = lax.iota(np.int32, length)
-        return take_rows(
-            x, lax.add(rows, lax.full_like(rows, shard_entry(shifts, axes, mesh))), dim
-        )
-    before, after = max(0, -min(shifts)), max(0, max(shifts) + length - x.shape[dim])
-    padding = [(0, 0, 0)] * dim + [(before, after, 0)]
-    start = shard_entry([before + shift for shift in shifts], axes, mesh)
+    if dim == x.ndim - 1:
+        return _cut(x, dim, length, shifts, axes, mesh)
+    rows = lax.iota(np.int32, length)
+    return take_rows(x, lax.add(rows, lax.full_like(rows, shard_entry(shifts, axes, mesh))), dim)
+
+
+def _cut(x: Any, dim: int, length: int, starts: Sequence[int], axes: Axes, mesh: Mesh) -> Any:
+    """So many rows from each shard's start on, which may lie outside; those are undefined."""
+    before, after = max(0, -min(starts)), max(0, max(starts) + length - x.shape[dim])
+    padding = [(0, 0, 0)] * x.ndim
+    padding[dim] = (before, after, 0)
+    start = shard_entry([before + first for first in starts], axes, mesh)
     padded = lax.pad(x, np.zeros((), x.dtype), padding)
     return lax.dynamic_slice_in_dim(padded, start, length, dim, allow_negative_indices=False)
