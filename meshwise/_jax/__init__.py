@@ -86,6 +86,7 @@ from meshwise._jax.jaxprs import Primitive as Primitive
 from meshwise._jax.jaxprs import ShapedArray as ShapedArray
 from meshwise._jax.jaxprs import Tracer as Tracer
 from meshwise._jax.jaxprs import Var as Var
+from meshwise._jax.jaxprs import are_same as are_same
 from meshwise._jax.jaxprs import array_type as array_type
 from meshwise._jax.jaxprs import at_source as at_source
 from meshwise._jax.jaxprs import bind as bind

@@ -82,8 +82,12 @@ def with_each(jaxpr: Any, change: Callable[[JaxprEqn], Sequence[JaxprEqn]]) -> A
     """A jaxpr, open or closed, with others in the place of each equation; itself where none is."""
     before = opened(jaxpr).eqns
     eqns = [new for eqn in before for new in change(eqn)]
-    same = len(eqns) == len(before) and all(map(operator.is_, eqns, before))
-    return jaxpr if same else rewritten(jaxpr, eqns=eqns)
+    return jaxpr if are_same(eqns, before) else rewritten(jaxpr, eqns=eqns)
+
+
+def are_same(eqns: Sequence[JaxprEqn], others: Sequence[JaxprEqn]) -> bool:
+    """Whether two lists are of the very same equations."""
+    return len(eqns) == len(others) and all(map(operator.is_, eqns, others))
 
 
 def with_bodies(eqn: JaxprEqn, change: Callable[[Any], Any]) -> JaxprEqn:

@@ -100,10 +100,7 @@ def _borders_in_order(jaxpr: Any) -> Any:
     behind = {var: Var(var.aval) for var in body.invars if var in bordered}
     if not behind:
         return jaxpr
-    barriers = [
-        new_eqn(lax.optimization_barrier_p, [var], [held], {}, body.eqns[0])
-        for var, held in behind.items()
-    ]
+    barriers = [_barrier(var, held, body.eqns[0]) for var, held in behind.items()]
     eqns = [reading(eqn, behind) for eqn in body.eqns]
     return rewritten(jaxpr, eqns=[*barriers, *eqns])
 
@@ -123,9 +120,7 @@ def _sums_apart(jaxpr: Any) -> Any:
         own = [a for a in eqn.invars if not isinstance(a, Literal) and a in reduced]
         again = {a: Var(a.aval) for a in own if a in read}
         read.update(own)
-        barriers = [
-            new_eqn(lax.optimization_barrier_p, [a], [b], {}, eqn) for a, b in again.items()
-        ]
+        barriers = [_barrier(a, b, eqn) for a, b in again.items()]
         return [*barriers, reading(eqn, again)]
 
     return with_each(jaxpr, behind)
@@ -138,6 +133,10 @@ def _reduced(body: Any) -> set[Var]:
     return {
         out for eqn in sums for a, out in zip(eqn.invars, eqn.outvars, strict=True) if a in partial
     }
+
+
+def _barrier(var: Var, behind: Var, like: JaxprEqn) -> JaxprEqn:
+    return new_eqn(lax.optimization_barrier_p, [var], [behind], {}, like)
 
 
 def _said(eqn: JaxprEqn) -> list[JaxprEqn]:
@@ -176,10 +175,7 @@ def _whole(eqn: JaxprEqn) -> list[JaxprEqn]:
     barrier of its own: one for both reads the pair as it is, for which XLA ends the process.
     """
     made = {out: Var(out.aval) for out in eqn.outvars if not isinstance(out, DropVar)}
-    barriers = [
-        new_eqn(lax.optimization_barrier_p, [largest], [out], {}, eqn)
-        for out, largest in made.items()
-    ]
+    barriers = [_barrier(largest, out, eqn) for out, largest in made.items()]
     return [eqn.replace(outvars=[made.get(out, out) for out in eqn.outvars]), *barriers]
 
 

@@ -5,7 +5,6 @@ has cut or joined itself, and two rules may do so alike: two rolls by one place,
 forward and the backward pass both read. Of such collectives the first in a body serves all.
 """
 
-import operator
 from typing import Any
 
 from jax import lax
@@ -40,7 +39,7 @@ def _once(jaxpr: Any) -> Any:
             instead.update(zip(eqn.outvars, first.outvars, strict=True))
         else:
             eqns.append(_jax.reading(eqn, instead))
-    if len(eqns) == len(before) and all(map(operator.is_, eqns, before)):
+    if _jax.are_same(eqns, before):
         return jaxpr
     results = [a if isinstance(a, Literal) else instead.get(a, a) for a in body.outvars]
     return _jax.rewritten(jaxpr, eqns=eqns, outvars=results)

@@ -11,7 +11,6 @@ Who receives nothing has zeros, as after each collective alone.
 """
 
 import math
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -63,8 +62,7 @@ def send_together(closed: ClosedJaxpr, mesh: Mesh) -> ClosedJaxpr:
         before = list(_jax.opened(jaxpr).eqns)
         eqns = [_jax.with_bodies(eqn, change) for eqn in before]
         eqns = _both_ways(_same_way(eqns), mesh)
-        same = len(eqns) == len(before) and all(map(operator.is_, eqns, before))
-        if same:
+        if _jax.are_same(eqns, before):
             return jaxpr
         return _jax.rewritten(jaxpr, eqns=_without_idle_cuts(eqns, _jax.opened(jaxpr).outvars))
 
