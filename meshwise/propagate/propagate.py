@@ -59,28 +59,25 @@ class _State:
 
 def propagate(program: Program, rules: Sequence[OpRule]) -> Completion:
     """Complete the hints of a program: a sharding for every variable, each with its cause."""
-    state = _start(program)
     tables = [_table(program, i, rule) for i, rule in enumerate(rules)]
+    state, rows_whole, sweeps = _fixed_point(program, rules, tables, leads=False)
+    dims = led = _every_value(program, state.dims)
+    if state.is_contested:
+        led = _every_value(program, _fixed_point(program, rules, tables, leads=True)[0].dims)
+    return Completion(dims, state.causes, sweeps, rows_whole, led if led != dims else None)
+
+
+def _fixed_point(
+    program: Program, rules: Sequence[OpRule], tables: Sequence[list[_Tensor]], leads: bool
+) -> tuple[_State, dict[Var, DimAxes] | None, int]:
+    """What is found, what was before rows of sharded steps were sharded, and the sweeps it took."""
+    state = _start(program, leads)
     sweeps = _settle(rules, tables, state)
     before, rows_whole = dict(state.dims), None
     if _shard_rows_of_steps(program, state):
         rows_whole = _every_value(program, before)
         sweeps += _settle(rules, tables, state)
-    dims = _every_value(program, state.dims)
-    led = _led(program, rules, tables) if state.is_contested else dims
-    return Completion(dims, state.causes, sweeps, rows_whole, led if led != dims else None)
-
-
-def _led(
-    program: Program, rules: Sequence[OpRule], tables: Sequence[list[_Tensor]]
-) -> dict[Var, DimAxes]:
-    """The same where leading dims have the axes that others claim as well."""
-    state = _start(program)
-    state.leads = True
-    _settle(rules, tables, state)
-    if _shard_rows_of_steps(program, state):
-        _settle(rules, tables, state)
-    return _every_value(program, state.dims)
+    return state, rows_whole, sweeps
 
 
 def _settle(rules: Sequence[OpRule], tables: Sequence[list[_Tensor]], state: _State) -> int:
@@ -140,8 +137,8 @@ def _shard_row(index: int, row: Var, tensor: int, stack: DimAxes, state: _State)
     return False
 
 
-def _start(program: Program) -> _State:
-    state = _State(program.mesh)
+def _start(program: Program, leads: bool) -> _State:
+    state = _State(program.mesh, leads)
     for var, hint in zip(program.outputs, program.out_hints, strict=True):
         if hint is not None and not isinstance(var, Literal):
             state.seed(var, hint, pin=False)
