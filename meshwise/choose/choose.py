@@ -80,9 +80,10 @@ def _with_steps_gathered(graph: Graph, limits: Limits) -> list[Found]:
     Few bytes in one collective may cost less than their move to other dims and a gather of a part
     in every step. What the plan holds then is compared like that of any other.
     """
-    found = []
-    rows_whole = graph.completion.rows_whole
-    for one in (graph, *([] if rows_whole is None else [graph.completed_as(rows_whole)])):
+    found, graphs = [], [graph]
+    if graph.completion.rows_whole is not None:
+        graphs.append(graph.completed_as(graph.completion.rows_whole))
+    for one in graphs:
         wider = limits_of(one, gathers_steps=True)
         if wider.held.keys() != limits.held.keys():
             found.append(descended(Search(one, completion_start(one, wider)), wider))

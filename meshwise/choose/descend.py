@@ -17,10 +17,9 @@ from typing import Any, TypeVar
 
 from meshwise.choose.candidates import candidates
 from meshwise.choose.graph import Value
-from meshwise.choose.limits import Limits, nominal
+from meshwise.choose.limits import Limits, fixed_axes, nominal
 from meshwise.choose.regions import Node
 from meshwise.choose.search import Change, Search
-from meshwise.choose.starts import fixed_axes
 from meshwise.choose.tree import IMPOSSIBLE
 from meshwise.ir.sharding import DimAxes, Sharding
 

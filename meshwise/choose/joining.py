@@ -79,15 +79,16 @@ class _Joining:
         """
         carries, groups = self.carried[self.parts[k].equation], self.groups
         made = self._made(k)
-        in_two_orders = self._read_in_two_orders(k, made)
+        met = {operand: self._pairs(k, operand, atom) for operand, atom in made.items()}
+        in_two_orders = self._read_in_two_orders(made, met)
         for operand, atom in made.items():
             other, _ = self.producer[atom]
             if groups.find(other) in in_two_orders or not self._serves_both(k, operand, other):
                 continue
-            if not carries and self._lies_otherwise(k, atom):
+            if not carries and self._lies_otherwise(k, operand, atom):
                 continue
             dims, source = self._ends(k, operand, atom)
-            pairs = self._pairs(k, operand, atom)
+            pairs = met[operand]
             if not pairs and (any(dims) or not carries):
                 continue
             # A sum that enters its own node again, by other dims, would not be known for one.
@@ -123,19 +124,19 @@ class _Joining:
         ends = zip(*self._ends(k, operand, atom), strict=True)
         return [((own, d[0]), (other, s[0])) for d, s in ends if len(d) == len(s) == 1]
 
-    def _read_in_two_orders(self, k: int, made: Mapping[int, Var]) -> set[int]:
+    def _read_in_two_orders(
+        self, made: Mapping[int, Var], met: Mapping[int, Sequence[tuple[Factor, Factor]]]
+    ) -> set[int]:
         """Groups of which a part reads two values whose dims it takes for each other's: `x + x.T`.
 
         It goes with neither, as the other one moves, whichever that is.
         """
-        if len(made) < 2:
-            return set()
-        met: dict[tuple[int, Factor], set[Factor]] = defaultdict(set)
+        taken: dict[tuple[int, Factor], set[Factor]] = defaultdict(set)
         for operand, atom in made.items():
             group = self.groups.find(self.producer[atom][0])
-            for own, factor in self._pairs(k, operand, atom):
-                met[group, own].add(self.groups.factor(factor))
-        return {group for (group, _), found in met.items() if len(found) > 1}
+            for own, factor in met[operand]:
+                taken[group, own].add(self.groups.factor(factor))
+        return {group for (group, _), found in taken.items() if len(found) > 1}
 
     def _serves_both(self, k: int, operand: int, other: int) -> bool:
         """Whether a part may take the sharding of the node that makes one of its operands.
@@ -156,7 +157,7 @@ class _Joining:
             return False
         return source.joins and not source.reduces and not self.carried[source.equation]
 
-    def _lies_otherwise(self, k: int, atom: Var) -> bool:
+    def _lies_otherwise(self, k: int, operand: int, atom: Var) -> bool:
         """Whether completion has a value lie otherwise than what is made of it and of another one.
 
         Then one of the two moves, and that may be the value rather than all that it is made of.
@@ -170,7 +171,7 @@ class _Joining:
             for r in part.results
             for d, axes in zip(rule.results[r], self.lying[eqn.outvars[r]], strict=True)
         ]
-        own = zip(rule.operands[eqn.invars.index(atom)], self.lying[atom], strict=True)
+        own = zip(rule.operands[operand], self.lying[atom], strict=True)
         return any(
             d in met and d == other and axes and axes != to for d, axes in own for other, to in made
         )

@@ -5,11 +5,10 @@ from collections.abc import Sequence
 
 from meshwise.choose.descend import WORTH_IT, choices_of
 from meshwise.choose.graph import build_graph
-from meshwise.choose.limits import limits_of
+from meshwise.choose.limits import fixed_axes, limits_of
 from meshwise.choose.plan import Plan, Rejected
 from meshwise.choose.regions import Node
 from meshwise.choose.search import Search
-from meshwise.choose.starts import fixed_axes
 from meshwise.choose.tree import IMPOSSIBLE
 from meshwise.ir.factors import Strategy
 from meshwise.ir.sharding import DimAxes

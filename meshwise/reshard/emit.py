@@ -6,7 +6,7 @@ they belong. Axes in a collective's tuple are major to minor, as in a sharding.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -49,11 +49,7 @@ def apply_steps(x: jax.Array, plan: ReshardPlan, mesh: Mesh) -> jax.Array:
 
 
 def _slice(x: jax.Array, step: Step, plan: ReshardPlan, mesh: Mesh) -> jax.Array:
-    """Keep this device's part.
-
-    Of a dim that no whole parts are of, the last devices cut one that ends with the dim, and put
-    padding after what is theirs: only what is kept is padded, not all of the array.
-    """
+    """Keep this device's part; of a dim that was whole perhaps with padding."""
     wanted = _whole_pieces(x, step, mesh)
     starts: list[Any] = [np.int32(0)] * x.ndim
     sizes = list(x.shape)
@@ -62,9 +58,20 @@ def _slice(x: jax.Array, step: Step, plan: ReshardPlan, mesh: Mesh) -> jax.Array
         sizes[dim] = step.target_shape[dim]
         starts[dim] = lax.axis_index(part.axes) * np.int32(sizes[dim])
     uneven = [dim for dim, size in enumerate(x.shape) if wanted[dim] != size]
-    if not uneven or any(sizes[dim] > x.shape[dim] for dim in uneven):
-        padded = _pad_gaining(x, step, mesh)
-        return lax.dynamic_slice(padded, starts, sizes, allow_negative_indices=False)
+    if uneven and all(sizes[dim] <= x.shape[dim] for dim in uneven):
+        return _cut_to_the_end(x, starts, sizes, uneven)
+    padded = _pad_gaining(x, step, mesh)
+    return lax.dynamic_slice(padded, starts, sizes, allow_negative_indices=False)
+
+
+def _cut_to_the_end(
+    x: jax.Array, starts: Sequence[Any], sizes: Sequence[int], uneven: Sequence[int]
+) -> jax.Array:
+    """A slice that may reach, or begin, behind the end of some dims.
+
+    There it is one that ends with the dim, with padding after what is wanted of it: only what is
+    kept is padded, not all of the array.
+    """
     last = [np.int32(size - own) for size, own in zip(x.shape, sizes, strict=True)]
     cut = [lax.min(at, last[d]) if d in uneven else at for d, at in enumerate(starts)]
     kept = lax.dynamic_slice(x, cut, sizes, allow_negative_indices=False)
