@@ -140,6 +140,7 @@ from meshwise._jax.stages import lower_flat as lower_flat
 from meshwise._jax.stages import traced_with as traced_with
 from meshwise._jax.stages import with_trees as with_trees
 from meshwise._jax.structure import structure_key as structure_key
+from meshwise._jax.together import together as together
 from meshwise._jax.tracing import block_mesh as block_mesh
 from meshwise._jax.tracing import broadcast_prefix as broadcast_prefix
 from meshwise._jax.tracing import context_mesh as context_mesh

@@ -23,14 +23,29 @@ LESS = 1.1
 
 def holds_less_as_wanted(jaxpr: ClosedJaxpr | Jaxpr, axis_sizes: Mapping[str, int]) -> bool:
     """Whether kernels that wait until what they make is wanted hold less than those that do not."""
+    at_once, waiting = _held(jaxpr, axis_sizes)
+    return _is_less(waiting, at_once)
+
+
+def held_by_xla(jaxpr: ClosedJaxpr | Jaxpr, axis_sizes: Mapping[str, int]) -> int:
+    """Bytes of temporaries in the order in which a program is compiled."""
+    at_once, waiting = _held(jaxpr, axis_sizes)
+    return waiting if _is_less(waiting, at_once) else at_once
+
+
+def _is_less(waiting: int, at_once: int) -> bool:
+    return at_once > 0 and LESS * waiting <= at_once
+
+
+def _held(jaxpr: ClosedJaxpr | Jaxpr, axis_sizes: Mapping[str, int]) -> tuple[int, int]:
+    """Bytes of temporaries where kernels run as soon as they can, and as late as they may."""
     program = kernels_of(jaxpr, axis_sizes)
 
     def held(order: Sequence[int]) -> int:
         kernels = tuple([program.kernels[k] for k in order])
         return peak_of(replace(program, kernels=kernels)).temporary_bytes
 
-    at_once = held(_as_ready(program))
-    return at_once > 0 and LESS * held(_as_wanted(program)) <= at_once
+    return held(_as_ready(program)), held(_as_wanted(program))
 
 
 def _as_ready(program: KernelProgram) -> list[int]:

@@ -24,14 +24,13 @@ from meshwise.ir.per_device import PerDeviceProgram
 from meshwise.ir.sharding import padded_shape
 from meshwise.run.empty import cut_empty, is_made_inside, with_made
 from meshwise.run.garbage import garbage_later
-from meshwise.run.options import best_options
+from meshwise.run.options import as_platforms_compile, best_options, sent_together
 from meshwise.run.padding import cut_end, pad_array, pad_end, positions_of_uneven, structs_of
 from meshwise.run.placement import (
     explicit_axes,
     explicit_sharding,
     in_mesh,
     named_sharding,
-    off_mesh,
     partition_spec,
     platforms_of,
     refined_jax_mesh,
@@ -305,8 +304,8 @@ class Executable:
     @cached_property
     def _compiler_options(self) -> dict[str, Any]:
         """What the user said, and what is best for the devices where the user said nothing."""
-        best = best_options(self.program, self._is_on_cpu)
-        return best | dict(self.compiling.compiler_options)
+        said = dict(self.compiling.compiler_options)
+        return best_options(self._together, self._is_on_cpu) | said
 
     @cached_property
     def _is_on_cpu(self) -> bool:
@@ -351,13 +350,14 @@ class Executable:
         return {i for i, aval in enumerate(self.program.jaxpr.in_avals) if is_made_inside(aval)}
 
     @cached_property
+    def _together(self) -> PerDeviceProgram:
+        """The program as it is compiled: on CPU, short collectives travel together."""
+        return sent_together(self.program) if self._is_on_cpu else self.program
+
+    @cached_property
     def _local(self) -> _jax.ClosedJaxpr:
         """The jaxpr of local arrays as it is compiled."""
-        local = off_mesh(self.program.jaxpr)
-        if self._is_on_cpu:
-            local = _jax.as_cpu_compiles(local, self.program.mesh.axis_size)
-        if "tpu" in platforms_of(self.user_mesh):
-            local = _jax.as_tpu_compiles(local)
+        local = as_platforms_compile(self._together, platforms_of(self.user_mesh))
         return with_made(local, self._made, self.program.mesh) if self._made else local
 
     @cached_property

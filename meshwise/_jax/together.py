@@ -1,0 +1,242 @@
+"""Collectives of one kind that wait for the same as one, which XLA on CPU does not see to itself.
+
+On GPU and TPU it has passes that combine them. On CPU every collective takes the time in which the
+threads of all devices come to meet: for eight devices on two cores as long as to send some hundred
+kilobytes. So short arrays are laid end to end, and travel at once.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from math import prod
+from typing import Any
+
+import jax
+from jax import lax
+from jax import numpy as jnp
+from jax._src import dtypes as _dtypes
+
+from meshwise._jax.cuts import group_size
+from meshwise._jax.jaxprs import (
+    JaxprEqn,
+    Literal,
+    Var,
+    are_same,
+    extended,
+    has_effects,
+    in_place_of,
+    new_eqn,
+    opened,
+    rewritten,
+    with_bodies,
+)
+from meshwise._jax.tracing import without_mesh
+
+# An array that is copied twice before another collective has begun.
+SHORT_BYTES = 2**16
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """An operand of a collective as rows [n, a], the result as rows [m, b] of these, and back.
+
+    `params` are those of the collective of the leading dim of such rows.
+    """
+
+    operand: Callable[[Any], Any]
+    result: Callable[[Any], Any]
+    sent: tuple[int, int]
+    received: tuple[int, int]
+    params: Mapping[str, Any]
+
+
+@without_mesh()  # types of what is traced here would speak of a mesh in context
+def together(jaxpr: Any, sizes: Mapping[str, int], most_bytes: int) -> Any:
+    """The same per-device jaxpr, over axes of some sizes, with fewer collectives.
+
+    Those that are made one have no more than so many bytes together. Itself where none are.
+    """
+    body = opened(jaxpr)
+    eqns = [with_bodies(e, lambda inner: together(inner, sizes, most_bytes)) for e in body.eqns]
+    if not any(map(has_effects, eqns)):  # what is done beside making values keeps its order
+        eqns = list(_in_order(eqns, _groups(eqns, most_bytes), sizes))
+    return jaxpr if are_same(eqns, body.eqns) else rewritten(jaxpr, eqns=eqns)
+
+
+def _groups(eqns: Sequence[JaxprEqn], most_bytes: int) -> list[list[int]]:
+    """Places of collectives that may be one: of a kind, and behind as many others.
+
+    None of them waits for another, nor do groups wait for each other in a ring.
+    """
+    behind: dict[Any, int] = {}
+    alike: dict[Any, list[int]] = defaultdict(list)
+    for place, eqn in enumerate(eqns):
+        read = (behind.get(a, 0) for a in eqn.invars if not isinstance(a, Literal))
+        steps, kind = max(read, default=0), _kind(eqn)
+        if kind is not None:
+            steps += 1
+            alike[steps, *kind].append(place)
+        behind.update(dict.fromkeys(eqn.outvars, steps))
+    found: list[list[int]] = []
+    for places in alike.values():
+        room = 0
+        for place in places:
+            room -= _bytes(eqns[place])
+            if room < 0:
+                found.append([])
+                room = most_bytes - _bytes(eqns[place])
+            found[-1].append(place)
+    return [group for group in found if len(group) > 1]
+
+
+def _kind(eqn: JaxprEqn) -> tuple[Any, ...] | None:
+    """What collectives have in common that can be one; None for any that cannot."""
+    if eqn.primitive.name not in _ROWS or len(eqn.invars) != 1 or len(eqn.outvars) != 1:
+        return None
+    (x,), params = eqn.invars, eqn.params
+    aval: Any = x.aval
+    if isinstance(x, Literal) or jnp.issubdtype(aval.dtype, extended) or 0 in aval.shape:
+        return None
+    if _dtypes.itemsize_bits(aval.dtype) < 8 or _bytes(eqn) > SHORT_BYTES:  # packed, or long
+        return None
+    if not params.get("tiled", True) and eqn.primitive is lax.all_to_all_p:
+        return None
+    axes, groups = params.get("axes", params.get("axis_name")), params.get("axis_index_groups")
+    return eqn.primitive, axes, params.get("perm"), str(groups), aval.dtype
+
+
+def _bytes(eqn: JaxprEqn) -> int:
+    avals: list[Any] = [atom.aval for atom in (*eqn.invars, *eqn.outvars)]
+    return max(prod(aval.shape) * aval.dtype.itemsize for aval in avals)
+
+
+def _in_order(
+    eqns: Sequence[JaxprEqn], groups: Sequence[Sequence[int]], sizes: Mapping[str, int]
+) -> Iterator[JaxprEqn]:
+    """Each equation after what it reads, else as they were, and each group as one."""
+    group_of = {place: group for group in groups for place in group}
+    makers = {var: place for place, eqn in enumerate(eqns) for var in eqn.outvars}
+    done: set[int] = set()
+    for last in range(len(eqns)):
+        waiting = [last]
+        while waiting:
+            place = waiting[-1]
+            members = group_of.get(place, (place,))
+            read = [a for m in members for a in eqns[m].invars if not isinstance(a, Literal)]
+            missing = [makers[a] for a in read if a in makers and makers[a] not in done]
+            if place in done or not missing:
+                waiting.pop()
+            if place not in done and not missing:
+                done.update(members)
+                own = [eqns[m] for m in members]
+                yield from _as_one(own, sizes) if len(own) > 1 else own
+            elif place not in done:
+                waiting += reversed(missing)
+
+
+def _as_one(eqns: Sequence[JaxprEqn], sizes: Mapping[str, int]) -> list[JaxprEqn]:
+    """One collective of all operands' rows, laid end to end, and the results cut out of it."""
+    first = eqns[0]
+    operands, results = [e.invars[0] for e in eqns], [e.outvars[0] for e in eqns]
+    rows = [_ROWS[eqn.primitive.name](eqn, sizes) for eqn in eqns]
+    ends = [0, *accumulate(row.received[1] for row in rows)]
+
+    def laid(*arrays: Any) -> Any:
+        return lax.concatenate([r.operand(x) for r, x in zip(rows, arrays, strict=True)], 1)
+
+    def cut(received: Any) -> list[Any]:
+        parts = [lax.slice_in_dim(received, a, b, axis=1) for a, b in pairwise(ends)]
+        return [row.result(part) for row, part in zip(rows, parts, strict=True)]
+
+    width = sum(row.sent[1] for row in rows)
+    sent = _var(operands[0], (rows[0].sent[0], width))
+    received = _var(results[0], (rows[0].received[0], ends[-1]))
+    params = {**first.params, **rows[0].params}
+    return [
+        *_traced(laid, operands, [sent], first),
+        new_eqn(first.primitive, [sent], [received], params, first).replace(effects=first.effects),
+        *_traced(cut, [received], results, first),
+    ]
+
+
+def _traced(
+    function: Callable[..., Any], operands: Sequence[Any], results: Sequence[Any], like: JaxprEqn
+) -> list[JaxprEqn]:
+    closed = jax.make_jaxpr(function)(
+        *[jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in operands]
+    )
+    return in_place_of(like.replace(outvars=list(results)), closed, operands)
+
+
+def _var(like: Any, shape: tuple[int, ...]) -> Any:
+    return Var(like.aval.update(shape=shape))
+
+
+def _flat(eqn: JaxprEqn, sizes: Mapping[str, int]) -> _Rows:
+    """What is done to every element alone: a row."""
+    shape = _shape(eqn.invars[0])
+    row = 1, prod(shape)
+    return _Rows(lambda x: x.reshape(row), lambda x: x.reshape(shape), row, row, {})
+
+
+def _gathered(eqn: JaxprEqn, sizes: Mapping[str, int]) -> _Rows:
+    """A row, and of the result one of each device."""
+    shape, whole = _shape(eqn.invars[0]), _shape(eqn.outvars[0])
+    group, dim = eqn.params["axis_size"], eqn.params["all_gather_dimension"]
+    sent, received = (1, prod(shape)), (group, prod(shape))
+    return _Rows(
+        lambda x: x.reshape(sent),
+        lambda x: jnp.moveaxis(x.reshape(group, *shape), 0, dim).reshape(whole),
+        sent,
+        received,
+        {"all_gather_dimension": 0, "tiled": True},
+    )
+
+
+def _scattered(eqn: JaxprEqn, sizes: Mapping[str, int]) -> _Rows:
+    """A row for each device, and of the result one."""
+    part = _shape(eqn.outvars[0])
+    group, dim = eqn.params["axis_size"], eqn.params["scatter_dimension"]
+    sent, received = (group, prod(part)), (1, prod(part))
+    return _Rows(
+        lambda x: _led(x, dim, group).reshape(sent),
+        lambda x: x.reshape(part),
+        sent,
+        received,
+        {"scatter_dimension": 0, "tiled": True},
+    )
+
+
+def _exchanged(eqn: JaxprEqn, sizes: Mapping[str, int]) -> _Rows:
+    """A row for each device, and one of each."""
+    shape, result = _shape(eqn.invars[0]), _shape(eqn.outvars[0])
+    split, along = eqn.params["split_axis"], eqn.params["concat_axis"]
+    group = group_size(eqn, sizes)
+    piece = (*shape[:split], shape[split] // group, *shape[split + 1 :])
+    rows = group, prod(piece)
+    return _Rows(
+        lambda x: _led(x, split, group).reshape(rows),
+        lambda x: jnp.moveaxis(x.reshape(group, *piece), 0, along).reshape(result),
+        rows,
+        rows,
+        {"split_axis": 0, "concat_axis": 0},
+    )
+
+
+def _led(x: Any, dim: int, pieces: int) -> Any:
+    """An array with the pieces of a dim along a leading one."""
+    cut = x.reshape(*x.shape[:dim], pieces, x.shape[dim] // pieces, *x.shape[dim + 1 :])
+    return jnp.moveaxis(cut, dim, 0)
+
+
+def _shape(atom: Any) -> tuple[int, ...]:
+    return tuple(atom.aval.shape)
+
+
+_ROWS: Mapping[str, Callable[[JaxprEqn, Mapping[str, int]], _Rows]] = {
+    **dict.fromkeys(("psum", "pmax", "pmin", "ppermute"), _flat),
+    "all_gather": _gathered,
+    "reduce_scatter": _scattered,
+    "all_to_all": _exchanged,
+}

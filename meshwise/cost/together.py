@@ -1,0 +1,27 @@
+"""Which collectives travel together on CPU: as many as no more memory is held for."""
+
+from collections.abc import Mapping
+
+from meshwise._jax import ClosedJaxpr, together
+from meshwise.cost.as_wanted import held_by_xla
+
+# The most that is laid end to end, from what is sent in the time that another collective takes.
+MOST_BYTES = (2**18, 2**16, 2**14, 2**12)
+# What is held beside arguments and results in any case, as nobody minds.
+LITTLE_BYTES = 2**12
+
+
+def together_where_it_fits(jaxpr: ClosedJaxpr, axis_sizes: Mapping[str, int]) -> ClosedJaxpr:
+    """The same per-device jaxpr with fewer collectives, which holds no more than it did.
+
+    By what kernels here hold: where XLA copies what came, it may be a little more.
+    """
+    most = None
+    for most_bytes in MOST_BYTES:
+        found = together(jaxpr, axis_sizes, most_bytes)
+        if found is jaxpr:
+            break
+        most = max(held_by_xla(jaxpr, axis_sizes), LITTLE_BYTES) if most is None else most
+        if held_by_xla(found, axis_sizes) <= most:
+            return found
+    return jaxpr
