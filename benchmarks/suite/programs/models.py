@@ -236,7 +236,7 @@ TABLE = [
     attention("sliding window by blocks, sequence sharded", windowed,
         (Array((2, 128, 4, 8), SECOND),) * 3, SECOND,
         best=Best(2 * passed(2, 8, 4, 8), "a block of keys and of values to the next"),
-        reason="the older maker's exponentials, for a third less of compiling"),
+        reason="keys and values travel together, and are copied apart: a fifth less time"),
     attention("sliding window by blocks, gradient", squared(windowed, 0, 1, 2),
         (Array((2, 128, 4, 8), SECOND),) * 3, SECOND,
         best=Best(4 * passed(2, 8, 4, 8), "blocks to the next, their gradients back")),
