@@ -38,6 +38,11 @@ def new_var(aval: Any) -> Var:
     return Var(aval)
 
 
+def var_like(atom: Any, shape: Sequence[int]) -> Any:
+    """A new variable of an atom's type, but of another shape."""
+    return Var(atom.aval.update(shape=tuple(shape)))
+
+
 def close_jaxpr(
     constvars: Sequence[Var],
     invars: Sequence[Var],

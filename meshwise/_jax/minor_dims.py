@@ -11,7 +11,7 @@ from typing import Any
 from jax import lax
 from jax import numpy as jnp
 
-from meshwise._jax.jaxprs import JaxprEqn, Var, extended, new_eqn
+from meshwise._jax.jaxprs import JaxprEqn, extended, new_eqn, var_like
 
 
 def of_leading_dim(eqn: JaxprEqn) -> list[JaxprEqn]:
@@ -27,8 +27,8 @@ def _gathered(eqn: JaxprEqn) -> list[JaxprEqn]:
     shape, dim, group = x.aval.shape, eqn.params["all_gather_dimension"], eqn.params["axis_size"]
     if _lies_together(x, shape[:dim]):
         return [eqn]
-    stacked = _var(x, (group, *shape))
-    ordered = _var(x, (*shape[:dim], group, *shape[dim:]))
+    stacked = var_like(x, (group, *shape))
+    ordered = var_like(x, (*shape[:dim], group, *shape[dim:]))
     order = (*range(1, dim + 1), 0, *range(dim + 1, len(shape) + 1))
     gather = {**eqn.params, "all_gather_dimension": 0, "tiled": False}
     return [
@@ -44,9 +44,9 @@ def _scattered(eqn: JaxprEqn) -> list[JaxprEqn]:
     shape, dim, group = x.aval.shape, eqn.params["scatter_dimension"], eqn.params["axis_size"]
     if _lies_together(x, shape[:dim]):
         return [eqn]
-    parts = _var(x, (*shape[:dim], group, shape[dim] // group, *shape[dim + 1 :]))
-    leading = _var(x, (group, *parts.aval.shape[:dim], *parts.aval.shape[dim + 1 :]))
-    part = _var(x, leading.aval.shape[1:])
+    parts = var_like(x, (*shape[:dim], group, shape[dim] // group, *shape[dim + 1 :]))
+    leading = var_like(x, (group, *parts.aval.shape[:dim], *parts.aval.shape[dim + 1 :]))
+    part = var_like(x, leading.aval.shape[1:])
     order = (dim, *range(dim), *range(dim + 1, len(shape) + 1))
     scatter = {**eqn.params, "scatter_dimension": 0, "tiled": False}
     return [
@@ -60,10 +60,6 @@ def _scattered(eqn: JaxprEqn) -> list[JaxprEqn]:
 def _lies_together(x: Any, before: tuple[int, ...]) -> bool:
     """Whether nothing comes between the parts of a dim behind others, or nothing is known of it."""
     return prod(before) <= 1 or 0 in x.aval.shape or jnp.issubdtype(x.aval.dtype, extended)
-
-
-def _var(like: Any, shape: tuple[int, ...]) -> Any:
-    return Var(like.aval.update(shape=shape))
 
 
 def _transposed(x: Any, out: Any, order: tuple[int, ...], like: JaxprEqn) -> JaxprEqn:

@@ -21,7 +21,6 @@ from meshwise._jax.cuts import group_size
 from meshwise._jax.jaxprs import (
     JaxprEqn,
     Literal,
-    Var,
     are_same,
     extended,
     has_effects,
@@ -29,6 +28,7 @@ from meshwise._jax.jaxprs import (
     new_eqn,
     opened,
     rewritten,
+    var_like,
     with_bodies,
 )
 from meshwise._jax.tracing import without_mesh
@@ -60,7 +60,8 @@ def together(jaxpr: Any, sizes: Mapping[str, int], most_bytes: int) -> Any:
     body = opened(jaxpr)
     eqns = [with_bodies(e, lambda inner: together(inner, sizes, most_bytes)) for e in body.eqns]
     if not any(map(has_effects, eqns)):  # what is done beside making values keeps its order
-        eqns = list(_in_order(eqns, _groups(eqns, most_bytes), sizes))
+        groups = _groups(eqns, most_bytes)
+        eqns = list(_in_order(eqns, groups, sizes)) if groups else eqns
     return jaxpr if are_same(eqns, body.eqns) else rewritten(jaxpr, eqns=eqns)
 
 
@@ -122,17 +123,16 @@ def _in_order(
         waiting = [last]
         while waiting:
             place = waiting[-1]
-            members = group_of.get(place, (place,))
-            read = [a for m in members for a in eqns[m].invars if not isinstance(a, Literal)]
-            missing = [makers[a] for a in read if a in makers and makers[a] not in done]
-            if place in done or not missing:
+            if place in done:
                 waiting.pop()
-            if place not in done and not missing:
-                done.update(members)
-                own = [eqns[m] for m in members]
+                continue
+            own = [eqns[m] for m in group_of.get(place, (place,))]
+            read = [a for eqn in own for a in eqn.invars if not isinstance(a, Literal)]
+            missing = [makers[a] for a in read if a in makers and makers[a] not in done]
+            waiting += reversed(missing)
+            if not missing:
+                done.update(group_of.get(place, (place,)))
                 yield from _as_one(own, sizes) if len(own) > 1 else own
-            elif place not in done:
-                waiting += reversed(missing)
 
 
 def _as_one(eqns: Sequence[JaxprEqn], sizes: Mapping[str, int]) -> list[JaxprEqn]:
@@ -150,8 +150,8 @@ def _as_one(eqns: Sequence[JaxprEqn], sizes: Mapping[str, int]) -> list[JaxprEqn
         return [row.result(part) for row, part in zip(rows, parts, strict=True)]
 
     width = sum(row.sent[1] for row in rows)
-    sent = _var(operands[0], (rows[0].sent[0], width))
-    received = _var(results[0], (rows[0].received[0], ends[-1]))
+    sent = var_like(operands[0], (rows[0].sent[0], width))
+    received = var_like(results[0], (rows[0].received[0], ends[-1]))
     params = {**first.params, **rows[0].params}
     return [
         *_traced(laid, operands, [sent], first),
@@ -167,10 +167,6 @@ def _traced(
         *[jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in operands]
     )
     return in_place_of(like.replace(outvars=list(results)), closed, operands)
-
-
-def _var(like: Any, shape: tuple[int, ...]) -> Any:
-    return Var(like.aval.update(shape=shape))
 
 
 def _flat(eqn: JaxprEqn, sizes: Mapping[str, int]) -> _Rows:

@@ -17,9 +17,7 @@ def sent_together(program: PerDeviceProgram) -> PerDeviceProgram:
     return program if jaxpr is program.jaxpr else replace(program, jaxpr=jaxpr)
 
 
-def as_platforms_compile(
-    program: PerDeviceProgram, platforms: Collection[str]
-) -> _jax.ClosedJaxpr:  # fmt: skip
+def as_platforms_compile(program: PerDeviceProgram, platforms: Collection[str]) -> _jax.ClosedJaxpr:
     """The jaxpr of local arrays as the compilers of some platforms take it right, and soon."""
     local = off_mesh(program.jaxpr)
     if "cpu" in platforms:
