@@ -38,9 +38,9 @@ def new_var(aval: Any) -> Var:
     return Var(aval)
 
 
-def var_like(atom: Any, shape: Sequence[int]) -> Any:
-    """A new variable of an atom's type, but of another shape."""
-    return Var(atom.aval.update(shape=tuple(shape)))
+def var_like(atom: Any, shape: Sequence[int], dtype: Any = None) -> Any:
+    """A new variable of an atom's type, but of another shape, and maybe of other numbers."""
+    return Var(atom.aval.update(shape=tuple(shape), dtype=dtype or atom.aval.dtype))
 
 
 def close_jaxpr(

@@ -7,7 +7,7 @@ kilobytes. So short arrays are laid end to end, and travel at once.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from math import prod
 from typing import Any
@@ -104,7 +104,19 @@ def _kind(eqn: JaxprEqn) -> tuple[Any, ...] | None:
     if not params.get("tiled", True) and eqn.primitive is lax.all_to_all_p:
         return None
     axes, groups = params.get("axes", params.get("axis_name")), params.get("axis_index_groups")
-    return eqn.primitive, axes, params.get("perm"), str(groups), aval.dtype
+    axes = axes if isinstance(axes, tuple) else (axes,)
+    if any(isinstance(axis, int) for axis in axes):  # a dim, as of what `vmap` gave a name
+        return None
+    name = eqn.primitive.name
+    kind = "all_to_all" if name in _EXCHANGED else name
+    dtype = _bits(aval.dtype) if name in _MOVES else aval.dtype
+    return kind, axes, params.get("perm"), str(groups), dtype
+
+
+def _bits(dtype: Any) -> Any:
+    """What is sent in place of numbers of a type, where other types travel with them."""
+    is_real = jnp.issubdtype(dtype, jnp.integer) or jnp.issubdtype(dtype, jnp.floating)
+    return jnp.dtype(f"uint{8 * dtype.itemsize}") if is_real else dtype
 
 
 def _bytes(eqn: JaxprEqn) -> int:
@@ -137,27 +149,36 @@ def _in_order(
 
 def _as_one(eqns: Sequence[JaxprEqn], sizes: Mapping[str, int]) -> list[JaxprEqn]:
     """One collective of all operands' rows, laid end to end, and the results cut out of it."""
-    first = eqns[0]
+    one = next((e for e in eqns if e.primitive is lax.all_to_all_p), eqns[0])
+    rows_of = _ROWS if one.primitive is not lax.all_to_all_p else _ROWS | _EXCHANGED
     operands, results = [e.invars[0] for e in eqns], [e.outvars[0] for e in eqns]
-    rows = [_ROWS[eqn.primitive.name](eqn, sizes) for eqn in eqns]
+    rows = [rows_of[eqn.primitive.name](eqn, sizes) for eqn in eqns]
     ends = [0, *accumulate(row.received[1] for row in rows)]
+    types = [x.aval.dtype for x in operands]
+    sent_as = types[0] if len(set(types)) == 1 else _bits(types[0])
 
     def laid(*arrays: Any) -> Any:
-        return lax.concatenate([r.operand(x) for r, x in zip(rows, arrays, strict=True)], 1)
+        given = zip(rows, arrays, strict=True)
+        return lax.concatenate([row.operand(_as_type(x, sent_as)) for row, x in given], 1)
 
     def cut(received: Any) -> list[Any]:
         parts = [lax.slice_in_dim(received, a, b, axis=1) for a, b in pairwise(ends)]
-        return [row.result(part) for row, part in zip(rows, parts, strict=True)]
+        found = [row.result(part) for row, part in zip(rows, parts, strict=True)]
+        return [_as_type(x, dtype) for x, dtype in zip(found, types, strict=True)]
 
     width = sum(row.sent[1] for row in rows)
-    sent = var_like(operands[0], (rows[0].sent[0], width))
-    received = var_like(results[0], (rows[0].received[0], ends[-1]))
-    params = {**first.params, **rows[0].params}
+    sent = var_like(operands[0], (rows[0].sent[0], width), sent_as)
+    received = var_like(results[0], (rows[0].received[0], ends[-1]), sent_as)
+    params = {**one.params, **rows_of[one.primitive.name](one, sizes).params}
     return [
-        *_traced(laid, operands, [sent], first),
-        new_eqn(first.primitive, [sent], [received], params, first).replace(effects=first.effects),
-        *_traced(cut, [received], results, first),
+        *_traced(laid, operands, [sent], one),
+        new_eqn(one.primitive, [sent], [received], params, one).replace(effects=one.effects),
+        *_traced(cut, [received], results, one),
     ]
+
+
+def _as_type(x: Any, dtype: Any) -> Any:
+    return x if x.dtype == dtype else lax.bitcast_convert_type(x, dtype)
 
 
 def _traced(
@@ -187,6 +208,15 @@ def _gathered(eqn: JaxprEqn, sizes: Mapping[str, int]) -> _Rows:
         sent,
         received,
         {"all_gather_dimension": 0, "tiled": True},
+    )
+
+
+def _spread(eqn: JaxprEqn, sizes: Mapping[str, int]) -> _Rows:
+    """A gather as an exchange: the same row for each device."""
+    gathered = _gathered(eqn, sizes)
+    group, row = gathered.received
+    return replace(
+        gathered, operand=lambda x: jnp.broadcast_to(x.reshape(row), (group, row)), sent=(group, row)
     )
 
 
@@ -230,9 +260,12 @@ def _shape(atom: Any) -> tuple[int, ...]:
     return tuple(atom.aval.shape)
 
 
-_ROWS: Mapping[str, Callable[[JaxprEqn, Mapping[str, int]], _Rows]] = {
+_ROWS: dict[str, Callable[[JaxprEqn, Mapping[str, int]], _Rows]] = {
     **dict.fromkeys(("psum", "pmax", "pmin", "ppermute"), _flat),
     "all_gather": _gathered,
     "reduce_scatter": _scattered,
     "all_to_all": _exchanged,
 }
+# What an exchange does as well, and sends as many bytes.
+_EXCHANGED: dict[str, Callable[[JaxprEqn, Mapping[str, int]], _Rows]] = {"all_gather": _spread}
+_MOVES = ("all_gather", "all_to_all", "ppermute")

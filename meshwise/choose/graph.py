@@ -164,7 +164,7 @@ def _at_home(
         for atom, dims in zip(eqn.invars, rule.operands, strict=True):
             moves = not rule.permuted.isdisjoint(f for dim in dims for f in dim)
             if moves and not isinstance(atom, Literal):
-                fixed = values[atom].fixed
+                fixed = values[atom].fixed if atom in values else None  # made inside the node
                 axes -= frozenset(program.mesh.names) if fixed is None else fixed.used_axes
         found.append(axes)
     return tuple(found)

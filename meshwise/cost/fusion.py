@@ -14,7 +14,7 @@
 A fusion never waits for itself: with each kernel boundary on the way from the arguments the *level*
 of an equation grows, and only equations of one level are joined. Then a fusion that one other
 fusion alone reads becomes part of it. What a fusion could compute from the few values that it
-reads anyway, or from one other in its place, is not written but computed again. XLA does more (it
+reads anyway, or from others that are no larger, is not written but computed again. XLA does more (it
 joins fusions that read the same, and appends to products), so this is an upper bound of its traffic
 more often than not.
 """
@@ -206,7 +206,7 @@ class Fusion:
         """Find the values that are written: results, and what another kernel reads.
 
         Not what fusions alone read, each of which can compute it from values that it reads anyway,
-        or from one other value in memory in its place.
+        or from others in memory that are no larger together.
         """
         read: dict[int, set[int]] = {}
         outside: dict[int, list[tuple[int, Source]]] = {}
@@ -237,15 +237,13 @@ class Fusion:
                 self.written.add(value)
 
     def _replaces(self, more: AbstractSet[int], value: int, known: AbstractSet[int]) -> bool:
-        """Whether a fusion may as well read some more values and not this one: none or one.
+        """Whether a fusion may as well read some more values and not this one.
 
-        One that lies in memory anyway and is no larger.
+        They lie in memory anyway, and are no larger together.
         """
         values = self.steps.values
-        return len(more) <= 1 and all(
-            values[v].bytes <= values[value].bytes
-            and (v in known or v not in self.maker or self._is_end(self.maker[v]))
-            for v in more
+        return sum(values[v].bytes for v in more) <= values[value].bytes and all(
+            v in known or v not in self.maker or self._is_end(self.maker[v]) for v in more
         )
 
     def _is_end(self, index: int) -> bool:

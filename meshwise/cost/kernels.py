@@ -194,7 +194,7 @@ class _Build:
             bodies,
             step.is_choice,
             step.is_count_known,
-            updates_operand(step.eqn) is not None or step.name.startswith(("psum", "pm")),
+            updates_operand(step.eqn) is not None or step.name.startswith(("psum", "pm", "sort")),
             is_collective(step.eqn),
         )
 

@@ -2,8 +2,8 @@
 
 Kernels run in the order of `kernels.py`, near to the jaxpr's. A value takes memory from the kernel
 that writes it to the last that reads it; what a fusion keeps inside takes none. A fusion, an update
-in place, an all_reduce and a loop write a result where an operand of the same size lies that nobody
-reads after. Arguments are the caller's and stay, except donated ones, whose memory is free after
+in place, an all_reduce, a sort and a loop write a result where an operand of the same size lies that
+nobody reads after. An all_to_all holds the pieces that it cuts. Arguments are the caller's and stay, except donated ones, whose memory is free after
 their last reader. A loop's body takes, beside what the loop reads and carries, what one step takes;
 a choice what its largest branch takes.
 
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from meshwise._jax import ClosedJaxpr, Jaxpr
 from meshwise.cost.kernels import Kernel, KernelBody, KernelProgram, kernels_of
 from meshwise.cost.steps import LITERAL
+from meshwise.ir.collectives import CollectiveKind
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,9 @@ def _reused(kernel: Kernel, dying: list[int], sizes: list[int]) -> int:
 
 
 def _inside(kernel: Kernel) -> int:
-    """Bytes that a loop or choice takes beside what it reads and writes."""
+    """Bytes that a kernel takes beside what it reads and writes: of a body, or of pieces it cuts."""
+    if kernel.is_collective and kernel.collectives[0].kind is CollectiveKind.ALL_TO_ALL:
+        return int(kernel.work.written_bytes)
     found = [_body_bytes(body, kernel.is_choice) for body in kernel.bodies]
     return max(found, default=0)
 

@@ -38,6 +38,11 @@ def forked(x):
     return first @ second @ third
 
 
+def pairs(x):
+    """16 KiB of two values of 1 KiB, one of which is an argument."""
+    return (x @ x)[None] * x[:, None]
+
+
 def two_results(x):
     return x + 1, (x + 1) * 2
 
@@ -77,6 +82,18 @@ EXACT = [
     pytest.param(in_steps(lambda x: x * 2), (), 1, 1, 2, id="steps in place"),
     pytest.param(in_steps(lambda x: x * 2), (0,), 1, 1, 1, id="steps in place of the argument"),
     pytest.param(in_steps(lambda x: x @ x), (0,), 1, 1, 2, id="steps of products"),
+    pytest.param(lambda x: lax.sort(x @ x), (), 1, 1, 2, id="a sort in place"),
+    pytest.param(
+        lambda x: lax.all_to_all(x @ x, "b", 0, 1, tiled=True),
+        (),
+        1,
+        1,
+        4,
+        id="pieces of an exchange",
+    ),
+    pytest.param(
+        lambda x: pairs(x).sum(0) + (pairs(x) ** 2).sum(1), (), 1, 1, 3, id="made twice of two"
+    ),
     pytest.param(
         lambda x: lax.dynamic_update_slice(x @ x, jnp.ones((1, 16)), (3, 0)), (), 1, 1, 2, id="row"
     ),
@@ -102,11 +119,11 @@ def test_the_peak_says_where_it_is():
     def function(x):
         small = x.sum(0)
         big = small[:, None, None] + jnp.ones((16, 16, 16))
-        return lax.sort(big, dimension=0)[0]
+        return lax.cumsum(big)[0]
 
     found = memory(function, SQUARE)
     jaxpr = make_jaxpr_over_axes(function, [], (SQUARE,)).jaxpr
-    assert jaxpr.eqns[found.peak_equation].primitive.name == "sort"
+    assert jaxpr.eqns[found.peak_equation].primitive.name == "cumsum"
     assert found.peak_bytes == KIB + 2 * 16 * KIB
     assert found.temporary_bytes == found.peak_bytes - 2 * KIB
 

@@ -226,7 +226,27 @@ HINTED = [
         {"all_to_all": (2, 2 * 64 * 8 * 4 * 7 // 8)}, 1e-4),
 ]  # fmt: skip
 
-ROWS = [*RAGGED, *WHOLE, *HINTED, *MIXTURES, *VOCABULARY]
+
+
+def half_turned(x: Any, w: Any) -> Any:
+    first, second = jnp.split(x @ w, 2, axis=1)
+    return first + jnp.flip(second, 0)
+
+
+def of_both_ways(e: Any) -> Any:
+    both = jnp.concatenate([e, jnp.flip(e, 1)], 1)
+    return (both @ both.T).sum()
+
+
+# What a product makes moves in its own region.
+MOVING = [
+    Row("half of it turned", half_turned, (reals(16, 16), W[:16, :16]), (8,), (X, NONE), X,
+        {"ppermute": (1, 2 * 8 * 4)}, 1e-5),
+    Row("gradient of both ways joined", jax.grad(of_both_ways), (reals(16, 8),), (8,), (NONE,),
+        NONE, {}, 1e-5),
+]  # fmt: skip
+
+ROWS = [*RAGGED, *MOVING, *WHOLE, *HINTED, *MIXTURES, *VOCABULARY]
 TABLE_OF_ROWS = pytest.mark.parametrize("row", ROWS, ids=names(ROWS))
 
 

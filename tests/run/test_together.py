@@ -80,6 +80,42 @@ def unlike_types(x):
     return jnp.sum(lax.psum(whole, "y")) + lax.psum(x, "y") + lax.psum(x * 3, "y")
 
 
+def types_of_one_size(collective):
+    """What is moved goes as its bits with numbers of another type; of another size it does not."""
+
+    def function(x):
+        whole, short = x.astype(jnp.int32)[:, ::2], x.astype(jnp.bfloat16)
+        return sum(
+            jnp.sum(numbered(collective(v)).astype("float32")) * (i + 2)
+            for i, v in enumerate((x, whole, short))
+        )
+
+    return function
+
+
+def gathered_and_exchanged(x):
+    """As exchanges: gathers along two dims, one of whole numbers, and of a new dim."""
+    whole = x.astype(jnp.int32)[:, :3]
+    return sum(
+        jnp.sum(numbered(v)) * (i + 2)
+        for i, v in enumerate(
+            (
+                lax.all_to_all(x, "y", 1, 0, tiled=True),
+                lax.all_gather(x * 2, "y", axis=1, tiled=True),
+                lax.all_gather(whole, ("y",), axis=0, tiled=True).astype("float32"),
+                lax.all_gather(x[0], "y", axis=1),
+                lax.all_to_all(x * 3, ("y",), 0, 1, tiled=True),
+            )
+        )
+    )
+
+
+def over_a_dim(x):
+    """Names that `vmap` gave become dims, over which nothing is sent."""
+    centred = jax.vmap(lambda v: v - lax.psum(v, "i") * lax.pmax(v, "i"), axis_name="i")
+    return centred(x) + jax.vmap(lambda v: lax.psum(v * v, "i"), axis_name="i")(x)
+
+
 ROUND = [(i, (i + 1) % 4) for i in range(4)]
 BACK = [(i, (i - 1) % 4) for i in range(4)]
 # What each device computes; collectives of a call before and after (of all bodies, once each).
@@ -113,6 +149,16 @@ CASES = {
     "in a loop": (in_a_loop, (4, 4), 3, 2),
     "in a choice": (in_a_choice, (3, 4), 2, 1),
     "types": (unlike_types, (3, 4), 3, 2),
+    "gathers of types of one size": (
+        types_of_one_size(lambda x: lax.all_gather(x, "y", axis=1, tiled=True)), (3, 8), 3, 2,
+    ),
+    "exchanges of types of one size": (
+        types_of_one_size(lambda x: lax.all_to_all(x, "y", 1, 0, tiled=True)), (3, 8), 3, 2,
+    ),
+    "permutes of types of one size": (
+        types_of_one_size(lambda x: lax.ppermute(x, "y", ROUND)), (3, 8), 3, 2,
+    ),
+    "gathers and exchanges": (gathered_and_exchanged, (4, 8), 5, 1),
 }  # fmt: skip
 
 
@@ -187,6 +233,12 @@ def test_packed_and_empty_arrays_go_alone():
     for shape, dtype in (((3, 8), jnp.int4), ((0, 8), jnp.float32)):
         closed = traced(function, shape, dtype)
         assert _jax.together(closed, SIZES, MOST) is closed
+
+
+def test_what_is_over_a_dim_stays_as_it_is():
+    closed = traced(over_a_dim, (3, 8))
+    assert kinds(closed) == {"psum": 2, "pmax": 1}
+    assert _jax.together(closed, SIZES, MOST) is closed
 
 
 def test_what_is_printed_keeps_its_order():
