@@ -99,6 +99,7 @@ from meshwise._jax.jaxprs import hoisted as hoisted
 from meshwise._jax.jaxprs import in_place_of as in_place_of
 from meshwise._jax.jaxprs import is_on_host as is_on_host
 from meshwise._jax.jaxprs import jaxpr_as_fun as jaxpr_as_fun
+from meshwise._jax.jaxprs import kept_in_order as kept_in_order
 from meshwise._jax.jaxprs import key_impl_name as key_impl_name
 from meshwise._jax.jaxprs import literal_value as literal_value
 from meshwise._jax.jaxprs import names_of as names_of

@@ -10,6 +10,7 @@ import jax
 import jax.core
 import numpy as np
 from jax._src import core as _core
+from jax._src import effects as _effects
 from jax._src import source_info_util
 from jax.extend.core import ClosedJaxpr as ClosedJaxpr
 from jax.extend.core import Jaxpr as Jaxpr
@@ -299,3 +300,9 @@ def _is_real(dtype: Any) -> bool:
 def has_effects(eqn: JaxprEqn) -> bool:
     """Whether an equation does something beside making values; to use a named axis is nothing."""
     return any(not isinstance(effect, _core.NamedAxisEffect) for effect in eqn.effects)
+
+
+def kept_in_order(jaxpr: Any) -> bool:
+    """Whether a jaxpr does what JAX keeps in order on one device alone."""
+    known, of_many = _effects.ordered_effects, _effects.shardable_ordered_effects
+    return any(known.contains(e) and not of_many.contains(e) for e in jaxpr.effects)

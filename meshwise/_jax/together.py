@@ -215,9 +215,8 @@ def _spread(eqn: JaxprEqn, sizes: Mapping[str, int]) -> _Rows:
     """A gather as an exchange: the same row for each device."""
     gathered = _gathered(eqn, sizes)
     group, row = gathered.received
-    return replace(
-        gathered, operand=lambda x: jnp.broadcast_to(x.reshape(row), (group, row)), sent=(group, row)
-    )
+    rows = group, row
+    return replace(gathered, operand=lambda x: jnp.broadcast_to(x.reshape(row), rows), sent=rows)
 
 
 def _scattered(eqn: JaxprEqn, sizes: Mapping[str, int]) -> _Rows:

@@ -18,6 +18,7 @@ from meshwise.api.arguments import (
 )
 from meshwise.api.calibrate import figures_of
 from meshwise.api.meshes import (
+    check_effects,
     check_hint_devices,
     fill_placements,
     lies_on,
@@ -219,6 +220,7 @@ def plan_jaxpr(
     """Complete and choose: the plan of a jaxpr."""
     refined = refine_mesh(mesh.axis_names, mesh.axis_sizes)
     closed = _jax.without_dead(_jax.on_platform(closed, platform_of(mesh)))
+    check_effects(name, mesh, closed)
     others = OtherMeshes(mesh, refined)
     closed = _jax.inspected(_jax.as_regions(closed, others.axes_of, mesh.size), mesh)
     in_specs = [_jax.spell(s, others.axes_of) for s in in_specs]

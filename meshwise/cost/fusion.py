@@ -14,9 +14,9 @@
 A fusion never waits for itself: with each kernel boundary on the way from the arguments the *level*
 of an equation grows, and only equations of one level are joined. Then a fusion that one other
 fusion alone reads becomes part of it. What a fusion could compute from the few values that it
-reads anyway, or from others that are no larger, is not written but computed again. XLA does more (it
-joins fusions that read the same, and appends to products), so this is an upper bound of its traffic
-more often than not.
+reads anyway, or from others that are no larger, is not written but computed again. XLA does more
+(it joins fusions that read the same, and appends to products), so this is an upper bound of its
+traffic more often than not.
 """
 
 from collections.abc import Iterator, Sequence

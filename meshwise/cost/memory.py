@@ -2,10 +2,11 @@
 
 Kernels run in the order of `kernels.py`, near to the jaxpr's. A value takes memory from the kernel
 that writes it to the last that reads it; what a fusion keeps inside takes none. A fusion, an update
-in place, an all_reduce, a sort and a loop write a result where an operand of the same size lies that
-nobody reads after. An all_to_all holds the pieces that it cuts. Arguments are the caller's and stay, except donated ones, whose memory is free after
-their last reader. A loop's body takes, beside what the loop reads and carries, what one step takes;
-a choice what its largest branch takes.
+in place, an all_reduce, a sort and a loop write a result where an operand of the same size lies
+that nobody reads after. Arguments are the caller's and stay, except donated ones, whose memory is
+free after their last reader. An all_to_all takes as much again for the pieces that are cut, a
+loop's body, beside what the loop reads and carries, what one step takes, and a choice what its
+largest branch takes.
 
 XLA orders kernels itself and packs buffers with gaps, so its own figure differs:
 `Memory.peak_bytes` is to be compared with `argument + output + temp - alias` of `compiled
@@ -109,7 +110,7 @@ def _reused(kernel: Kernel, dying: list[int], sizes: list[int]) -> int:
 
 
 def _inside(kernel: Kernel) -> int:
-    """Bytes that a kernel takes beside what it reads and writes: of a body, or of pieces it cuts."""
+    """Bytes that a loop, a choice or an exchange takes beside what it reads and writes."""
     if kernel.is_collective and kernel.collectives[0].kind is CollectiveKind.ALL_TO_ALL:
         return int(kernel.work.written_bytes)
     found = [_body_bytes(body, kernel.is_choice) for body in kernel.bodies]

@@ -24,6 +24,7 @@ from meshwise.ir.per_device import PerDeviceProgram
 from meshwise.ir.sharding import padded_shape
 from meshwise.run.empty import cut_empty, is_made_inside, with_made
 from meshwise.run.garbage import garbage_later
+from meshwise.run.moved import is_committed, moved
 from meshwise.run.options import as_platforms_compile, best_options, sent_together
 from meshwise.run.padding import cut_end, pad_array, pad_end, positions_of_uneven, structs_of
 from meshwise.run.placement import (
@@ -31,6 +32,7 @@ from meshwise.run.placement import (
     explicit_sharding,
     in_mesh,
     named_sharding,
+    on_whole_axes,
     partition_spec,
     platforms_of,
     refined_jax_mesh,
@@ -223,10 +225,9 @@ class Executable:
                     cut_end(out, t.shape)
                     for out, t in zip(self._mapped(*padded), self.program.out_types, strict=True)
                 ]
-            if not is_explicit or not explicit_axes(self.user_mesh):
-                return outs
-            types = self.result_types
-            return [jax.sharding.reshard(o, t) for o, t in zip(outs, types, strict=True)]
+            if is_explicit and explicit_axes(self.user_mesh):
+                return list(map(jax.sharding.reshard, outs, self.result_types))
+            return on_whole_axes(outs, self.program, self.user_mesh)
 
         function.__name__ = self.name
         return function
@@ -256,15 +257,11 @@ class Executable:
     def _placed(self, args: Sequence[Any]) -> list[Any]:
         """The arguments, those that lie otherwise on the same devices moved to their place."""
         self._check_devices(args)
-        placed = list(args)
-        for i, (arg, sharding) in enumerate(zip(args, self.in_shardings, strict=True)):
-            if i in self._uneven_in:
-                continue
-            if isinstance(arg, UnevenArray):
-                placed[i] = jax.device_put(arg.value, sharding)
-            elif _is_committed(arg) and not arg.sharding.is_equivalent_to(sharding, arg.ndim):
-                placed[i] = jax.device_put(arg, sharding)
-        return placed
+        wanted = zip(args, self.in_shardings, self.program.in_types, strict=True)
+        return [
+            arg if i in self._uneven_in else moved(arg, sharding, aval.dtype)
+            for i, (arg, sharding, aval) in enumerate(wanted)
+        ]
 
     def _check_has_devices(self) -> None:
         if isinstance(self.user_mesh, AbstractMesh):
@@ -282,7 +279,7 @@ class Executable:
         offenders = [
             f"{name} is on {_show_devices(arg.sharding.device_set)}"
             for name, arg in zip(self.arg_names, args, strict=True)
-            if _is_committed(arg) and arg.sharding.device_set != devices
+            if is_committed(arg) and arg.sharding.device_set != devices
         ]
         if offenders:
             raise MeshError(
@@ -384,13 +381,6 @@ class Executable:
             explicit_sharding(s, self.program.mesh, self.user_mesh, t.shape)
             for s, t in zip(self.program.out_shardings, self.program.out_types, strict=True)
         ]
-
-
-def _is_committed(arg: Any) -> bool:
-    """Whether an array was put on its devices on purpose."""
-    if isinstance(arg, UnevenArray):
-        return True
-    return isinstance(arg, jax.Array) and not isinstance(arg, _jax.Tracer) and arg.committed
 
 
 def _show_devices(devices: Collection[Any]) -> str:

@@ -9,6 +9,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from meshwise import _jax
 from meshwise.ir.mesh import Axes, Mesh
+from meshwise.ir.per_device import PerDeviceProgram
 from meshwise.ir.sharding import Sharding
 
 
@@ -73,6 +74,23 @@ def explicit_sharding(
         prefixes = (axes[:n] for n in range(len(axes), -1, -1) if size % mesh.size(axes) == 0)
         dims.append(next((w for p in prefixes if (w := mesh.restore(p)) is not None), ()))
     return NamedSharding(user_mesh, partition_spec(Sharding(tuple(dims))))
+
+
+def on_whole_axes(values: Sequence[Any], program: PerDeviceProgram, user_mesh: Any) -> list[Any]:
+    """A program's results in a trace, as an enclosing `jax.jit` can say where they lie.
+
+    It says so in axes of the user's mesh, and fails where a part of one is in use: such dims are
+    gathered.
+    """
+    mesh, auto = program.mesh, jax.sharding.Mesh(user_mesh.devices, user_mesh.axis_names)
+    return [
+        value
+        if all(mesh.restore(axes) is not None for axes in sharding.dims)
+        else jax.lax.with_sharding_constraint(
+            value, explicit_sharding(sharding, mesh, auto, value.shape)
+        )
+        for value, sharding in zip(values, program.out_shardings, strict=True)
+    ]
 
 
 def off_mesh(jaxpr: _jax.ClosedJaxpr) -> _jax.ClosedJaxpr:

@@ -61,6 +61,14 @@ def test_prints(name):
         )
 
 
+def test_prints_in_order_are_refused_on_several_devices():
+    fn = PRINTS["in order"]
+    with pytest.raises(mw.MeshError, match="in order, and its mesh has 8 devices"):
+        mw.jit(fn, mesh=MESH)(X)
+    one = mesh_of(1)
+    assert_same_outcome(lambda jit: jit(fn)(put(mesh=one)))
+
+
 def test_prints_of_calls_in_traces():
     fn = PRINTS["sums"]
     assert_same_outcome(lambda jit: jax.vmap(jit(fn))(put("x")), places=False)

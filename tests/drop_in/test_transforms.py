@@ -308,3 +308,30 @@ QUICK = list(ROWS)[::5]
 )
 def test_same_as_jax(name):
     assert_same(ROWS[name](ours), ROWS[name](jax.jit), rounding=1000)
+
+
+ROW, STACK = X.ravel()[:16], XS.ravel()[:48].reshape(3, 16)
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda g: jax.jit(g)(ROW),
+        lambda g: jax.jit(lambda x: (g(x) * 2, x))(ROW),
+        lambda g: lax.scan(lambda c, x: (c, g(x)), 0, STACK)[1],
+        lambda g: lax.cond(ROW[0] > 9, lambda x: g(x) * 2, g, ROW),
+        lambda g: jax.jit(jax.vmap(g))(STACK),
+    ],
+    ids=["jit", "jit of more", "scan", "cond", "jit of vmap"],
+)
+def test_results_in_parts_of_an_axis_leave_an_enclosing_jit(around):
+    """JAX cannot say in axes of the mesh where such results lie."""
+    mesh = Mesh(np.array(jax.devices()[:8]), ("a",))
+
+    def by_rows(x):
+        return jnp.sin(x).reshape(2, 8)
+
+    step = mw.jit(by_rows, mesh=mesh, in_shardings=P("a"))
+    assert step(ROW).sharding.spec != P()
+    called = around(step)
+    assert_same(called, around(jax.jit(by_rows)), rounding=1000)

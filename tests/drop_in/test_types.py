@@ -330,6 +330,18 @@ def test_a_setting_selects_another_program():
         assert_same(step(X, np.int32(2)), plain(X, np.int32(2)))
 
 
+@pytest.mark.filterwarnings("ignore:Explicitly requested dtype")  # of x * 2, under both
+@pytest.mark.parametrize("dtype", ["float64", "int64", "complex128"])
+@pytest.mark.parametrize("spec", [None, P(), P("x")], ids=str)
+def test_arrays_of_64_bits_are_taken_for_32_where_these_are_set(dtype, spec):
+    with jax.enable_x64(True):
+        x = jnp.asarray(X.astype(dtype) * 3)
+        x = x if spec is None else jax.device_put(x, NamedSharding(MESH, spec))
+    step, plain = ours(lambda x: x * 2, out_shardings=P("y")), jax.jit(lambda x: x * 2)
+    for _ in range(2):
+        assert_same(step(x), plain(x))
+
+
 WEAK = {
     "passes": lambda x: x, "doubled": lambda x: x * 2, "floats": lambda x: x * 2.0,
     "summed": jnp.sum, "made": lambda x: 2.0, "cast": lambda x: jnp.float32(x) + 0,

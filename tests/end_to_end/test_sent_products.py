@@ -227,7 +227,6 @@ HINTED = [
 ]  # fmt: skip
 
 
-
 def half_turned(x: Any, w: Any) -> Any:
     first, second = jnp.split(x @ w, 2, axis=1)
     return first + jnp.flip(second, 0)
