@@ -4,7 +4,7 @@ A part joins those that make what it reads, in the order of the program. Which m
 why, is told in `regions.py`.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -85,7 +85,7 @@ class _Joining:
             other, _ = self.producer[atom]
             if groups.find(other) in in_two_orders or not self._serves_both(k, operand, other):
                 continue
-            if not carries and self._lies_otherwise(k, operand, atom):
+            if not carries and self._lies_otherwise(k):
                 continue
             dims, source = self._ends(k, operand, atom)
             pairs = met[operand]
@@ -157,23 +157,24 @@ class _Joining:
             return False
         return source.joins and not source.reduces and not self.carried[source.equation]
 
-    def _lies_otherwise(self, k: int, operand: int, atom: Var) -> bool:
-        """Whether completion has a value lie otherwise than what is made of it and of another one.
+    def _lies_otherwise(self, k: int) -> bool:
+        """Whether completion has values that meet in a part lie otherwise than what is made there.
 
-        Then one of the two moves, and that may be the value rather than all that it is made of.
+        Then one of them moves, and that may be each: what was made, not all that it is made of.
         """
         part, eqn = self.parts[k], self.program.equations[self.parts[k].equation]
         rule = self.groups.rules[part.equation].factors
-        besides = [rule.operands[o] for o in part.operands if eqn.invars[o] is not atom]
-        met = {d for dims in besides for d in dims if len(d) == 1}
-        made = [
-            (d, axes)
+        atoms = {eqn.invars[o]: o for o in part.operands if not isinstance(eqn.invars[o], Literal)}
+        times = Counter(d for o in atoms.values() for d in set(rule.operands[o]))
+        made = {
+            d: axes
             for r in part.results
             for d, axes in zip(rule.results[r], self.lying[eqn.outvars[r]], strict=True)
-        ]
-        own = zip(rule.operands[operand], self.lying[atom], strict=True)
+        }
         return any(
-            d in met and d == other and axes and axes != to for d, axes in own for other, to in made
+            len(d) == 1 and times[d] > 1 and axes and axes != made.get(d, axes)
+            for atom, o in atoms.items()
+            for d, axes in zip(rule.operands[o], self.lying[atom], strict=True)
         )
 
 

@@ -20,6 +20,12 @@ def short(x, y):
     return x * y.astype(jnp.bfloat16).astype(jnp.float32)
 
 
+def decayed(parameter, gradient, moments):
+    """A step of Lion, of which what moves is the sign alone."""
+    moments = 0.9 * moments + 0.1 * gradient
+    return parameter - 1e-3 * (jnp.sign(moments) + 0.1 * parameter), moments
+
+
 def symmetric(x):
     """Of a matrix and its transpose one moves, and what both make stays with the matrix."""
     y = jnp.sin(x)
@@ -46,6 +52,9 @@ ROWS = [
         (Y, X, X), Y, exchanged(4)),
     Row("a difference moves, then a mask of it", lambda x, y, z: jnp.where(y - z > 0, x, 0),
         (A, B, A[::-1]), (8,), (Y, X, X), Y, exchanged(1)),
+    Row("moments in finer shards than the parameter", decayed, (reals(128, 64), *[A.T] * 2), (2, 4),
+        (P("y"), P(("x", "y")), P(("x", "y"))), (P("y"), P(("x", "y"))),
+        {"ppermute": (1, 16 * 64 * 4), "all_gather": (1, 16 * 64 * 4)}),
     Row("a matrix and its transpose", symmetric, (SQUARE,), (8,), (X,), X,
         {"all_to_all": (1, 64 * 64 // 8 * 4 * 7 // 8)}, 1e-6),
     Row("a matrix and its transpose in every step", symmetric_steps, (SQUARE,), (8,), (X,), X,
