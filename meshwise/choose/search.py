@@ -155,18 +155,18 @@ class Search:
         """How often each reshard of a value is made, for each time that the value is made."""
         if value.read_in is None:
             return [1.0] * len(edges)
-        times = self._times(value)
+        read = self._read_in(value)
         for source, target in reversed(edges):
-            times[source] = max(times.get(source, 0.0), times.setdefault(target, 1.0))
-        return [times[target] for _, target in edges]
+            read.setdefault(source, []).extend(read.setdefault(target, [()]))
+        return [times_made(read[target]) for _, target in edges]
 
-    def _times(self, value: Value) -> dict[Sharding, float]:
-        """How often each copy is made that is wanted of a value, for each time that it is made."""
+    def _read_in(self, value: Value) -> dict[Sharding, list[Path]]:
+        """The bodies that each copy is read in that is wanted of a value."""
         assert value.read_in is not None
         found: dict[Sharding, list[Path]] = {s: [()] for s in value.returned}
         for (node, operand), paths in zip(value.uses, value.read_in, strict=True):
             found.setdefault(self.placed[node].operands[operand], []).extend(paths)
-        return {sharding: times_made(paths) for sharding, paths in found.items()}
+        return found
 
     def _holding_seconds(self, value: Value) -> float:
         if not self._seconds_per_byte:
@@ -190,7 +190,7 @@ class Search:
         if seconds is None or value.read_in is not None:
             seconds = tree_bound(*key[:2], self.graph.mesh, *key[2:], self.graph.hardware)
             if value.read_in is not None:
-                seconds *= min(self._times(value).values())
+                seconds *= min(map(times_made, self._read_in(value).values()))
         return seconds * value.trips + holding
 
     def _reshards(self, value: Value) -> TreeKey | None:
