@@ -151,7 +151,8 @@ def _as_one(eqns: Sequence[JaxprEqn], sizes: Mapping[str, int]) -> list[JaxprEqn
     """One collective of all operands' rows, laid end to end, and the results cut out of it."""
     one = next((e for e in eqns if e.primitive is lax.all_to_all_p), eqns[0])
     rows_of = _ROWS if one.primitive is not lax.all_to_all_p else _ROWS | _EXCHANGED
-    operands, results = [e.invars[0] for e in eqns], [e.outvars[0] for e in eqns]
+    operands: list[Any] = [e.invars[0] for e in eqns]
+    results = [e.outvars[0] for e in eqns]
     rows = [rows_of[eqn.primitive.name](eqn, sizes) for eqn in eqns]
     ends = [0, *accumulate(row.received[1] for row in rows)]
     types = [x.aval.dtype for x in operands]

@@ -164,8 +164,12 @@ class _Joining:
         """
         part, eqn = self.parts[k], self.program.equations[self.parts[k].equation]
         rule = self.groups.rules[part.equation].factors
-        atoms = {eqn.invars[o]: o for o in part.operands if not isinstance(eqn.invars[o], Literal)}
-        times = Counter(d for o in atoms.values() for d in set(rule.operands[o]))
+        read = {
+            atom: rule.operands[o]
+            for o in part.operands
+            if not isinstance(atom := eqn.invars[o], Literal)
+        }
+        times = Counter(d for dims in read.values() for d in set(dims))
         made = {
             d: axes
             for r in part.results
@@ -173,8 +177,8 @@ class _Joining:
         }
         return any(
             len(d) == 1 and times[d] > 1 and axes and axes != made.get(d, axes)
-            for atom, o in atoms.items()
-            for d, axes in zip(rule.operands[o], self.lying[atom], strict=True)
+            for atom, dims in read.items()
+            for d, axes in zip(dims, self.lying[atom], strict=True)
         )
 
 
