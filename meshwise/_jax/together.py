@@ -7,7 +7,7 @@ kilobytes. So short arrays are laid end to end, and travel at once.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import prod
 from typing import Any
@@ -108,9 +108,8 @@ def _kind(eqn: JaxprEqn) -> tuple[Any, ...] | None:
     if any(isinstance(axis, int) for axis in axes):  # a dim, as of what `vmap` gave a name
         return None
     name = eqn.primitive.name
-    kind = "all_to_all" if name in _EXCHANGED else name
     dtype = _bits(aval.dtype) if name in _MOVES else aval.dtype
-    return kind, axes, params.get("perm"), str(groups), dtype
+    return name, axes, params.get("perm"), str(groups), dtype
 
 
 def _bits(dtype: Any) -> Any:
@@ -149,11 +148,10 @@ def _in_order(
 
 def _as_one(eqns: Sequence[JaxprEqn], sizes: Mapping[str, int]) -> list[JaxprEqn]:
     """One collective of all operands' rows, laid end to end, and the results cut out of it."""
-    one = next((e for e in eqns if e.primitive is lax.all_to_all_p), eqns[0])
-    rows_of = _ROWS if one.primitive is not lax.all_to_all_p else _ROWS | _EXCHANGED
+    first = eqns[0]
     operands: list[Any] = [e.invars[0] for e in eqns]
     results = [e.outvars[0] for e in eqns]
-    rows = [rows_of[eqn.primitive.name](eqn, sizes) for eqn in eqns]
+    rows = [_ROWS[eqn.primitive.name](eqn, sizes) for eqn in eqns]
     ends = [0, *accumulate(row.received[1] for row in rows)]
     types = [x.aval.dtype for x in operands]
     sent_as = types[0] if len(set(types)) == 1 else _bits(types[0])
@@ -170,11 +168,11 @@ def _as_one(eqns: Sequence[JaxprEqn], sizes: Mapping[str, int]) -> list[JaxprEqn
     width = sum(row.sent[1] for row in rows)
     sent = var_like(operands[0], (rows[0].sent[0], width), sent_as)
     received = var_like(results[0], (rows[0].received[0], ends[-1]), sent_as)
-    params = {**one.params, **rows_of[one.primitive.name](one, sizes).params}
+    params = {**first.params, **rows[0].params}
     return [
-        *_traced(laid, operands, [sent], one),
-        new_eqn(one.primitive, [sent], [received], params, one).replace(effects=one.effects),
-        *_traced(cut, [received], results, one),
+        *_traced(laid, operands, [sent], first),
+        new_eqn(first.primitive, [sent], [received], params, first).replace(effects=first.effects),
+        *_traced(cut, [received], results, first),
     ]
 
 
@@ -210,14 +208,6 @@ def _gathered(eqn: JaxprEqn, sizes: Mapping[str, int]) -> _Rows:
         received,
         {"all_gather_dimension": 0, "tiled": True},
     )
-
-
-def _spread(eqn: JaxprEqn, sizes: Mapping[str, int]) -> _Rows:
-    """A gather as an exchange: the same row for each device."""
-    gathered = _gathered(eqn, sizes)
-    group, row = gathered.received
-    rows = group, row
-    return replace(gathered, operand=lambda x: jnp.broadcast_to(x.reshape(row), rows), sent=rows)
 
 
 def _scattered(eqn: JaxprEqn, sizes: Mapping[str, int]) -> _Rows:
@@ -260,12 +250,11 @@ def _shape(atom: Any) -> tuple[int, ...]:
     return tuple(atom.aval.shape)
 
 
-_ROWS: dict[str, Callable[[JaxprEqn, Mapping[str, int]], _Rows]] = {
+_ROWS: Mapping[str, Callable[[JaxprEqn, Mapping[str, int]], _Rows]] = {
     **dict.fromkeys(("psum", "pmax", "pmin", "ppermute"), _flat),
     "all_gather": _gathered,
     "reduce_scatter": _scattered,
     "all_to_all": _exchanged,
 }
-# What an exchange does as well, and sends as many bytes.
-_EXCHANGED: dict[str, Callable[[JaxprEqn, Mapping[str, int]], _Rows]] = {"all_gather": _spread}
+# Those that only move: so do they the bits of numbers of another type.
 _MOVES = ("all_gather", "all_to_all", "ppermute")

@@ -93,23 +93,6 @@ def types_of_one_size(collective):
     return function
 
 
-def gathered_and_exchanged(x):
-    """As exchanges: gathers along two dims, one of whole numbers, and of a new dim."""
-    whole = x.astype(jnp.int32)[:, :3]
-    return sum(
-        jnp.sum(numbered(v)) * (i + 2)
-        for i, v in enumerate(
-            (
-                lax.all_to_all(x, "y", 1, 0, tiled=True),
-                lax.all_gather(x * 2, "y", axis=1, tiled=True),
-                lax.all_gather(whole, ("y",), axis=0, tiled=True).astype("float32"),
-                lax.all_gather(x[0], "y", axis=1),
-                lax.all_to_all(x * 3, ("y",), 0, 1, tiled=True),
-            )
-        )
-    )
-
-
 def over_a_dim(x):
     """Names that `vmap` gave become dims, over which nothing is sent."""
     centred = jax.vmap(lambda v: v - lax.psum(v, "i") * lax.pmax(v, "i"), axis_name="i")
@@ -158,7 +141,6 @@ CASES = {
     "permutes of types of one size": (
         types_of_one_size(lambda x: lax.ppermute(x, "y", ROUND)), (3, 8), 3, 2,
     ),
-    "gathers and exchanges": (gathered_and_exchanged, (4, 8), 5, 1),
 }  # fmt: skip
 
 
