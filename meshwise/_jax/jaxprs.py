@@ -302,7 +302,7 @@ def has_effects(eqn: JaxprEqn) -> bool:
     return any(not isinstance(effect, _core.NamedAxisEffect) for effect in eqn.effects)
 
 
-def kept_in_order(jaxpr: Any) -> bool:
-    """Whether a jaxpr does what JAX keeps in order on one device alone."""
+def kept_in_order(jaxpr: Any) -> list[str]:
+    """The names of what a jaxpr does that JAX keeps in order on one device alone."""
     known, of_many = _effects.ordered_effects, _effects.shardable_ordered_effects
-    return any(known.contains(e) and not of_many.contains(e) for e in jaxpr.effects)
+    return sorted({str(e) for e in jaxpr.effects if known.contains(e) and not of_many.contains(e)})

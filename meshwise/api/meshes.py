@@ -275,11 +275,12 @@ def _entries(spec: PartitionSpec, rank: int, sizes: dict[Any, int]) -> list[Any]
 
 def check_effects(name: str, mesh: Any, jaxpr: Any) -> None:
     """An error where something is to be done in order that JAX orders on one device alone."""
-    if mesh.size > 1 and _jax.kept_in_order(jaxpr):
+    offenders = _jax.kept_in_order(jaxpr)
+    if mesh.size > 1 and offenders:
         raise MeshError(
             message(
                 f"{name} prints or calls back in order, and its mesh has {mesh.size} devices",
-                sorted({str(effect) for effect in jaxpr.effects}),
+                offenders,
                 "JAX keeps the order of jax.debug's effects on one device alone.",
                 "Leave out ordered=True, or use jax.experimental.io_callback(..., ordered=True).",
             )

@@ -20,6 +20,9 @@ from meshwise.ir.collectives import (
 from meshwise.rules import describe_all
 from meshwise.rules.registry import OpRule
 
+# How names of operators begin that write where an operand lies, beside updates.
+_IN_PLACE = ("psum", "pmax", "pmin", "sort")
+
 
 @dataclass(frozen=True, eq=False)
 class KernelBody:
@@ -194,7 +197,7 @@ class _Build:
             bodies,
             step.is_choice,
             step.is_count_known,
-            updates_operand(step.eqn) is not None or step.name.startswith(("psum", "pm", "sort")),
+            updates_operand(step.eqn) is not None or step.name.startswith(_IN_PLACE),
             is_collective(step.eqn),
         )
 

@@ -24,7 +24,7 @@ from meshwise.ir.per_device import PerDeviceProgram
 from meshwise.ir.sharding import padded_shape
 from meshwise.run.empty import cut_empty, is_made_inside, with_made
 from meshwise.run.garbage import garbage_later
-from meshwise.run.moved import is_committed, moved
+from meshwise.run.moved import in_type, is_committed, moved
 from meshwise.run.options import as_platforms_compile, best_options, sent_together
 from meshwise.run.padding import cut_end, pad_array, pad_end, positions_of_uneven, structs_of
 from meshwise.run.placement import (
@@ -257,10 +257,10 @@ class Executable:
     def _placed(self, args: Sequence[Any]) -> list[Any]:
         """The arguments, those that lie otherwise on the same devices moved to their place."""
         self._check_devices(args)
-        wanted = zip(args, self.in_shardings, self.program.in_types, strict=True)
+        given = [in_type(a, t.dtype) for a, t in zip(args, self.program.in_types, strict=True)]
         return [
-            arg if i in self._uneven_in else moved(arg, sharding, aval.dtype)
-            for i, (arg, sharding, aval) in enumerate(wanted)
+            arg if i in self._uneven_in else moved(arg, sharding)
+            for i, (arg, sharding) in enumerate(zip(given, self.in_shardings, strict=True))
         ]
 
     def _check_has_devices(self) -> None:

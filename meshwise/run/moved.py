@@ -10,16 +10,20 @@ from meshwise import _jax
 from meshwise.run.uneven import UnevenArray
 
 
-def moved(arg: Any, sharding: NamedSharding, dtype: Any) -> Any:
-    """An argument where it is wanted, as itself if it lies there.
+def in_type(arg: Any, dtype: Any) -> Any:
+    """An argument of 64 bits as one of 32 where these are set, as `jax.jit` takes it."""
+    if not isinstance(arg, jax.Array | UnevenArray) or arg.dtype == dtype:
+        return arg
+    if isinstance(arg, UnevenArray):
+        return UnevenArray(in_type(arg.padded, dtype), arg.shape)
+    with jax.enable_x64(True):
+        return lax.convert_element_type(arg, dtype)
 
-    Of 64 bits that are now taken for 32, as `jax.jit` takes them, only those.
-    """
+
+def moved(arg: Any, sharding: NamedSharding) -> Any:
+    """An argument where it is wanted, as itself if it lies there."""
     if isinstance(arg, UnevenArray):
         return jax.device_put(arg.value, sharding)
-    if isinstance(arg, jax.Array) and arg.dtype != dtype:
-        with jax.enable_x64(True):
-            arg = lax.convert_element_type(arg, dtype)
     if is_committed(arg) and not arg.sharding.is_equivalent_to(sharding, arg.ndim):
         return jax.device_put(arg, sharding)
     return arg

@@ -342,6 +342,19 @@ def test_arrays_of_64_bits_are_taken_for_32_where_these_are_set(dtype, spec):
         assert_same(step(x), plain(x))
 
 
+@pytest.mark.filterwarnings("ignore:Explicitly requested dtype")
+def test_uneven_arrays_of_64_bits_are_taken_for_32():
+    step = ours(lambda x: x * 2, in_shardings=P("y"), out_shardings=P("y"))
+    with jax.enable_x64(True):
+        x = jnp.asarray(X[:7].astype("float64"))
+        uneven = step(x)
+    assert uneven.dtype == "float64"
+    for given, times in ((x, 2), (uneven, 4)):
+        found = step(given)
+        assert found.dtype == "float32"
+        np.testing.assert_allclose(np.asarray(found), X[:7] * times, rtol=1e-6)
+
+
 WEAK = {
     "passes": lambda x: x, "doubled": lambda x: x * 2, "floats": lambda x: x * 2.0,
     "summed": jnp.sum, "made": lambda x: 2.0, "cast": lambda x: jnp.float32(x) + 0,
