@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from meshwise.choose.found import Found, copies_of, descended, total_seconds
+from meshwise.choose.gathering import gathered_once
 from meshwise.choose.graph import Graph, build_graph, is_remade
 from meshwise.choose.limits import Limits, limits_of
 from meshwise.choose.plan import EquationPlan, Plan
@@ -53,12 +54,21 @@ def choose(
         found += _with_steps_gathered(graph, limits)
         found += with_work_repeated(graph, limits, found)
     found.append(Found(completion_seconds, completed, stopping))
-    # Fewest bytes, however many launches; but none is dearer, with these, than completion is.
+    # None is dearer, with launches, than completion is.
     found = [one for one in found if one.seconds <= completion_seconds]
-    best = min(found, key=lambda one: (one.large_seconds, one.seconds))
+    best = _best(found)
     if driver == "descend":
-        best = weighed(best, found, limits)
+        best = weighed(best, found, limits, completion_seconds)
+        gathered = gathered_once(best, limits)
+        if gathered is not None:
+            one, bound = gathered
+            best = weighed(_best([one, *found]), [one, *found], limits, bound)
     return _plan(best, completion, completion_seconds, driver)
+
+
+def _best(found: Sequence[Found]) -> Found:
+    """Fewest bytes, however many launches."""
+    return min(found, key=lambda one: (one.large_seconds, one.seconds))
 
 
 def _with_leading_dims(graph: Graph, limits: Limits, seconds: float) -> list[Found]:

@@ -117,7 +117,7 @@ def _work_limits(graph: Graph) -> list[float]:
     for node in graph.nodes:
         held = everywhere.issuperset(node.operands)
         element_wise = node.is_region and not _is_of_pairs(graph, node)
-        free = element_wise or (held and _is_light(graph, node))
+        free = element_wise or (held and is_light(graph, node))
         once = all(graph.program.trips[m.equation] == 1 for m in node.members)
         given = tuple([hinted.get(v) if once else None for v in node.operands])
         key = "work", graph.alike[node.index], tuple(nominal(graph, node)), given
@@ -221,7 +221,7 @@ def _is_of_pairs(graph: Graph, node: Node) -> bool:
     return max(inside) > most > 0
 
 
-def _is_light(graph: Graph, node: Node) -> bool:
+def is_light(graph: Graph, node: Node) -> bool:
     """Whether a node's flops take no longer than its values take to be read and written."""
     values = [graph.values[v] for v in dict.fromkeys((*node.operands, *node.results))]
     moved = sum(math.prod(v.shape) * v.itemsize * v.trips for v in values)

@@ -68,8 +68,8 @@ BURDENS = (
 )
 
 
-def weighed(best: Found, found: Sequence[Found], limits: Limits) -> Found:
-    """The plan to take of those found, of which completion's, the last, bounds the cost."""
+def weighed(best: Found, found: Sequence[Found], limits: Limits, bound: float) -> Found:
+    """The plan to take of those found, the last of which is completion's; at most so dear."""
     completed = found[-1]
     for burden in BURDENS:
         if not burden.is_too_much(best, completed):
@@ -79,7 +79,7 @@ def weighed(best: Found, found: Sequence[Found], limits: Limits) -> Found:
             one
             for one in others
             if MUCH * burden.of(one) <= burden.of(best)
-            and one.seconds <= completed.seconds
+            and one.seconds <= bound
             and burden.weight(one) <= burden.weight(best)
         ]
         best = min(worth, key=lambda one: (burden.weight(one), one.seconds), default=best)

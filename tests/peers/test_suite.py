@@ -164,8 +164,11 @@ def numbers(*shape):
             ((4, 3), (3, 3)),
             5 * 2 * 4 * 3 * 3,
         ),
+        (lambda x: jnp.fft.fft(lax.complex(x, x)), ((3, 64),), (5 * 6 + 4) * 3 * 64),
+        (jnp.fft.rfft, ((3, 64),), 2.5 * 3 * 64 * 6),
+        (lambda x: jnp.fft.irfft(lax.complex(x, x)), ((3, 33),), 2.5 * 3 * 64 * 6 + 4 * 99),
     ],
-    ids=["dot", "batch", "elementwise", "reduce", "moves", "conv", "scan"],
+    ids="dot batch elementwise reduce moves conv scan fft rfft irfft".split(),
 )
 def test_flops(function, shapes, wanted):
     assert counted(function, *(numbers(*shape) for shape in shapes)) == wanted

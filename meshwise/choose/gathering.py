@@ -1,0 +1,161 @@
+"""What it takes to gather once where devices would exchange again and again.
+
+A Fourier transform along a sharded dim exchanges what it is of, or moves the dim's axes to another
+one, and so does the next. XLA's partitioner gathers the first time, and from there on every device
+does all of it. Each transform by itself is better exchanged than gathered, and its work is limited
+to that (`limits.py`); so no descent comes to gather for several. But nobody should send more with
+us: where gathering once sends less than the plan, what is found from there on bounds the cost.
+"""
+
+from collections.abc import Set
+
+from meshwise._jax import Var
+from meshwise.choose.found import Found, copies_of, descended, total_seconds
+from meshwise.choose.graph import Graph
+from meshwise.choose.limits import Limits, fixed_axes, is_light
+from meshwise.choose.pricing import exchanges_of
+from meshwise.choose.regions import Node
+from meshwise.choose.search import Search
+from meshwise.choose.tree import IMPOSSIBLE, Edge
+from meshwise.ir.sharding import DimAxes, Sharding, local_bytes
+
+# Of what a device reads, as good as all.
+ABOUT_ALL = 0.5
+
+
+def gathered_once(best: Found, limits: Limits) -> tuple[Found, float] | None:
+    """What is found where a plan's exchanges are gathers, and seconds of these as they stand.
+
+    None where these are no fewer than the plan's, or seconds are a machine's.
+    """
+    graph = best.search.graph
+    exchanging = {node.index for node in graph.nodes if _exchanges_all(best, node)}
+    if not exchanging or not graph.hardware.least_bytes:
+        return None
+    gathering = exchanging | _before(best, exchanging)
+    whole = gathering | _after(graph, exchanging)
+    moving = _moving(best, whole)
+    whole = _without_sharded(best, whole, moving, gathering)
+    start = [
+        _without(placed.strategy.axes, moving) if i in whole else placed.strategy.axes
+        for i, placed in enumerate(best.search.placed)
+    ]
+    search = Search(graph, start)
+    seconds = total_seconds(search, copies_of(search, stop_at_completion=False))
+    if seconds >= best.seconds:
+        return None
+    work = [IMPOSSIBLE if i in whole else most for i, most in enumerate(limits.work)]
+    return descended(search, Limits(work, limits.held)), seconds
+
+
+def _exchanges_all(best: Found, node: Node) -> bool:
+    """Whether a node of little work sends about all that it reads, or this or its result moves.
+
+    What takes rows from beside, or sums of those before, sends little of it.
+    """
+    graph, placed = best.search.graph, best.search.placed[node.index]
+    if not _might_exchange(graph, node):
+        return False
+    if any(_moved(*edge) for var in _around(node) for edge in _edges(best, var)):
+        return True
+    runs = max(graph.program.runs[member.equation] for member in node.members)
+    exchanges = exchanges_of(graph, node, placed.strategy.axes, leaves_turned=True) or ()
+    sent = sum(times * one.wire_bytes for times, one in exchanges) / max(runs, 1)
+    values = [graph.values[var] for var in node.operands]
+    held = sum(
+        local_bytes(value.shape, value.itemsize, sharding, graph.mesh)
+        for value, sharding in zip(values, placed.operands, strict=True)
+        if not value.remade
+    )
+    return sent >= ABOUT_ALL * held > 0
+
+
+def _before(best: Found, nodes: Set[int]) -> set[int]:
+    """What only these nodes read, if it takes no more to gather what it is of.
+
+    That is what is only turned, and what might be exchanged but is not: a transform along several
+    dims is one along each in turn. And what is made of values that every device has.
+    """
+    graph, found = best.search.graph, set[int]()
+    for node in reversed(graph.nodes):
+        users = {user for var in node.results for user, _ in graph.values[var].uses}
+        if not users or not users <= nodes | found or not _may_be_whole(graph, node):
+            continue
+        read = [best.search.produced(graph.values[v]) for v in node.operands]
+        is_turned = not node.own_flops and not node.rule.permuted
+        is_held = not any(sharding.used_axes for sharding in read)
+        if is_turned or is_held or _might_exchange(graph, node):
+            found.add(node.index)
+    return found
+
+
+def _after(graph: Graph, nodes: Set[int]) -> set[int]:
+    """Nodes of little work that read what some nodes make, and what comes of it."""
+    found: set[int] = set()
+    waiting = sorted(nodes)
+    while waiting:
+        made = graph.nodes[waiting.pop()].results
+        users = {user for var in made for user, _ in graph.values[var].uses} - found
+        new = [user for user in sorted(users) if _may_be_whole(graph, graph.nodes[user])]
+        found.update(new)
+        waiting += new
+    return found
+
+
+def _may_be_whole(graph: Graph, node: Node) -> bool:
+    """Whether every device may do all of a node, as far as its work and hints go."""
+    is_fixed = node.index in graph.once(("fixed",), lambda: fixed_axes(graph))
+    return not is_fixed and (node.is_region or is_light(graph, node))
+
+
+def _moving(best: Found, nodes: Set[int]) -> frozenset[str]:
+    """The axes over which some nodes exchange, and those that dims of their values lose."""
+    found = set[str]()
+    for index in nodes:
+        node, axes = best.search.graph.nodes[index], best.search.placed[index].strategy.axes
+        found.update(a for f in node.rule.permuted for a in axes[f])
+        for source, target in (edge for var in _around(node) for edge in _edges(best, var)):
+            dims = zip(source.dims, target.dims, strict=True)
+            found.update(a for before, after in dims for a in set(before) - set(after))
+    return frozenset(found)
+
+
+def _without_sharded(
+    best: Found, nodes: Set[int], axes: frozenset[str], gathering: Set[int]
+) -> set[int]:
+    """Nodes that read nothing in shards over some axes from others; or are to gather that."""
+    graph, left = best.search.graph, set(nodes)
+    waiting = sorted(nodes)
+    while waiting:
+        index = waiting.pop()
+        if index not in left or index in gathering:
+            continue
+        node = graph.nodes[index]
+        outside = [v for v in map(graph.values.__getitem__, node.operands) if v.maker not in left]
+        if any(not v.remade and axes & best.search.produced(v).used_axes for v in outside):
+            left.discard(index)
+            waiting += [user for var in node.results for user, _ in graph.values[var].uses]
+    return left
+
+
+def _around(node: Node) -> tuple[Var, ...]:
+    return (*node.operands, *node.results)
+
+
+def _might_exchange(graph: Graph, node: Node) -> bool:
+    return bool(node.own_flops and node.rule.permuted) and is_light(graph, node)
+
+
+def _edges(best: Found, var: Var) -> tuple[Edge, ...]:
+    return best.copies[var][1] if var in best.copies else ()
+
+
+def _moved(source: Sharding, target: Sharding) -> frozenset[str]:
+    """The axes that go from one dim to another."""
+    dims = zip(source.dims, target.dims, strict=True)
+    kept = [set(before) & set(after) for before, after in dims]
+    return (source.used_axes & target.used_axes).difference(*kept)
+
+
+def _without(dims: DimAxes, axes: frozenset[str]) -> DimAxes:
+    return tuple([tuple([a for a in own if a not in axes]) for own in dims])
