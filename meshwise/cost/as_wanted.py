@@ -9,7 +9,7 @@ XLA packs what is made late less well, so that the other order has to be worth i
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from meshwise._jax import ClosedJaxpr, Jaxpr
 from meshwise.cost.kernels import KernelProgram, kernels_of, readers_of, waits_of
@@ -21,31 +21,33 @@ from meshwise.cost.memory import peak_of
 LESS = 1.1
 
 
-def holds_less_as_wanted(jaxpr: ClosedJaxpr | Jaxpr, axis_sizes: Mapping[str, int]) -> bool:
-    """Whether kernels that wait until what they make is wanted hold less than those that do not."""
-    at_once, waiting = _held(jaxpr, axis_sizes)
-    return _is_less(waiting, at_once)
+@dataclass(frozen=True)
+class Held:
+    """Bytes of temporaries where kernels run as soon as they can, and where as late as they may."""
+
+    at_once: int
+    waiting: int
+
+    @property
+    def is_less_as_wanted(self) -> bool:
+        """Whether it is worth it to wait until what a kernel makes is wanted."""
+        return self.at_once > 0 and LESS * self.waiting <= self.at_once
+
+    @property
+    def as_compiled(self) -> int:
+        """Bytes in the order in which a program is compiled."""
+        return self.waiting if self.is_less_as_wanted else self.at_once
 
 
-def held_by_xla(jaxpr: ClosedJaxpr | Jaxpr, axis_sizes: Mapping[str, int]) -> int:
-    """Bytes of temporaries in the order in which a program is compiled."""
-    at_once, waiting = _held(jaxpr, axis_sizes)
-    return waiting if _is_less(waiting, at_once) else at_once
-
-
-def _is_less(waiting: int, at_once: int) -> bool:
-    return at_once > 0 and LESS * waiting <= at_once
-
-
-def _held(jaxpr: ClosedJaxpr | Jaxpr, axis_sizes: Mapping[str, int]) -> tuple[int, int]:
-    """Bytes of temporaries where kernels run as soon as they can, and as late as they may."""
+def held_by_xla(jaxpr: ClosedJaxpr | Jaxpr, axis_sizes: Mapping[str, int]) -> Held:
+    """What a per-device program holds in either order."""
     program = kernels_of(jaxpr, axis_sizes)
 
     def held(order: Sequence[int]) -> int:
         kernels = tuple([program.kernels[k] for k in order])
         return peak_of(replace(program, kernels=kernels)).temporary_bytes
 
-    return held(_as_ready(program)), held(_as_wanted(program))
+    return Held(held(_as_ready(program)), held(_as_wanted(program)))
 
 
 def _as_ready(program: KernelProgram) -> list[int]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from meshwise._jax import ClosedJaxpr, together
-from meshwise.cost.as_wanted import held_by_xla
+from meshwise.cost.as_wanted import Held, held_by_xla
 
 # The most that is laid end to end, from what is sent in the time that another collective takes.
 MOST_BYTES = (2**18, 2**16, 2**14, 2**12)
@@ -11,17 +11,20 @@ MOST_BYTES = (2**18, 2**16, 2**14, 2**12)
 LITTLE_BYTES = 2**12
 
 
-def together_where_it_fits(jaxpr: ClosedJaxpr, axis_sizes: Mapping[str, int]) -> ClosedJaxpr:
-    """The same per-device jaxpr with fewer collectives, which holds no more than it did.
+def together_where_it_fits(
+    jaxpr: ClosedJaxpr, axis_sizes: Mapping[str, int]
+) -> tuple[ClosedJaxpr, Held]:
+    """The same per-device jaxpr with fewer collectives, and what it holds: no more than it did.
 
     By what kernels here hold: where XLA copies what came, it may be a little more.
     """
-    most = None
+    apart = held_by_xla(jaxpr, axis_sizes)
+    most = max(apart.as_compiled, LITTLE_BYTES)
     for most_bytes in MOST_BYTES:
         found = together(jaxpr, axis_sizes, most_bytes)
         if found is jaxpr:
             break
-        most = max(held_by_xla(jaxpr, axis_sizes), LITTLE_BYTES) if most is None else most
-        if held_by_xla(found, axis_sizes) <= most:
-            return found
-    return jaxpr
+        held = held_by_xla(found, axis_sizes)
+        if held.as_compiled <= most:
+            return found, held
+    return jaxpr, apart

@@ -25,7 +25,7 @@ from meshwise.ir.sharding import padded_shape
 from meshwise.run.empty import cut_empty, is_made_inside, with_made
 from meshwise.run.garbage import garbage_later
 from meshwise.run.moved import in_type, is_committed, moved
-from meshwise.run.options import as_platforms_compile, best_options, sent_together
+from meshwise.run.options import as_platforms_compile, best_on_cpu
 from meshwise.run.padding import cut_end, pad_array, pad_end, positions_of_uneven, structs_of
 from meshwise.run.placement import (
     explicit_axes,
@@ -302,7 +302,7 @@ class Executable:
     def _compiler_options(self) -> dict[str, Any]:
         """What the user said, and what is best for the devices where the user said nothing."""
         said = dict(self.compiling.compiler_options)
-        return best_options(self._together, self._is_on_cpu) | said
+        return self._best[1] | said
 
     @cached_property
     def _is_on_cpu(self) -> bool:
@@ -347,14 +347,14 @@ class Executable:
         return {i for i, aval in enumerate(self.program.jaxpr.in_avals) if is_made_inside(aval)}
 
     @cached_property
-    def _together(self) -> PerDeviceProgram:
-        """The program as it is compiled: on CPU, short collectives travel together."""
-        return sent_together(self.program) if self._is_on_cpu else self.program
+    def _best(self) -> tuple[PerDeviceProgram, dict[str, Any]]:
+        """The program as it is compiled, and options: on CPU, short collectives travel together."""
+        return best_on_cpu(self.program) if self._is_on_cpu else (self.program, {})
 
     @cached_property
     def _local(self) -> _jax.ClosedJaxpr:
         """The jaxpr of local arrays as it is compiled."""
-        local = as_platforms_compile(self._together, platforms_of(self.user_mesh))
+        local = as_platforms_compile(self._best[0], platforms_of(self.user_mesh))
         return with_made(local, self._made, self.program.mesh) if self._made else local
 
     @cached_property

@@ -7,7 +7,7 @@ from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
-from meshwise.cost.as_wanted import holds_less_as_wanted
+from meshwise.cost.as_wanted import held_by_xla
 
 N8 = AbstractMesh((8,), ("x",), axis_types=(AxisType.Auto,))
 COLUMNS, ROWS = P(None, "x"), P("x")
@@ -48,4 +48,5 @@ def test_which_hold_less_as_wanted(name):
     function, weights, x, ins, out, expected = CASES[name]
     program = mw.jit(function, mesh=N8, in_shardings=ins, out_shardings=out).partition(weights, x)
     per_device = program.per_device
-    assert holds_less_as_wanted(per_device.jaxpr, per_device.mesh.axis_size) is expected
+    held = held_by_xla(per_device.jaxpr, per_device.mesh.axis_size)
+    assert held.is_less_as_wanted is expected
