@@ -189,7 +189,7 @@ def _visit(
     order = sorted(settled, key=lambda f: settled[f][0].strength, reverse=True)
     if state.leads:
         places = _result_factors(table)
-        order.sort(key=lambda f: (-settled[f][0].rank, places.get(f, len(places))))
+        order.sort(key=lambda f: places.get(f, len(places)))
     changed = False
     for position, tensor in enumerate(table):
         if tensor.is_result != backward:

@@ -211,6 +211,14 @@ CASES = {
         N8,
         [("all_gather", "d", (64, 8)), ("all_to_all", "d", (64, 8))],
     ),
+    "a bias in shards is no reason to have features in shards": (
+        lambda x, u, b, v: jnp.tanh(x @ u + b) @ v,
+        (f32(384, 64), f32(64, 256), f32(256), f32(256, 64)),
+        (P("d"), P("d"), P("d"), P("d")),
+        P("d"),
+        N8,
+        [("all_gather", "d", (8, 256)), ("all_gather", "d", (32,)), ("all_gather", "d", (32, 64))],
+    ),
     "an unused gather is not made": (
         lambda x: mw.shard(x, P()) * 0 + 1,
         (X,),
