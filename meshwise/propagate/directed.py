@@ -2,6 +2,8 @@
 
 A convolution of reversed rows with a reversed kernel is the reversed convolution, where padding
 changes ends and every row has a window; sums from the first element on become sums from the last.
+Reductions and products are the same along other dims than they reduce, and smaller than what they
+are of.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +14,19 @@ from jax import lax
 
 from meshwise._jax import JaxprEqn
 from meshwise.ir.program import shape_of
+
+# Reductions that read their operand in any order.
+UNORDERED = frozenset(
+    {
+        lax.reduce_sum_p,
+        lax.reduce_prod_p,
+        lax.reduce_max_p,
+        lax.reduce_min_p,
+        lax.reduce_and_p,
+        lax.reduce_or_p,
+        lax.reduce_xor_p,
+    }
+)
 
 # For each dim of a result the dims of the operands that are reversed with it; None for no dim.
 Passing = Mapping[int, tuple[int | None, ...]]
@@ -67,6 +82,27 @@ def _padded_back(eqn: JaxprEqn, dims: frozenset[int]) -> dict[str, Any]:
     return {"padding_config": tuple(turned)}
 
 
+def _reduced(eqn: JaxprEqn) -> Passing:
+    rank, axes = len(shape_of(eqn.invars[0])), eqn.params["axes"]
+    return {d: (own,) for d, own in enumerate(own for own in range(rank) if own not in axes)}
+
+
+def _multiplied(eqn: JaxprEqn) -> Passing:
+    (contracted, batch) = eqn.params["dimension_numbers"]
+    found: list[tuple[int | None, int | None]] = list(zip(*batch, strict=True))
+    ranks = [len(shape_of(a)) for a in eqn.invars]
+    left, right = (
+        [d for d in range(rank) if d not in (*summed, *shared)]
+        for rank, summed, shared in zip(ranks, contracted, batch, strict=True)
+    )
+    return dict(enumerate([*found, *((d, None) for d in left), *((None, d) for d in right)]))
+
+
+def _as_before(eqn: JaxprEqn, dims: frozenset[int]) -> dict[str, Any]:
+    return {}
+
+
+_REDUCTIONS = Directed(_reduced, _as_before)
 _WINDOWS = Directed(_windowed, _windowed_back)
 _SUMS = Directed(_added_up, _added_up_back)
 DIRECTED: Mapping[Any, Directed] = {
@@ -80,4 +116,8 @@ DIRECTED: Mapping[Any, Directed] = {
     lax.cummax_p: _SUMS,
     lax.cummin_p: _SUMS,
     lax.cumlogsumexp_p: _SUMS,
+    lax.dot_general_p: Directed(_multiplied, _as_before),
+    lax.argmax_p: _REDUCTIONS,
+    lax.argmin_p: _REDUCTIONS,
+    **dict.fromkeys(UNORDERED, _REDUCTIONS),
 }

@@ -3,11 +3,13 @@
 The gradient of what reverses a dim reverses it back, and between the two every element is mostly
 treated alone. Reversing a sharded dim sends all of it, so what is computed between two reversals
 is computed of what lies as it lay, and two that reverse different dims are one that reverses both.
-A reduction over reversed dims reads them in any order, and a transpose between two reversals turns
-them into others: the gradient of a quarter turn reverses nothing. What goes along a dim goes the
-other way (`directed.py`): sums from the last element on, a convolution with the kernel reversed.
+A reduction over reversed dims reads them in any order, a product with both operands reversed in what
+it sums over too, and a transpose between two reversals turns them into others: the gradient of a
+quarter turn reverses nothing. What goes along a dim goes the other way (`directed.py`): sums from the
+last element on, a convolution with the kernel reversed. Along other dims than it sums over, it is
+what is summed that is reversed, which is smaller: `flip(x, 0).sum(1)` is `flip(x.sum(1))`.
 Nothing is computed twice: equations that read each other are turned together, where that leaves
-fewer reversals around them.
+less to reverse around them.
 """
 
 import math
@@ -15,28 +17,18 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import combinations, product
 from typing import Any
 
 from jax import lax
 
 from meshwise import _jax
 from meshwise._jax import JaxprEqn, Literal, Var
-from meshwise.ir.program import Program, shape_of
-from meshwise.propagate.directed import DIRECTED
+from meshwise.ir.program import Program, itemsize_of, shape_of
+from meshwise.propagate.directed import DIRECTED, UNORDERED
 from meshwise.propagate.rewriting import is_of_any_size, rewritten, without_unread
 from meshwise.rules.registry import OpRule, describe_all
 
-# Reductions that read their operand in any order.
-_UNORDERED = frozenset(
-    {
-        lax.reduce_sum_p,
-        lax.reduce_prod_p,
-        lax.reduce_max_p,
-        lax.reduce_min_p,
-        lax.reduce_and_p,
-        lax.reduce_or_p,
-    }
-)
 Dims = frozenset[int]
 
 
@@ -53,15 +45,16 @@ def cancel_reversals(
 
 
 def _with_fewer(program: Program, rules: Sequence[OpRule]) -> Program:
-    """The program with some equations turned; itself where that leaves no reversal less."""
+    """The program with some equations turned; itself where that leaves as much to reverse."""
     view = _View(program, rules)
     for eqn in program.equations:
         dims = _reversed_dims(eqn)
-        for seed in (eqn.outvars[0], eqn.invars[0]) if dims else ():
-            for transposed in (False, True):
-                turned = _Turned(view, *view.around(seed, dims, transposed))
-                if turned.is_sound and turned.more < 0:
-                    return rewritten(program, without_unread(program, turned.equations(), set()))
+        seeds = (eqn.outvars[0], eqn.invars[0]) if dims else ()
+        parts = (dims, *map(frozenset, combinations(dims, 1))) if len(dims) > 1 else (dims,)
+        for seed, part, transposed in product(seeds, parts, (False, True)):
+            turned = _Turned(view, *view.around(seed, part, transposed))
+            if turned.is_sound and turned.more < 0:
+                return rewritten(program, without_unread(program, turned.equations(), set()))
     return program
 
 
@@ -181,11 +174,27 @@ class _View:
                 left += [(a, self.operand_dims(index, k, own)) for k, a in read if shape_of(a)]
             found[value], known[value] = index, own
             for reader in self.readers[value]:
+                left += self.summed_with(reader, value, own)
                 if self.is_beside(reader, index) and self.is_plain(reader, transposed):
                     operand = self.eqns[reader].invars.index(value)
                     result = self.eqns[reader].outvars[0]
                     left.append((result, self.result_dims(reader, operand, own)))
         return found, known
+
+    def summed_with(self, index: int, value: Any, dims: Dims) -> list[tuple[Any, Dims]]:
+        """What a product sums with some dims of a value, and over which of its dims.
+
+        There is nothing where it does not sum over all of them, or has the value twice.
+        """
+        eqn = self.eqns[index]
+        if eqn.primitive is not lax.dot_general_p or eqn.invars[0] is eqn.invars[1]:
+            return []
+        summed, _ = eqn.params["dimension_numbers"]
+        operand = eqn.invars.index(value)
+        pairs = dict(zip(summed[operand], summed[1 - operand], strict=True))
+        if not dims <= pairs.keys():
+            return []
+        return [(eqn.invars[1 - operand], frozenset(pairs[d] for d in dims))]
 
 
 def _adds_dims(eqn: JaxprEqn) -> bool:
@@ -261,14 +270,20 @@ class _Turned:
 
     def _leaving(self, value: Var) -> list[int]:
         """The equations that read a value and take it in the other order as well."""
-        return [r for r in self._outside(value) if self._takes(self.view.eqns[r], value)]
+        return [r for r in self._outside(value) if self._takes(r, value)]
 
     def _outside(self, value: Var) -> list[int]:
         return [r for r in self.view.readers[value] if r not in self._inside]
 
-    def _takes(self, eqn: JaxprEqn, value: Var) -> bool:
-        axes = eqn.params["axes"] if eqn.primitive in _UNORDERED else ()
-        return eqn.primitive is lax.rev_p or self.dims[value] <= set(axes)
+    def _takes(self, index: int, value: Var) -> bool:
+        eqn, dims = self.view.eqns[index], self.dims[value]
+        axes = eqn.params["axes"] if eqn.primitive in UNORDERED else ()
+        both = self.view.summed_with(index, value, dims)
+        return (
+            eqn.primitive is lax.rev_p
+            or dims <= set(axes)
+            or any(self.dims.get(other) == own for other, own in both)
+        )
 
     def _is_read_as_it_was(self, value: Var) -> bool:
         others = len(self._outside(value)) > len(self._leaving(value))
@@ -276,14 +291,17 @@ class _Turned:
 
     @cached_property
     def more(self) -> int:
-        """How many reversals more there are than before."""
-        found = len(self._entering)
+        """How much more is reversed than before: bytes times dims, and one for each reversal."""
+        found = sum(_cost(a, dims) for a, dims in self._entering)
         for value in self.values:
-            reversal = self.view.reversal(value)
-            found += self._is_read_as_it_was(value)
-            found -= reversal is not None and _reversed_dims(reversal) == self.dims[value]
-            leaving = [self.view.eqns[r] for r in self._leaving(value)]
-            found -= sum(_reversed_dims(e) == self.dims[value] for e in leaving)
+            dims = self.dims[value]
+            around = [
+                self.view.reversal(value),
+                *map(self.view.eqns.__getitem__, self._leaving(value)),
+            ]
+            found += _cost(value, dims) if self._is_read_as_it_was(value) else 0
+            for own in filter(None, map(_reversed_dims, around)):
+                found += _cost(value, own ^ dims) - _cost(value, own)
         return found
 
     def equations(self) -> dict[int, Sequence[JaxprEqn]]:
@@ -319,7 +337,7 @@ class _Turned:
                 found[index].append(_reverse(eqn, same[value], value, self.dims[value]))
         for value in self.values:
             for index in self._leaving(value):
-                found[index] = self._read(view.eqns[index], same[value], self.dims[value])
+                found[index] = self._read(view.eqns[index], same, self.dims[value])
         return dict(found)
 
     def _name(self, value: Var) -> Any:
@@ -336,16 +354,22 @@ class _Turned:
                 return eqn.outvars[0]
         return _jax.new_var(value.aval)
 
-    def _read(self, eqn: JaxprEqn, operand: Any, turned: Dims) -> list[JaxprEqn]:
-        """An equation that takes its operand in either order."""
+    def _read(self, eqn: JaxprEqn, same: Mapping[Any, Any], turned: Dims) -> list[JaxprEqn]:
+        """An equation that takes its operands in either order."""
+        operand, *others = (same[a] for a in eqn.invars)
         if eqn.primitive is not lax.rev_p:
-            return [eqn.replace(invars=[operand])]
+            return [eqn.replace(invars=[operand, *others])]
         dims = turned ^ _reversed_dims(eqn)
         if dims:
             return [_reverse(eqn, operand, eqn.outvars[0], dims)]
         if eqn.outvars[0] is operand:
             return []
         return [_jax.new_eqn(lax.copy_p, [operand], eqn.outvars, {}, eqn)]
+
+
+def _cost(atom: Any, dims: Dims) -> int:
+    """What it costs to reverse some dims."""
+    return math.prod(shape_of(atom)) * itemsize_of(atom) * len(dims) + bool(dims)
 
 
 def _reverse(source: JaxprEqn, operand: Any, result: Var, dims: Dims) -> JaxprEqn:

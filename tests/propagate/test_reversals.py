@@ -1,5 +1,6 @@
 """Reversals that undo each other through element-wise work: nothing sent, the same numbers."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -97,6 +98,61 @@ def with_own_transpose_both(x: Any) -> Any:
     return jnp.flip(jnp.sin(y) + y.T)
 
 
+def row_sums(x: Any) -> Any:
+    """A reduction over columns, of rows from the last: its result is reversed, which is smaller."""
+    return jnp.flip(x, 0).sum(1)
+
+
+def half_summed(x: Any) -> Any:
+    """Of two reversed dims one is reduced."""
+    return jnp.exp(jnp.flip(x)).max(1)
+
+
+def projected(x: Any) -> Any:
+    return jnp.flip(x, 0) @ jnp.arange(float(x.shape[1]))
+
+
+def inner(x: Any) -> Any:
+    """Both operands are reversed in what is summed over."""
+    return jnp.flip(x, 0).T @ jnp.flip(x * x, 0)
+
+
+def inner_reversed(x: Any) -> Any:
+    """And one in another dim as well."""
+    return jnp.flip(x).T @ jnp.flip(x * x, 0)
+
+
+def inner_read_twice(x: Any) -> Any:
+    y = jnp.flip(x)
+    return y.T @ jnp.flip(x * x, 0), y
+
+
+def best_column(x: Any) -> Any:
+    return jnp.argmax(jnp.flip(x, 0), 1), jnp.argmax(jnp.flip(x, 0).sum(1))
+
+
+def in_steps_of_a_loop(x: Any) -> Any:
+    """Half of what is reversed outside would be reversed in every step."""
+    y = jnp.flip(x)
+    return lax.fori_loop(0, 3, lambda i, c: c + jnp.sin(y).max(1) * i, jnp.zeros(x.shape[0]))
+
+
+def odd_bits(x: Any) -> Any:
+    return lax.reduce_xor(jnp.flip(x > 0, 0), (0,))
+
+
+SUMMED = [
+    row_sums,
+    half_summed,
+    projected,
+    inner,
+    inner_reversed,
+    inner_read_twice,
+    best_column,
+    in_steps_of_a_loop,
+    odd_bits,
+]
+
 NOTHING = [
     around,
     gradient,
@@ -190,7 +246,30 @@ def test_what_goes_the_other_way_sends_no_more(turned, straight) -> None:
     assert sent[0].wire_bytes <= sent[1].wire_bytes
 
 
-@pytest.mark.parametrize("function", NOTHING + SOME + DIRECTED, ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    ("turned", "straight"),
+    [
+        (row_sums, lambda x: x.sum(1)),
+        (half_summed, lambda x: jnp.exp(x).max(1)),
+        (projected, lambda x: x @ jnp.arange(64.0)),
+        (inner, lambda x: x.T @ (x * x)),
+        (inner_reversed, lambda x: x.T @ (x * x)),
+    ],
+    ids=["sums", "maxima", "product with a vector", "product", "product, reversed in another dim"],
+)
+def test_what_is_summed_moves_after(turned, straight) -> None:
+    """No more is sent than for what is not reversed, but for the result."""
+    mesh = jax.make_mesh((8,), ("x",))
+    x = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    ours, other = [
+        mw.jit(f, mesh=mesh, in_shardings=P("x"), out_shardings=P("x")).partition(x)
+        for f in (turned, straight)
+    ]
+    of_a_part = math.prod(ours.jaxpr.out_avals[0].shape) * 4
+    assert ours.wire_bytes <= other.wire_bytes + of_a_part
+
+
+@pytest.mark.parametrize("function", NOTHING + SOME + SUMMED + DIRECTED, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("spec", [P("x"), P(None, "x"), P("x", "y")], ids=str)
 @pytest.mark.parametrize("shape", [(8, 12), (7, 9)], ids=str)
 def test_numbers(function: Callable[..., Any], spec: P, shape: tuple[int, int]) -> None:
