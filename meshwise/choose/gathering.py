@@ -49,17 +49,28 @@ def gathered_once(best: Found, limits: Limits) -> tuple[Found, float] | None:
 
 
 def _exchanges_all(best: Found, node: Node) -> bool:
-    """Whether a node of little work sends about all that it reads, or this or its result moves.
+    """Whether a node of little work sends about all that it reads, or has a part of one that does.
 
     What takes rows from beside, or sums of those before, sends little of it.
     """
-    graph, placed = best.search.graph, best.search.placed[node.index]
-    if not _might_exchange(graph, node):
+    if not _might_exchange(best.search.graph, node):
         return False
-    if any(_moved(*edge) for var in _around(node) for edge in _edges(best, var)):
-        return True
+    return _sends_all(best, node) or _is_part(best, node)
+
+
+def _sends_all(best: Found, node: Node) -> bool:
+    """Whether a node itself sends about all that it reads, and has no other dim for its axes.
+
+    XLA's partitioner, too, moves them to one that every row has to itself.
+    """
+    graph, placed = best.search.graph, best.search.placed[node.index]
+    axes = placed.strategy.axes
+    moved = graph.mesh.size([a for f in node.rule.permuted for a in axes[f]])
+    others = {f for dims in node.rule.operands for own in dims for f in own} - node.rule.permuted
+    if any(node.rule.sizes[f] >= moved and not axes[f] for f in others):
+        return False
     runs = max(graph.program.runs[member.equation] for member in node.members)
-    exchanges = exchanges_of(graph, node, placed.strategy.axes, leaves_turned=True) or ()
+    exchanges = exchanges_of(graph, node, axes, leaves_turned=True) or ()
     sent = sum(times * one.wire_bytes for times, one in exchanges) / max(runs, 1)
     values = [graph.values[var] for var in node.operands]
     held = sum(
@@ -68,6 +79,29 @@ def _exchanges_all(best: Found, node: Node) -> bool:
         if not value.remade
     )
     return sent >= ABOUT_ALL * held > 0
+
+
+def _is_part(best: Found, node: Node) -> bool:
+    """Whether axes go to another dim between a node and one like it, with a turn in between.
+
+    So a transform along several dims is written, of which some are sharded: one along each.
+    """
+    graph = best.search.graph
+    for turn in _beside(graph, node):
+        if turn.own_flops or turn.rule.permuted:
+            continue
+        others = [n for n in _beside(graph, turn) if n is not node and _might_exchange(graph, n)]
+        edges = (edge for var in _around(turn) for edge in _edges(best, var))
+        if others and any(_moved(*edge) for edge in edges):
+            return True
+    return False
+
+
+def _beside(graph: Graph, node: Node) -> list[Node]:
+    """The nodes that read what a node makes, or make what it reads."""
+    found = [graph.values[var].maker for var in node.operands]
+    found += [user for var in node.results for user, _ in graph.values[var].uses]
+    return [graph.nodes[index] for index in found if index is not None]
 
 
 def _before(best: Found, nodes: Set[int]) -> set[int]:

@@ -3,11 +3,11 @@
 The gradient of what reverses a dim reverses it back, and between the two every element is mostly
 treated alone. Reversing a sharded dim sends all of it, so what is computed between two reversals
 is computed of what lies as it lay, and two that reverse different dims are one that reverses both.
-A reduction over reversed dims reads them in any order, a product with both operands reversed in what
-it sums over too, and a transpose between two reversals turns them into others: the gradient of a
-quarter turn reverses nothing. What goes along a dim goes the other way (`directed.py`): sums from the
-last element on, a convolution with the kernel reversed. Along other dims than it sums over, it is
-what is summed that is reversed, which is smaller: `flip(x, 0).sum(1)` is `flip(x.sum(1))`.
+A reduction over reversed dims reads them in any order, a product with both operands reversed in
+what it sums over too, and a transpose between two reversals turns them into others: the gradient of
+a quarter turn reverses nothing. What goes along a dim goes the other way (`directed.py`): sums from
+the last element on, a convolution with the kernel reversed. Along other dims than it sums over it
+is what is summed that is reversed, which is smaller: `flip(x, 0).sum(1)` is `flip(x.sum(1))`.
 Nothing is computed twice: equations that read each other are turned together, where that leaves
 less to reverse around them.
 """

@@ -1,4 +1,4 @@
-"""Transforms that would exchange again and again: what they are of is gathered once."""
+"""Transforms and sorts that would exchange again and again: what they are of is gathered once."""
 
 import jax
 import jax.numpy as jnp
@@ -46,6 +46,19 @@ def whirled(w):
     return jnp.fft.irfft2(f - 0.01 * jnp.fft.rfft2(carried) - 0.01 * square * f)
 
 
+def in_order(x):
+    for _ in range(3):
+        x = jnp.sin(3 * jnp.sort(x))
+    return x
+
+
+def in_order_both_ways(x):
+    """Rows are whole where columns are in order, and the other way round: each has room to move."""
+    for _ in range(6):
+        x = jnp.sin(3 * jnp.sort(jnp.sort(x, 0), 1))
+    return x
+
+
 # The function, shapes, specs of arguments, of the result, the mesh, and the bytes that are sent.
 CASES = {
     "there and back, exchanged": (there_and_back, [(4096,)], [P("x")], P("x"), N8, 13664),
@@ -65,6 +78,15 @@ CASES = {
         P("x"),
         N8,
         7 / 8 * 4096 * 4,
+    ),
+    "sorted again and again": (in_order, [(4096,)], [P("x")], P("x"), N8, 7 / 8 * 4096 * 4),
+    "sorted along rows and columns": (
+        in_order_both_ways,
+        [(64, 64)],
+        [P("x")],
+        P("x"),
+        N8,
+        12 * 7 / 64 * 64 * 64 * 4,
     ),
     "in two dims, rows": (whirled, [(64, 64)], [P("x")], P("x"), N8, 7 / 8 * 64 * 64 * 4),
     "in two dims, columns": (
