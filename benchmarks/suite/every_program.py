@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from benchmarks.suite.program import Program
 from benchmarks.suite.programs import (
+    again,
     control_flow,
     convolution,
     indexing,
@@ -37,6 +38,7 @@ PROGRAMS: tuple[Program, ...] = (
     *numerics.TABLE,
     *reductions.TABLE,
     *meeting.TABLE,
+    *again.TABLE,
 )
 
 
