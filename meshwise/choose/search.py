@@ -235,16 +235,18 @@ class Search:
     def _carried(self, node: Node, axes: DimAxes) -> Axes:
         if not node.carries:
             return ()
+        values = [self.graph.values[node.operands[k]] for k in node.carries - node.adopts]
+        values = [v for v in values if v.var not in self.graph.carries.adopting]
+        sources = [self.produced(v) for v in values]
+        used = {a for factor in axes for a in factor}
+        if len(values) == 1 and any(not used.issuperset(own) for own in sources[0].dims):
+            return ()  # what is to be gathered is reduced before: terms of a sum are no smaller
         common: set[str] | None = None
-        for operand in node.carries - node.adopts:
-            value = self.graph.values[node.operands[operand]]
-            if value.var in self.graph.carries.adopting:
-                continue
-            source = self.produced(value)
+        for value, source in zip(values, sources, strict=True):
             is_sum = source.reduction is Reduction.SUM and not value.remade
             own = set(source.unreduced) if is_sum else set()
             common = own if common is None else common & own
-        used = {a for factor in axes for a in factor}.union(self._scattered[node.index])
+        used |= self._scattered[node.index]
         return tuple(sorted((common or set()) - used))
 
     def most_saved(self, node: Node) -> float:

@@ -219,6 +219,14 @@ CASES = {
         N8,
         [("all_gather", "d", (8, 256)), ("all_gather", "d", (32,)), ("all_gather", "d", (32, 64))],
     ),
+    "a sum that is reversed and wanted whole is reduced before it is gathered": (
+        lambda x: jnp.rot90(x, 2).sum(0),
+        (f32(64, 512),),
+        (P("x", "y"),),
+        P(),
+        N24,
+        [("all_reduce", "x", (128,)), ("all_gather", "y", (128,))],
+    ),
     "an unused gather is not made": (
         lambda x: mw.shard(x, P()) * 0 + 1,
         (X,),
