@@ -22,7 +22,7 @@ from meshwise.rules.registry import OpRule
 DRIVERS = ("descend", "gspmd")
 
 # So many times less is worth it that values lie otherwise throughout.
-LESS = 1.05
+LESS = 1.03
 
 
 def choose(
