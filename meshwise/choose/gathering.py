@@ -29,8 +29,10 @@ def gathered_once(best: Found, limits: Limits) -> tuple[Found, float] | None:
     None where these are no fewer than the plan's, or seconds are a machine's.
     """
     graph = best.search.graph
+    if not graph.hardware.least_bytes:
+        return None
     exchanging = {node.index for node in graph.nodes if _exchanges_all(best, node)}
-    if not exchanging or not graph.hardware.least_bytes:
+    if not exchanging:
         return None
     gathering = exchanging | _before(best, exchanging)
     whole = gathering | _after(graph, exchanging)

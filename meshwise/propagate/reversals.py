@@ -287,7 +287,9 @@ class _Turned:
 
     def _is_read_as_it_was(self, value: Var) -> bool:
         others = len(self._outside(value)) > len(self._leaving(value))
-        return others or value in self.view.results
+        inside = (i for i in self.view.readers[value] if i in self._inside)
+        both = any(a is value and not dims for i in inside for a, dims in self._operands(i))
+        return others or both or value in self.view.results
 
     @cached_property
     def more(self) -> int:

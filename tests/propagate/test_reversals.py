@@ -141,7 +141,14 @@ def odd_bits(x: Any) -> Any:
     return lax.reduce_xor(jnp.flip(x > 0, 0), (0,))
 
 
+def with_itself(x: Any) -> Any:
+    """One operand's rows are reversed, and not those of the other one, which is the same."""
+    y = jnp.sin(jnp.flip(x[:7, :7], 0))
+    return jnp.flip(y @ y, 0)
+
+
 SUMMED = [
+    with_itself,
     row_sums,
     half_summed,
     projected,
