@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
+from benchmarks.suite.programs.again import dispersed, in_order, whirled
 
 N8, N24 = AbstractMesh((8,), ("x",)), AbstractMesh((2, 4), ("x", "y"))
 
@@ -17,39 +17,9 @@ def there_and_back(u):
     return jnp.fft.irfft(jnp.fft.rfft(u))
 
 
-def dispersed(u):
-    """Four steps of a wave whose derivatives are taken among frequencies."""
-    n = u.shape[0]
-    k = jnp.fft.rfftfreq(n) * n
-
-    def step(f, _):
-        square = jnp.fft.rfft(jnp.fft.irfft(f) ** 2)
-        return f - 1e-4 * (3j * k * square - 1j * k**3 * f / 1e6), None
-
-    return jnp.fft.irfft(lax.scan(step, jnp.fft.rfft(u), None, length=4)[0])
-
-
 def filtered(u, h):
     n = 2 * u.shape[0]
     return jnp.fft.irfft(jnp.fft.rfft(u, n) * jnp.fft.rfft(h, n), n)[: u.shape[0]]
-
-
-def whirled(w):
-    """A step of vorticity in two dims."""
-    n = w.shape[0]
-    k = jnp.fft.fftfreq(n) * n
-    kx, ky = k[:, None], k[None, : n // 2 + 1]
-    square = jnp.where(kx**2 + ky**2 == 0, 1, kx**2 + ky**2)
-    f = jnp.fft.rfft2(w)
-    u, v = jnp.fft.irfft2(1j * ky * f / square), jnp.fft.irfft2(-1j * kx * f / square)
-    carried = u * jnp.fft.irfft2(1j * kx * f) + v * jnp.fft.irfft2(1j * ky * f)
-    return jnp.fft.irfft2(f - 0.01 * jnp.fft.rfft2(carried) - 0.01 * square * f)
-
-
-def in_order(x):
-    for _ in range(3):
-        x = jnp.sin(3 * jnp.sort(x))
-    return x
 
 
 def in_order_both_ways(x):
