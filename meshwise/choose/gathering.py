@@ -9,15 +9,14 @@ us: where gathering once sends less than the plan, what is found from there on b
 
 from collections.abc import Set
 
-from meshwise._jax import Var
 from meshwise.choose.found import Found, copies_of, descended, total_seconds
 from meshwise.choose.graph import Graph
-from meshwise.choose.limits import Limits, fixed_axes, is_light
+from meshwise.choose.limits import Limits, fixed_axes, is_light, read_bytes
 from meshwise.choose.pricing import exchanges_of
 from meshwise.choose.regions import Node
 from meshwise.choose.search import Search
 from meshwise.choose.tree import IMPOSSIBLE, Edge
-from meshwise.ir.sharding import DimAxes, Sharding, local_bytes
+from meshwise.ir.sharding import DimAxes, Sharding
 
 # Of what a device reads, as good as all.
 ABOUT_ALL = 0.5
@@ -34,7 +33,7 @@ def gathered_once(best: Found, limits: Limits) -> tuple[Found, float] | None:
     exchanging = {node.index for node in graph.nodes if _exchanges_all(best, node)}
     if not exchanging:
         return None
-    gathering = exchanging | _before(best, exchanging)
+    gathering = _with_before(best, exchanging)
     whole = gathering | _after(graph, exchanging)
     moving = _moving(best, whole)
     whole = _without_sharded(best, whole, moving, gathering)
@@ -65,22 +64,14 @@ def _sends_all(best: Found, node: Node) -> bool:
 
     XLA's partitioner, too, moves them to one that every row has to itself.
     """
-    graph, placed = best.search.graph, best.search.placed[node.index]
-    axes = placed.strategy.axes
+    graph, axes = best.search.graph, best.search.placed[node.index].strategy.axes
     moved = graph.mesh.size([a for f in node.rule.permuted for a in axes[f]])
     others = {f for dims in node.rule.operands for own in dims for f in own} - node.rule.permuted
     if any(node.rule.sizes[f] >= moved and not axes[f] for f in others):
         return False
-    runs = max(graph.program.runs[member.equation] for member in node.members)
     exchanges = exchanges_of(graph, node, axes, leaves_turned=True) or ()
-    sent = sum(times * one.wire_bytes for times, one in exchanges) / max(runs, 1)
-    values = [graph.values[var] for var in node.operands]
-    held = sum(
-        local_bytes(value.shape, value.itemsize, sharding, graph.mesh)
-        for value, sharding in zip(values, placed.operands, strict=True)
-        if not value.remade
-    )
-    return sent >= ABOUT_ALL * held > 0
+    sent = sum(one.wire_bytes for _, one in exchanges)
+    return sent >= ABOUT_ALL * read_bytes(graph, node, axes) > 0
 
 
 def _is_part(best: Found, node: Node) -> bool:
@@ -90,37 +81,39 @@ def _is_part(best: Found, node: Node) -> bool:
     """
     graph = best.search.graph
     for turn in _beside(graph, node):
-        if turn.own_flops or turn.rule.permuted:
-            continue
-        others = [n for n in _beside(graph, turn) if n is not node and _might_exchange(graph, n)]
-        edges = (edge for var in _around(turn) for edge in _edges(best, var))
-        if others and any(_moved(*edge) for edge in edges):
-            return True
+        if _only_turns(turn) and any(_moved(*edge) for edge in _edges(best, turn)):
+            others = (other for other in _beside(graph, turn) if other is not node)
+            if any(_might_exchange(graph, other) for other in others):
+                return True
     return False
 
 
 def _beside(graph: Graph, node: Node) -> list[Node]:
     """The nodes that read what a node makes, or make what it reads."""
-    found = [graph.values[var].maker for var in node.operands]
-    found += [user for var in node.results for user, _ in graph.values[var].uses]
+    makers = [graph.values[var].maker for var in node.operands]
+    found = [*makers, *sorted(_readers(graph, node))]
     return [graph.nodes[index] for index in found if index is not None]
 
 
-def _before(best: Found, nodes: Set[int]) -> set[int]:
-    """What only these nodes read, if it takes no more to gather what it is of.
+def _readers(graph: Graph, node: Node) -> set[int]:
+    """The nodes that read what a node makes."""
+    return {user for var in node.results for user, _ in graph.values[var].uses}
+
+
+def _with_before(best: Found, nodes: Set[int]) -> set[int]:
+    """Some nodes, and what only these read, if it takes no more to gather what it is of.
 
     That is what is only turned, and what might be exchanged but is not: a transform along several
     dims is one along each in turn. And what is made of values that every device has.
     """
-    graph, found = best.search.graph, set[int]()
+    graph, found = best.search.graph, set(nodes)
     for node in reversed(graph.nodes):
-        users = {user for var in node.results for user, _ in graph.values[var].uses}
-        if not users or not users <= nodes | found or not _may_be_whole(graph, node):
+        readers = _readers(graph, node)
+        if not readers or not readers <= found or not _may_be_whole(graph, node):
             continue
         read = [best.search.produced(graph.values[v]) for v in node.operands]
-        is_turned = not node.own_flops and not node.rule.permuted
         is_held = not any(sharding.used_axes for sharding in read)
-        if is_turned or is_held or _might_exchange(graph, node):
+        if is_held or _only_turns(node) or _might_exchange(graph, node):
             found.add(node.index)
     return found
 
@@ -130,9 +123,8 @@ def _after(graph: Graph, nodes: Set[int]) -> set[int]:
     found: set[int] = set()
     waiting = sorted(nodes)
     while waiting:
-        made = graph.nodes[waiting.pop()].results
-        users = {user for var in made for user, _ in graph.values[var].uses} - found
-        new = [user for user in sorted(users) if _may_be_whole(graph, graph.nodes[user])]
+        readers = _readers(graph, graph.nodes[waiting.pop()]) - found
+        new = [reader for reader in sorted(readers) if _may_be_whole(graph, graph.nodes[reader])]
         found.update(new)
         waiting += new
     return found
@@ -150,7 +142,7 @@ def _moving(best: Found, nodes: Set[int]) -> frozenset[str]:
     for index in nodes:
         node, axes = best.search.graph.nodes[index], best.search.placed[index].strategy.axes
         found.update(a for f in node.rule.permuted for a in axes[f])
-        for source, target in (edge for var in _around(node) for edge in _edges(best, var)):
+        for source, target in _edges(best, node):
             dims = zip(source.dims, target.dims, strict=True)
             found.update(a for before, after in dims for a in set(before) - set(after))
     return frozenset(found)
@@ -170,20 +162,22 @@ def _without_sharded(
         outside = [v for v in map(graph.values.__getitem__, node.operands) if v.maker not in left]
         if any(not v.remade and axes & best.search.produced(v).used_axes for v in outside):
             left.discard(index)
-            waiting += [user for var in node.results for user, _ in graph.values[var].uses]
+            waiting += _readers(graph, node)
     return left
-
-
-def _around(node: Node) -> tuple[Var, ...]:
-    return (*node.operands, *node.results)
 
 
 def _might_exchange(graph: Graph, node: Node) -> bool:
     return bool(node.own_flops and node.rule.permuted) and is_light(graph, node)
 
 
-def _edges(best: Found, var: Var) -> tuple[Edge, ...]:
-    return best.copies[var][1] if var in best.copies else ()
+def _only_turns(node: Node) -> bool:
+    return not node.own_flops and not node.rule.permuted
+
+
+def _edges(best: Found, node: Node) -> list[Edge]:
+    """The reshards of what a node touches."""
+    around = [value.var for value in best.search.around(node)]
+    return [edge for var in around if var in best.copies for edge in best.copies[var][1]]
 
 
 def _moved(source: Sharding, target: Sharding) -> frozenset[str]:

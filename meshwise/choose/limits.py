@@ -168,18 +168,21 @@ def _exchanged_where_worth(graph: Graph, node: Node, axes: DimAxes) -> DimAxes:
     if whole == axes:
         return axes
 
-    def held(option: DimAxes) -> int:
-        read = zip(map(graph.values.__getitem__, node.operands), node.rule.operands, strict=True)
-        return sum(
-            local_bytes(v.shape, v.itemsize, sharding_of(dims_sharding(dims, option)), graph.mesh)
-            for v, dims in read
-            if not v.remade
-        )
-
     sent = exchanges_of(graph, node, axes)
     exchanged = math.inf if sent is None else sum(one.wire_bytes for _, one in sent)
     most = TWICE * exchanged if graph.hardware.least_bytes else exchanged
-    return whole if held(whole) - held(axes) < most else axes
+    gathered = read_bytes(graph, node, whole) - read_bytes(graph, node, axes)
+    return whole if gathered < most else axes
+
+
+def read_bytes(graph: Graph, node: Node, axes: DimAxes) -> int:
+    """Bytes that a device holds of what a node reads, but for what every device can make."""
+    read = zip(map(graph.values.__getitem__, node.operands), node.rule.operands, strict=True)
+    return sum(
+        local_bytes(v.shape, v.itemsize, sharding_of(dims_sharding(dims, axes)), graph.mesh)
+        for v, dims in read
+        if not v.remade
+    )
 
 
 def _summed_as_held(node: Node, axes: DimAxes, held: Sequence[DimAxes | None]) -> DimAxes:

@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations, product
+from itertools import product
 from typing import Any
 
 from jax import lax
@@ -50,7 +50,7 @@ def _with_fewer(program: Program, rules: Sequence[OpRule]) -> Program:
     for eqn in program.equations:
         dims = _reversed_dims(eqn)
         seeds = (eqn.outvars[0], eqn.invars[0]) if dims else ()
-        parts = (dims, *map(frozenset, combinations(dims, 1))) if len(dims) > 1 else (dims,)
+        parts = dict.fromkeys((dims, *(frozenset({d}) for d in sorted(dims))))
         for seed, part, transposed in product(seeds, parts, (False, True)):
             turned = _Turned(view, *view.around(seed, part, transposed))
             if turned.is_sound and turned.more < 0:
@@ -358,9 +358,10 @@ class _Turned:
 
     def _read(self, eqn: JaxprEqn, same: Mapping[Any, Any], turned: Dims) -> list[JaxprEqn]:
         """An equation that takes its operands in either order."""
-        operand, *others = (same[a] for a in eqn.invars)
+        operands = [same[a] for a in eqn.invars]
         if eqn.primitive is not lax.rev_p:
-            return [eqn.replace(invars=[operand, *others])]
+            return [eqn.replace(invars=operands)]
+        (operand,) = operands
         dims = turned ^ _reversed_dims(eqn)
         if dims:
             return [_reverse(eqn, operand, eqn.outvars[0], dims)]
