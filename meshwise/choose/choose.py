@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from meshwise.choose.found import Found, copies_of, descended, total_seconds
 from meshwise.choose.gathering import gathered_once
-from meshwise.choose.graph import Graph, build_graph, is_remade
+from meshwise.choose.graph import Graph, build_graph
 from meshwise.choose.limits import Limits, limits_of
 from meshwise.choose.plan import EquationPlan, Plan
 from meshwise.choose.pricing import turned_along, work_seconds
@@ -145,5 +145,4 @@ def _equation_plan(search: Search, index: int) -> EquationPlan:
     turned = turned_along(graph, own_node, search.placed[own_node.index].strategy.axes)
     made = [result_sharding(rule, strategy, i) for i in range(len(eqn.outvars))]
     results = tuple(unreduced(s.dims, s.unreduced, s.reduction, turned) for s in made)
-    remade = is_remade(graph.program, graph.rules, own_node)
-    return EquationPlan(strategy, operands, results, remade)
+    return EquationPlan(strategy, operands, results, index in graph.remade)

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from meshwise._jax import Literal, Var
 from meshwise.choose.carries import Carries, find_carries
 from meshwise.choose.regions import Member, Node, build_nodes
+from meshwise.choose.remade import remade_equations
 from meshwise.cost.hardware import Hardware
 from meshwise.ir.bodies import Path, paths, places_to_read
 from meshwise.ir.mesh import Mesh
@@ -25,8 +26,8 @@ class Value:
     """One value: who makes it, who wants it, and how large it is.
 
     fixed: its sharding where no node decides it (inputs, constants);
-    remade: it has no tensor operands (an iota, a broadcast scalar, random bits), so each device
-        computes whichever part is wanted, and no sharding of it costs anything;
+    remade: each device computes whichever part is wanted, and no sharding of it costs anything
+        (`remade.py`);
     uses: (node, operand position); returned: shardings in which the program returns it;
     trips: how often it is made in a call on average, and with it what is made of it;
     read_in: for each of its uses the bodies that it is read in, seen from where it is made; None
@@ -50,17 +51,20 @@ class Value:
 class Graph:
     """What is to be decided, and the figures to decide it by.
 
-    `nodes_of` gives for each equation the nodes it is in, and its part there. `alike` numbers the
-    nodes so that those of repeated layers have the same number: the same strategies of them cost
-    the same where their values lie alike. `at_home` are, for each equation of a node, the axes over
-    which every device has all that moves in it, so that nothing is sent for it (`partition/
-    at_home.py`). `known` is what was worked out for one of several that are alike.
+    `remade` are the equations that each device computes for itself, and of how many elements
+    (`remade.py`); `nodes_of` gives for each equation the nodes it is in, and its part there.
+    `alike` numbers the nodes so that those of repeated layers have the same number: the same
+    strategies of them cost the same where their values lie alike. `at_home` are, for each equation
+    of a node, the axes over which every device has all that moves in it, so that nothing is sent
+    for it (`partition/at_home.py`). `known` is what was worked out for one of several that are
+    alike.
     """
 
     program: Program
     mesh: Mesh
     rules: Sequence[OpRule]
     carries: Carries
+    remade: Mapping[int, int]
     nodes: list[Node]
     values: dict[Var, Value]
     in_shardings: tuple[Sharding, ...]
@@ -93,7 +97,8 @@ def build_graph(
 ) -> Graph:
     """The cost graph of a completed program."""
     carries = find_carries(program, rules)
-    nodes = build_nodes(program, rules, carries, completion.dims)
+    remade = remade_equations(program, rules, carries, completion.dims)
+    nodes = build_nodes(program, rules, carries, completion.dims, remade)
     in_shardings = tuple(
         Sharding(_filled(hint, completion.dims[var]))
         for var, hint in zip(program.inputs, program.in_hints, strict=True)
@@ -102,7 +107,7 @@ def build_graph(
         _out_sharding(var, hint, completion)
         for var, hint in zip(program.outputs, program.out_hints, strict=True)
     )
-    values = _values(program, rules, nodes, in_shardings, out_shardings)
+    values = _values(program, remade, nodes, in_shardings, out_shardings)
     nodes_of: dict[int, tuple[tuple[int, Member], ...]] = {}
     for node in nodes:
         for member in node.members:
@@ -113,6 +118,7 @@ def build_graph(
         program.mesh,
         rules,
         carries,
+        remade,
         nodes,
         values,
         in_shardings,
@@ -191,7 +197,7 @@ def _out_sharding(var: Var | Literal, hint: Hint | None, completion: Completion)
 
 def _values(
     program: Program,
-    rules: Sequence[OpRule],
+    remade: Mapping[int, int],
     nodes: Sequence[Node],
     in_shardings: Sequence[Sharding],
     out_shardings: Sequence[Sharding],
@@ -209,9 +215,9 @@ def _values(
     for var in program.jaxpr.jaxpr.constvars:
         add(var, None, 0, replicated(len(shape_of(var))), False)
     for node in nodes:
-        remade = is_remade(program, rules, node)
+        is_remade = node.members[0].equation in remade
         for result, var in enumerate(node.results):
-            add(var, node.index, result, None, remade)
+            add(var, node.index, result, None, is_remade)
     for node in nodes:
         for operand, var in enumerate(node.operands):
             values[var].uses.append((node.index, operand))
@@ -246,13 +252,3 @@ def _note_branches(
         found = [read[node, var] for node, _ in value.uses]
         if any(body.branches > 1 for each in found for path in each for body in path):
             value.read_in = found
-
-
-def is_remade(program: Program, rules: Sequence[OpRule], node: Node) -> bool:
-    """A single equation without placed operands, whose result any device can make any part of."""
-    first, *others = node.members
-    if others or any(node.rule.operands) or not node.rule.sizes:
-        return False
-    rule, eqn = rules[first.equation], program.equations[first.equation]
-    splits = not (rule.opaque or node.rule.whole or node.rule.permuted or node.rule.compound)
-    return splits and not eqn.effects and not node.carries

@@ -116,8 +116,8 @@ def _work_limits(graph: Graph) -> list[float]:
     limits = []
     for node in graph.nodes:
         held = everywhere.issuperset(node.operands)
-        element_wise = node.is_region and not _is_of_pairs(graph, node)
-        free = element_wise or (held and is_light(graph, node))
+        of_pairs = node.is_region and _is_of_pairs(graph, node)
+        free = not of_pairs and (node.is_region or (held and is_light(graph, node)))
         once = all(graph.program.trips[m.equation] == 1 for m in node.members)
         given = tuple([hinted.get(v) if once else None for v in node.operands])
         key = "work", graph.alike[node.index], tuple(nominal(graph, node)), given
@@ -213,15 +213,24 @@ def _is_of_pairs(graph: Graph, node: Node) -> bool:
     """Whether a region computes with more elements than there are in what enters or leaves it.
 
     Then it is work like a product's: forces between all particles, distances from all centres.
+    What each device makes for itself, of fewer elements, it makes where that is read.
     """
     outside = [v for v in node.operands if graph.values[v].maker != node.index]
     for var in node.results:
         value = graph.values[var]
         if value.returned or any(user != node.index for user, _ in value.uses):
             outside.append(var)
-    most = max((math.prod(graph.values[v].shape) for v in outside), default=0)
+    most = max((_made_of(graph, graph.values[v]) for v in outside), default=0)
     inside = (math.prod(node.rule.sizes[f] for f in {*m.factors} - {-1}) for m in node.members)
     return max(inside) > most > 0
+
+
+def _made_of(graph: Graph, value: Value) -> int:
+    """How many elements a value has, or what it is made of wherever it is read."""
+    own = math.prod(value.shape)
+    if value.maker is None or not value.remade:
+        return own
+    return graph.remade[graph.nodes[value.maker].members[0].equation]
 
 
 def is_light(graph: Graph, node: Node) -> bool:

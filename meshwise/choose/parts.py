@@ -46,7 +46,9 @@ def _components(factors: FactorRule, carry: Carry) -> list[frozenset[int]]:
     return [a for a, _ in own if a] or [everything]
 
 
-def parts_of(program: Program, index: int, rule: OpRule, carry: Carry) -> list[Part]:
+def parts_of(
+    program: Program, index: int, rule: OpRule, carry: Carry, may_join: bool
+) -> list[Part]:
     """An equation's parts; tensors without factors go with the first."""
     factors = rule.factors
     sets = [frozenset(f for dim in t for f in dim) for t in (*factors.operands, *factors.results)]
@@ -63,7 +65,7 @@ def parts_of(program: Program, index: int, rule: OpRule, carry: Carry) -> list[P
         placed = sum(bool(factors.operands[t]) for t in operands)
         alike = placed == 1 if reduces else placed > 0
         free = bool(results) and not is_hint and not rule.opaque
-        joins = alike and free and not special
+        joins = may_join and alike and free and not special
         longer = _lengthens(program.equations[index], operands, results) if joins else 0
         parts.append(Part(index, component, operands, results, joins, reduces, free, longer))
     return parts

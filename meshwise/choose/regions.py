@@ -16,7 +16,7 @@ What a loop carries along is one value before, in and after the loop: its marks 
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -69,13 +69,21 @@ class Node:
 
 
 def build_nodes(
-    program: Program, rules: Sequence[OpRule], carried: Carries, lying: Mapping[Var, DimAxes]
+    program: Program,
+    rules: Sequence[OpRule],
+    carried: Carries,
+    lying: Mapping[Var, DimAxes],
+    remade: Collection[int],
 ) -> list[Node]:
     """The nodes of a program's cost graph, in the order of their first equations.
 
-    `lying` says how completion has values lie.
+    `lying` says how completion has values lie; equations `remade` are nodes of their own.
     """
-    parts = [p for i, rule in enumerate(rules) for p in parts_of(program, i, rule, carried[i])]
+    parts = [
+        part
+        for index, rule in enumerate(rules)
+        for part in parts_of(program, index, rule, carried[index], index not in remade)
+    ]
     groups = joined_groups(program, rules, parts, carried, lying)
     members: dict[int, list[int]] = defaultdict(list)
     for k in range(len(parts)):

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from itertools import zip_longest
 
+from meshwise._jax import JaxprEqn
 from meshwise.cost.steps import LITERAL, Step, Steps
 from meshwise.cost.work import updates_operand
 from meshwise.rules.registry import OpRule
@@ -60,11 +61,11 @@ def role_of(step: Step, rule: OpRule | None, steps: Steps) -> Role:
     name = step.eqn.primitive.name
     if rule is None:
         return Role.ALONE
-    if name in _VIEWS:
+    if is_view(step.eqn):
         return Role.THROUGH
     if _is_reduction(step) or name == "dynamic_update_slice":
         return Role.END
-    if name in _JOINING or _is_elementwise(rule, step):
+    if name in _JOINING or is_elementwise(step.eqn, rule):
         small = all(steps.values[v].elements <= 1 for v in step.writes)
         return Role.THROUGH if small else Role.MAP
     return Role.ALONE
@@ -75,12 +76,17 @@ def _is_reduction(step: Step) -> bool:
     return name == "reduce" or (name.startswith(("reduce_", "arg")) and "axes" in step.eqn.params)
 
 
-def _is_elementwise(rule: OpRule, step: Step) -> bool:
+def is_view(eqn: JaxprEqn) -> bool:
+    """Whether each element of the result is one of the operand, or its own place."""
+    return eqn.primitive.name in _VIEWS
+
+
+def is_elementwise(eqn: JaxprEqn, rule: OpRule) -> bool:
     """Whether each element of the results comes of the same elements of the operands."""
     factors = rule.factors
     if rule.opaque or factors.reductions or factors.whole or factors.permuted:
         return False
-    if "twin" in step.eqn.params or not factors.results:
+    if "twin" in eqn.params or not factors.results:
         return False
     dims = factors.results[0]
     return all(other == dims for other in factors.results) and all(

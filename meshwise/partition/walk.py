@@ -23,7 +23,7 @@ from meshwise.cost.hardware import Hardware
 from meshwise.ir.factors import FactorRule, Strategy, operand_sharding
 from meshwise.ir.per_device import Reason, reason_scope
 from meshwise.ir.program import itemsize_of, shape_of, type_of
-from meshwise.ir.sharding import Sharding, local_bytes
+from meshwise.ir.sharding import Sharding, local_bytes, replicated
 from meshwise.partition.hoist import LoopRead
 from meshwise.partition.padding import mask_operands
 from meshwise.reshard.emit import all_reduce, apply_steps
@@ -125,7 +125,7 @@ def copy_of(walk: Walk, atom: Any, sharding: Sharding, user: JaxprEqn | None) ->
     if maker is not None and is_remade and not sharding.unreduced:
         walk.copies[atom, sharding] = _remake(walk, atom, maker, sharding)
         return walk.copies[atom, sharding]
-    source = sharding.reduced if is_remade else walk.sources[atom, sharding]
+    source = sharding.reduced if is_remade else _source(walk, atom, sharding)
     array = copy_of(walk, atom, source, user)
     edge = (source, sharding)
     together = walk.waiting.get(_reduction_key(atom, edge), []) if source.unreduced else []
@@ -136,6 +136,14 @@ def copy_of(walk: Walk, atom: Any, sharding: Sharding, user: JaxprEqn | None) ->
             together.remove((atom, edge))
         walk.copies[atom, sharding] = _reshard(walk, atom, edge, array, user)
     return walk.copies[atom, sharding]
+
+
+def _source(walk: Walk, var: Var, sharding: Sharding) -> Sharding:
+    """Of which copy of a value another one is made: for what is remade, of one that is whole."""
+    source = walk.sources.get((var, sharding), replicated(len(sharding.dims)))
+    if source == sharding:
+        raise AssertionError(f"{var} is wanted in {sharding}, and nothing says how it is made")
+    return source
 
 
 def _remake(walk: Walk, var: Var, maker: int, sharding: Sharding) -> Any:
