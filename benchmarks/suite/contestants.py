@@ -49,6 +49,15 @@ def operands(program: Program) -> tuple[Any, ...]:
     return jax.tree.map(one, program.arguments, is_leaf=_is_array)
 
 
+def shapes(program: Program) -> tuple[Any, ...]:
+    """The types of the operands, of which none is made."""
+    return jax.tree.map(
+        lambda array: jax.ShapeDtypeStruct(array.shape, jnp.dtype(array.dtype)),
+        program.arguments,
+        is_leaf=_is_array,
+    )
+
+
 def one_device(program: Program) -> Callable[..., Any]:
     """The function without its annotations."""
     return _function(program, lambda x, spec: x)

@@ -42,6 +42,8 @@ PROGRAMS: tuple[Program, ...] = (
 )
 
 
-def chosen(groups: Sequence[str], parts: Sequence[str]) -> list[Program]:
+def chosen(
+    groups: Sequence[str], parts: Sequence[str], programs: Sequence[Program] = PROGRAMS
+) -> list[Program]:
     """The programs of some groups whose names hold one of some parts."""
-    return [p for p in PROGRAMS if p.group in groups and any(part in p.name for part in parts)]
+    return [p for p in programs if p.group in groups and any(part in p.name for part in parts)]

@@ -5,8 +5,10 @@
                                    [--saved FILE ...] [--markdown]
 
 That pipeline repairs much that the one for CPU does not, so its final HLO is the peer to beat.
-Nothing is run. Read from each compiled program: wire bytes, the peak of temporaries, and
-`optimal_seconds`, the compiler's own estimate, which does not know what a link takes.
+Nothing is run, and no array made: the group "real sizes" has programs as large as those in use
+(`--groups "real sizes"`, which the rest is compiled without). Read from each compiled program:
+wire bytes, the peak of temporaries, and `optimal_seconds`, the compiler's own estimate, which does
+not know what a link takes.
 """
 
 from __future__ import annotations
@@ -50,8 +52,10 @@ from benchmarks.suite.every_program import PROGRAMS, chosen
 from benchmarks.suite.figures import SMALL_BYTES, geomean
 from benchmarks.suite.measure import OURS, PEERS
 from benchmarks.suite.program import GROUPS, Program
+from benchmarks.suite.programs import large
 from benchmarks.suite.tables import kib, markdown, ratio
 
+EVERY = (*PROGRAMS, *large.TABLE)
 HEADS = ("program", "mesh", "Shardy KiB", "GSPMD KiB", "ours KiB", "best", "bytes", "memory")
 
 
@@ -128,12 +132,12 @@ def compiled(named: tuple[str, str], which: str, topology: str) -> Compiled:
     """What comes of a program, of that group and name, for chips of a topology."""
     # Products in full precision: otherwise float32 travels in half of its bytes, or not, by chance.
     jax.config.update("jax_default_matmul_precision", "highest")
-    (program,) = (p for p in PROGRAMS if (p.group, p.name) == named)
+    (program,) = (p for p in EVERY if (p.group, p.name) == named)
     chips = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
     axes = devices.AXES[: len(program.mesh)]
     types = (AxisType.Auto,) * len(axes)
     mesh = Mesh(np.array(chips).reshape(program.mesh), axes, axis_types=types)
-    args = contestants.operands(program)
+    args = contestants.shapes(program)
     try:
         made = _ours(program, args, mesh) if which == OURS else _peer(which, program, args, mesh)
     except Exception:
@@ -160,8 +164,7 @@ def _peer(which: Any, program: Program, args: tuple[Any, ...], mesh: Mesh) -> An
 
 
 def _ours(program: Program, args: tuple[Any, ...], mesh: Mesh) -> Any:
-    structs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), args)
-    return contestants.our_program(program, mesh).partition(*structs).compile()
+    return contestants.our_program(program, mesh).partition(*args).compile()
 
 
 def cells(row: Row) -> list[str]:
@@ -235,7 +238,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Compile, print, write."""
     parser = argparse.ArgumentParser(prog="benchmarks.suite.tpu")
     parser.add_argument("--topology", default="v5e:2x4", help="a mesh of eight chips")
-    parser.add_argument("--groups", nargs="+", choices=GROUPS, default=list(GROUPS))
+    parser.add_argument("--groups", nargs="+", choices=(*GROUPS, large.GROUP), default=GROUPS)
     parser.add_argument("--programs", nargs="+", default=[""], help="parts of names")
     parser.add_argument("--json", type=Path, help="write everything read")
     parser.add_argument("--saved", nargs="+", type=Path, help="show what such files hold")
@@ -245,7 +248,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         show([row for path in asked.saved for row in read(path)], asked.markdown)
         return
     compiler, rows = Compiler(asked.topology), list[Row]()
-    for program in chosen(asked.groups, asked.programs):
+    for program in chosen(asked.groups, asked.programs, EVERY):
         rows.append(compiler.row(program))
         print(" | ".join([program.group, *cells(rows[-1])]), file=sys.stderr, flush=True)
         if asked.json:  # after each: it takes long

@@ -20,6 +20,7 @@ from benchmarks.suite.every_program import PROGRAMS
 from benchmarks.suite.measure import COLUMNS, HERE, OURS, Measured, Outcome, largest_error, measure
 from benchmarks.suite.page import page
 from benchmarks.suite.program import GROUPS, Array, Best, Program, X, integers
+from benchmarks.suite.programs import large
 from benchmarks.suite.programs.reshard import lacking
 from benchmarks.suite.tables import HEADS, behind, by_group, cells, not_at_best, wrong_answers
 from benchmarks.suite.work import flops
@@ -38,7 +39,10 @@ def test_programs_are_many_and_of_every_group():
     assert not [name for name, n in names.items() if n > 1]
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: f"{p.group}: {p.name}")
+EVERY = (*PROGRAMS, *large.TABLE)
+
+
+@pytest.mark.parametrize("program", EVERY, ids=lambda p: f"{p.group}: {p.name}")
 def test_program_is_well_formed(program):
     arrays = jax.tree.leaves(program.arguments, is_leaf=is_array)
     assert prod(program.mesh) == 8

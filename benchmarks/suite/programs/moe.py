@@ -39,9 +39,9 @@ def route(x: Any, gate: Any, room: int) -> Any:
     return mask, mask * p.max(-1)[..., None, None]
 
 
-def gshard(x: Any, gate: Any, up: Any, down: Any) -> Any:
+def gshard(x: Any, gate: Any, up: Any, down: Any, room: int = ROOM) -> Any:
     """GShard's layer by einsums, [G, S, M]."""
-    mask, weights = route(x, gate, ROOM)
+    mask, weights = route(x, gate, room)
     inside = jnp.einsum("gsec,gsm->egcm", mask, x)
     hidden = jax.nn.relu(jnp.einsum("egcm,emh->egch", inside, up))
     return jnp.einsum("gsec,egcm->gsm", weights, jnp.einsum("egch,ehm->egcm", hidden, down))

@@ -35,17 +35,36 @@ from benchmarks.suite.program import (
 row = partial(Program, "transformer")
 Shard = Callable[[Any, P], Any]
 
-BATCH, LENGTH, WIDTH, HEADS, HEAD, INNER = 16, 32, 64, 8, 8, 256
-SHAPES = {
-    "norm1": (WIDTH,),
-    "wq": (WIDTH, HEADS, HEAD),
-    "wk": (WIDTH, HEADS, HEAD),
-    "wv": (WIDTH, HEADS, HEAD),
-    "wo": (HEADS, HEAD, WIDTH),
-    "norm2": (WIDTH,),
-    "up": (WIDTH, INNER),
-    "down": (INNER, WIDTH),
-}
+
+@dataclass(frozen=True)
+class Sizes:
+    """A batch of sequences, and the width of a layer."""
+
+    batch: int
+    length: int
+    width: int
+    heads: int
+    head: int
+    inner: int
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """A layer's parameters."""
+        return {
+            "norm1": (self.width,),
+            "wq": (self.width, self.heads, self.head),
+            "wk": (self.width, self.heads, self.head),
+            "wv": (self.width, self.heads, self.head),
+            "wo": (self.heads, self.head, self.width),
+            "norm2": (self.width,),
+            "up": (self.width, self.inner),
+            "down": (self.inner, self.width),
+        }
+
+
+SMALL = Sizes(batch=16, length=32, width=64, heads=8, head=8, inner=256)
+BATCH, LENGTH, WIDTH, HEADS, HEAD = SMALL.batch, SMALL.length, SMALL.width, SMALL.heads, SMALL.head
+SHAPES = SMALL.shapes
 SIZE = sum(prod(shape) for shape in SHAPES.values())
 MATRICES = SIZE - 2 * WIDTH
 
@@ -100,7 +119,7 @@ def normalise(x: Any, scale: Any) -> Any:
 
 
 def attend(q: Any, k: Any, v: Any, mask: Any) -> Any:
-    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / HEAD**0.5
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / q.shape[-1] ** 0.5
     p = jax.nn.softmax(jnp.where(mask, scores, -1e30), axis=-1)
     return jnp.einsum("bhqk,bkhd->bqhd", p, v)
 
@@ -162,9 +181,11 @@ def train(
     stack: int = 0,
     remat: bool = False,
     reason: str = "",
+    sizes: Sizes = SMALL,
 ) -> Program:
     """A training step; `stack` layers under a scan, or one."""
-    specs = {n: scheme.weights.get(n, NONE) for n in SHAPES}
+    shapes = sizes.shapes
+    specs = {n: scheme.weights.get(n, NONE) for n in shapes}
     ahead: tuple[int, ...] = ()
     if stack:
         ahead, specs = (stack,), {n: P(None, *spec) for n, spec in specs.items()}
@@ -174,9 +195,9 @@ def train(
             Array((*ahead, *shape), specs[n], scale=0.01),
             Array((*ahead, *shape), specs[n], scale=0.0),  # a mean of squares, not below nothing
         )
-        for n, shape in SHAPES.items()
+        for n, shape in shapes.items()
     }
-    data = Array((BATCH, LENGTH, WIDTH), scheme.batch)
+    data = Array((sizes.batch, sizes.length, sizes.width), scheme.batch)
     results = ({n: (spec,) * 3 for n, spec in specs.items()}, NONE)
     run = layers(scheme, remat) if stack else forward(scheme)
     function, arguments = step_of(run), (state, data, data)
