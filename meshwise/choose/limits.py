@@ -238,7 +238,8 @@ def is_light(graph: Graph, node: Node) -> bool:
     values = [graph.values[v] for v in dict.fromkeys((*node.operands, *node.results))]
     moved = sum(math.prod(v.shape) * v.itemsize * v.trips for v in values)
     hardware = graph.hardware
-    return node.flops / hardware.flops_per_s <= moved / hardware.memory_bytes_per_s
+    computing = hardware.compute_s(node.flops, node.serial_flops)
+    return computing <= moved / hardware.memory_bytes_per_s
 
 
 def nominal(graph: Graph, node: Node) -> list[DimAxes]:

@@ -51,7 +51,8 @@ class Node:
     results are unreduced then too. What a sum in a loop starts from, `adopts`, becomes a term of
     whatever is added to it. `together` are, for each factor, those that stand in an equation with
     it: they share no axis. Rows of two streams that meet in a vector of columns alone may.
-    `flops` are those of all members, `own_flops` without what is computed of a sum on its way.
+    `flops` are those of all members, `serial_flops` those done one after the other, `own_flops`
+    all without what is computed of a sum on its way.
     """
 
     index: int
@@ -62,6 +63,7 @@ class Node:
     members: tuple[Member, ...]
     flops: float
     own_flops: float
+    serial_flops: float
     carries: frozenset[int] = frozenset()
     adopts: frozenset[int] = frozenset()
     together: tuple[frozenset[int], ...] = ()
@@ -160,6 +162,7 @@ def _node(
         members=tuple(members),
         flops=_flops(program, rules, members),
         own_flops=_flops(program, rules, [m for m in members if not m.summed]),
+        serial_flops=_flops(program, rules, [m for m in members if rules[m.equation].serial]),
         carries=carries,
         adopts=frozenset(k for k in carries if operands[k][0] in adopted),
         together=_together(members, len(sizes)),

@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from meshwise.choose.around import values_around
+from meshwise.choose.candidates import natural_candidates
 from meshwise.choose.found import Found, descended
 from meshwise.choose.graph import Graph
-from meshwise.choose.limits import Limits
+from meshwise.choose.limits import Limits, nominal
+from meshwise.choose.pricing import node_seconds
 from meshwise.choose.regions import Node
 from meshwise.choose.search import Search
 from meshwise.choose.starts import completion_start
@@ -44,10 +46,18 @@ def with_work_repeated(graph: Graph, limits: Limits, found: Sequence[Found]) -> 
 
 
 def _is_hardly_any(graph: Graph, node: Node) -> bool:
-    """Whether all of a node's work, with what it reads and writes, is far below a launch."""
+    """Whether all of a node's work, with what it reads and writes, is far below a launch.
+
+    Or takes no longer than a share of it with what is exchanged for that, if all of it is done one
+    after the other: that is known better than what vector units do.
+    """
     hardware = graph.hardware
     moved = sum(math.prod(v.shape) * v.itemsize for v in values_around(graph, node))
     runs = max(graph.program.runs[m.equation] for m in node.members)
-    flops = node.flops / max(runs, 1)
-    seconds = flops / hardware.flops_per_s + moved / hardware.memory_bytes_per_s
-    return seconds <= HARDLY * hardware.launch_s
+    computing = hardware.compute_s(node.flops, node.serial_flops) / max(runs, 1)
+    whole = computing + moved / hardware.memory_bytes_per_s
+    if whole <= HARDLY * hardware.launch_s:
+        return True
+    natural = natural_candidates(node, graph.mesh, nominal(graph, node))
+    split = min((node_seconds(graph, node, axes) for axes in natural), default=0.0)
+    return 0 < node.serial_flops == node.flops and whole * runs <= split

@@ -24,6 +24,9 @@ class Hardware:
     must be put in order afterwards (as "all_gather"); "slice" a byte that is only copied (free).
     `launch_factors` lists in the same way kinds that take longer to start, and how many times.
 
+    `serial_flops_per_s` are those that are done one after the other, as a sort compares: as many as
+    others where it is None.
+
     `kernel_s` is the time a kernel on the compute unit takes before it does anything.
 
     With `bytes_first` every byte that is sent costs so many times more when plans are compared:
@@ -45,6 +48,12 @@ class Hardware:
     bytes_first: float = 0.0
     kernel_s: float = 0.0
     least_bytes: bool = False
+    serial_flops_per_s: float | None = None
+
+    def compute_s(self, flops: float, serial_flops: float = 0.0) -> float:
+        """The time that so many flops take, some of which are done one after the other."""
+        serial = serial_flops / (self.serial_flops_per_s or self.flops_per_s)
+        return (flops - serial_flops) / self.flops_per_s + serial
 
     def byte_factor(self, kind: str) -> float:
         """How many times longer than the link says a byte of this kind of collective takes."""
@@ -100,7 +109,9 @@ LARGE_ARRAYS = replace(
 # Devices that are threads of one machine, as in tests. There is no link: each byte is copied, and
 # what counts is how often, and in what order it is read and written. A ppermute copies whole
 # shards; an all_to_all and an all_gather of a minor dim put everything in another order before or
-# after. Shards of many megabytes, which fit no cache, take several times as long a byte.
+# after. Shards of many megabytes, which fit no cache, take several times as long a byte. A
+# comparison of a sort takes 11 ns; it counts as 7, as what a sort in shards does between its
+# exchanges takes as long as these, and is not counted.
 CPU = Hardware(
     name="CPU",
     link_bytes_per_s=3.5e9,
@@ -108,7 +119,8 @@ CPU = Hardware(
     flops_per_s=24e9,
     memory_bytes_per_s=3e9,
     source="mw.calibrate, 2026: 8 devices on 2 cores, float32 shards of 64 KiB to 1 MiB, rounded; "
-    "flops and memory: products and sums on all devices at once, which share the machine's",
+    "flops and memory: products and sums on all devices at once, which share the machine's; serial "
+    "ones: a sort",
     byte_factors=(
         ("all_gather", 1.5),
         ("minor all_gather", 4.5),
@@ -120,6 +132,7 @@ CPU = Hardware(
     ),
     launch_factors=(("all_gather", 1.2), ("all_to_all", 1.3)),
     round_s=145e-6,
+    serial_flops_per_s=140e6,
 )
 
 TPU_V5E = Hardware(

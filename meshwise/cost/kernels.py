@@ -146,11 +146,8 @@ class _Build:
             for value, size in zip(step.writes, traffic.written, strict=True):
                 written_bytes += size if value in written else 0.0
         copied = sum(self._copied(i) for i in group)
-        work = Work(
-            sum(self._flops(i) for i in self._computed(group)),
-            sum(read.values()) + copied,
-            written_bytes + copied,
-        )
+        moved = Work(0.0, sum(read.values()) + copied, written_bytes + copied)
+        work = total([moved, *map(self._computing, self._computed(group))])
         others = f" and {len(steps) - 1} more" if len(steps) > 1 else ""
         return Kernel(
             steps[-1].name + others,
@@ -161,8 +158,13 @@ class _Build:
             is_in_place=True,
         )
 
-    def _flops(self, index: int) -> float:
-        return flops_of(self.fusion.steps.steps[index].eqn, self.rules[index])
+    def _computing(self, index: int) -> Work:
+        """A step's flops alone; none where it has no rule."""
+        eqn, rule = self.fusion.steps.steps[index].eqn, self.rules.get(index)
+        if rule is None:
+            return Work()
+        flops = flops_of(eqn, rule)
+        return Work(flops, serial_flops=flops if rule.serial else 0.0)
 
     def _computed(self, group: Sequence[int]) -> set[int]:
         """The steps of a fusion, and those of others that it computes again."""
@@ -215,9 +217,8 @@ class _Build:
         read, written = sum(traffic.read) + copied, sum(traffic.written) + copied
         if fused_name(step.eqn):
             inner = kernels_of(call_body_of(step.eqn), self.axis_sizes, self.fuses)
-            return Work(inner.work.flops, read, written)
-        rule = self.rules.get(index)
-        return Work(flops_of(step.eqn, rule) if rule else 0.0, read, written)
+            return Work(inner.work.flops, read, written, inner.work.serial_flops)
+        return self._computing(index) + Work(0.0, read, written)
 
     def _copied(self, index: int) -> float:
         """Bytes of what an update in place copies first, as somebody reads the old one later."""

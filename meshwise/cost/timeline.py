@@ -108,7 +108,7 @@ def timeline(
 
 def kernel_seconds(work: Work, hardware: Hardware) -> float:
     """Seconds of one kernel: a launch, and its flops or its bytes, whichever takes longer."""
-    computed = work.flops / hardware.flops_per_s
+    computed = hardware.compute_s(work.flops, work.serial_flops)
     moved = work.memory_bytes / hardware.memory_bytes_per_s
     return hardware.kernel_s + max(computed, moved)
 

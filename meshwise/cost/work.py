@@ -7,7 +7,7 @@ together in one kernel `kernels.py` knows.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,11 +18,15 @@ from meshwise.rules.registry import OpRule
 
 @dataclass(frozen=True)
 class Work:
-    """What a device does: floating point operations, bytes read from memory and written to it."""
+    """What a device does: floating point operations, bytes read from memory and written to it.
+
+    `serial_flops` are those of all that are done one after the other.
+    """
 
     flops: float = 0.0
     read_bytes: float = 0.0
     written_bytes: float = 0.0
+    serial_flops: float = 0.0
 
     @property
     def memory_bytes(self) -> float:
@@ -31,32 +35,25 @@ class Work:
 
     def __add__(self, other: "Work") -> "Work":
         """Both, one after the other."""
-        return Work(
-            self.flops + other.flops,
-            self.read_bytes + other.read_bytes,
-            self.written_bytes + other.written_bytes,
-        )
+        return total((self, other))
 
     def times(self, trips: int) -> "Work":
         """The same so many times."""
-        return Work(self.flops * trips, self.read_bytes * trips, self.written_bytes * trips)
+        return Work(*(trips * own for own in self.figures))
 
     def largest(self, other: "Work") -> "Work":
         """Of each figure the larger one."""
-        return Work(
-            max(self.flops, other.flops),
-            max(self.read_bytes, other.read_bytes),
-            max(self.written_bytes, other.written_bytes),
-        )
+        return Work(*map(max, self.figures, other.figures))
+
+    @property
+    def figures(self) -> tuple[float, ...]:
+        """All of them, in their order."""
+        return self.flops, self.read_bytes, self.written_bytes, self.serial_flops
 
 
-def total(works: Sequence[Work]) -> Work:
+def total(works: Iterable[Work]) -> Work:
     """All of them, one after the other."""
-    return Work(
-        sum(w.flops for w in works),
-        sum(w.read_bytes for w in works),
-        sum(w.written_bytes for w in works),
-    )
+    return Work(*map(sum, zip(*(work.figures for work in works), strict=True)))
 
 
 @dataclass(frozen=True)

@@ -169,6 +169,8 @@ class OpRule:
         reduction's identity before `local` runs; by default every one that has such a factor. A
         factor that is a permutation too is left to `local`.
     flops: of the whole operator, for the cost of splitting it.
+    serial: these are done one after the other (comparisons of a sort), which takes far longer where
+        vector units do the rest.
     turned: axes along which the results lie turned where `local` and `exchanges` may leave them so.
     opaque: computed whole because there is no rule; shown to the user.
     """
@@ -179,6 +181,7 @@ class OpRule:
     exchanges: Exchanges | None = None
     masked: tuple[int, ...] | None = None
     flops: float = 0.0
+    serial: bool = False
     turned: Callable[[LocalContext], tuple[str, ...]] | None = None
     opaque: bool = False
 

@@ -22,7 +22,7 @@ from jax.numpy import issubdtype
 
 from meshwise.ir.collectives import CollectiveKind
 from meshwise.ir.program import type_of
-from meshwise.rules.factoring import Factoring, shapes, total_size
+from meshwise.rules.factoring import Factoring, shapes
 from meshwise.rules.network import send_rounds, sort_in_network
 from meshwise.rules.registry import Application, Exchange, LocalContext, OpRule, register
 from meshwise.rules.routing import route, send_blocks
@@ -50,7 +50,8 @@ def _sort_rule(application: Application) -> OpRule:
         factoring.rule(tensors, tensors),
         local=_sort_local,
         exchanges=_sort_exchanges,
-        flops=math.log2(max(2, operands[0][axis])) * total_size(application.operands),
+        flops=math.log2(max(2, operands[0][axis])) * math.prod(operands[0]),
+        serial=True,
     )
 
 

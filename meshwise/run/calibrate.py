@@ -7,6 +7,7 @@ the time of a byte, and what the smallest, of a few numbers, takes longer than a
 nothing is the time of a launch.
 """
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -55,9 +56,9 @@ class Sizes:
 def calibrate(devices: Sequence[Any] | None = None, sizes: Sizes | None = None) -> Hardware:
     """Figures of the devices at hand, by running each kind of collective on all of them.
 
-    `sizes` should be like those to be moved. Flops are those of a float32 product and memory's
-    bytes those of a sum of large arrays, on all devices at once: devices of one host share what it
-    has. It takes seconds.
+    `sizes` should be like those to be moved. Flops are those of a float32 product, serial ones
+    the comparisons of a sort, and memory's bytes those of a sum of large arrays, on all devices at
+    once: devices of one host share what it has. It takes seconds.
     """
     devices, sizes = list(devices or jax.devices()), sizes or Sizes()
     mesh = jax.sharding.Mesh(np.array(devices), (_AXIS,), axis_types=(AxisType.Auto,))
@@ -65,6 +66,7 @@ def calibrate(devices: Sequence[Any] | None = None, sizes: Sizes | None = None) 
         _link(mesh, _AXIS, sizes),
         name=f"{len(devices)} {devices[0].platform} devices, measured",
         flops_per_s=_flops_per_s(mesh, sizes.repeats),
+        serial_flops_per_s=_serial_flops_per_s(mesh, sizes.repeats),
         memory_bytes_per_s=_memory_bytes_per_s(mesh, sizes),
     )
 
@@ -177,6 +179,15 @@ def _flops_per_s(mesh: jax.sharding.Mesh, repeats: int, size: int = 1024) -> flo
     both = np.random.default_rng(0).random((2, size, size), np.float32)
     taken = _median_seconds(lambda x: x[0] @ x[1], mesh, both, PartitionSpec(), repeats)
     return 2 * size**3 / taken
+
+
+def _serial_flops_per_s(mesh: jax.sharding.Mesh, repeats: int, size: int = 128) -> float:
+    """Comparisons a second of one device in sorts of rows, all devices at once."""
+    rows = np.random.default_rng(0).random((size, size), np.float32)
+    taken = _median_seconds(
+        lambda x: lax.sort(x, dimension=1), mesh, rows, PartitionSpec(), repeats
+    )
+    return size * size * math.log2(size) / taken
 
 
 def _memory_bytes_per_s(mesh: jax.sharding.Mesh, sizes: Sizes) -> float:

@@ -52,6 +52,33 @@ def test_transforms(case):
     assert kinds(derivative, [shape], P("d"), P("d"), hardware) == wanted
 
 
+def in_turns(x):
+    """Rows and columns in order, in turns."""
+    for _ in range(2):
+        x = jnp.sort(jnp.sort(x, 1), 0)
+    return x
+
+
+# Comparisons are counted for what they take: sorting all of a matrix is more than two exchanges,
+# sorting all of a vector less than those of a sort in shards.
+SORTS = {
+    "rows and columns": (in_turns, (64, 64), CPU, [("all_to_all", 1)] * 4),
+    "where comparisons are as fast as the rest": (
+        in_turns,
+        (64, 64),
+        replace(CPU, serial_flops_per_s=None),
+        [("all_gather", 1)],
+    ),
+    "a vector": (jnp.sort, (2048,), CPU, [("all_gather", 1)]),
+}
+
+
+@pytest.mark.parametrize("case", SORTS)
+def test_sorts(case):
+    function, shape, hardware, wanted = SORTS[case]
+    assert kinds(function, [shape], P("d"), P("d"), hardware) == wanted
+
+
 def test_products_of_a_loop():
     """A matrix that is small enough is gathered once; nothing is sent in a step."""
     specs = (P("d"), P())

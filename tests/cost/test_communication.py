@@ -1,5 +1,7 @@
 """Seconds of a collective are a launch and its bytes over the link."""
 
+from dataclasses import replace
+
 import pytest
 
 from meshwise.cost.communication import collective_seconds, wire_seconds
@@ -40,6 +42,12 @@ def test_a_kind_may_be_slower_than_the_link():
 def test_of_equal_bytes_fewer_launches_win_and_nothing_else_hides_bytes():
     launch_bytes = GENERIC.launch_s * GENERIC.link_bytes_per_s
     assert 16 <= launch_bytes <= 256
+
+
+def test_flops_one_after_the_other_take_longer():
+    slow = replace(MACHINE, serial_flops_per_s=1e8)
+    assert MACHINE.compute_s(3e12, 1e12) == 3.0
+    assert slow.compute_s(3e12, 1e8) == pytest.approx(4.0, rel=1e-3)
 
 
 @pytest.mark.parametrize("hardware", [GENERIC, TPU_V5E, H100], ids=lambda h: h.name)
