@@ -91,6 +91,7 @@ def _read(fun: Callable[..., Any], given: dict[str, Any]) -> Options:
     own = ("completion", "strict", "hardware", "hoist_bytes", "schedule")
     choices = Choices(**{name: given.pop(name) for name in own})
     _check_completion(choices.completion)
+    _check_hoist_bytes(choices.hoist_bytes)
     placed = ("in_shardings", "out_shardings") if mesh is not None else ()  # read when called
     jax.jit(fun, **{k: v for k, v in given.items() if k not in placed})  # raises, warns as it does
     for kind in ("static", "donate"):
@@ -98,6 +99,18 @@ def _read(fun: Callable[..., Any], given: dict[str, Any]) -> Options:
         found = _jax.static_arguments(fun, *[given[name] for name in names])
         given.update(zip(names, found, strict=True))
     return Options(mesh=mesh, choices=choices, **given)
+
+
+def _check_hoist_bytes(most: Any) -> None:
+    if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 0):
+        raise ArgumentError(
+            message(
+                "mw.jit was given a limit that is no number of bytes",
+                [f"hoist_bytes={most!r}"],
+                "It is a whole number, 0 or more: what a device may hold of what loops read.",
+                "Leave it out to have everything gathered before a loop; 0 gathers in each step.",
+            )
+        )
 
 
 def _check_completion(completion: str) -> None:

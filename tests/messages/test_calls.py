@@ -194,6 +194,17 @@ def test_a_completion_that_is_none():
     )
 
 
+@pytest.mark.parametrize("most", [-3, 2.5, True])
+def test_a_limit_that_is_no_number_of_bytes(most):
+    check(
+        mw.ArgumentError,
+        f"mw.jit was given a limit that is no number of bytes: hoist_bytes={most}\n"
+        "It is a whole number, 0 or more: what a device may hold of what loops read.\n"
+        "Leave it out to have everything gathered before a loop; 0 gathers in each step.",
+        lambda: mw.jit(step, hoist_bytes=most),
+    )
+
+
 def test_arguments_on_other_devices(mesh2x4):
     args = {"w": on(devices(4, 5, 6, 7), W, "x"), "b": on(devices(2), W[0])}, X
     check(
