@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from benchmarks.suite.program import (
     GRID,
+    LOCAL,
     SECOND,
     XY,
     Array,
@@ -35,6 +36,7 @@ science = partial(Program, "science", tolerance=1e-3)
 
 ROWS, COLUMNS, BLOCKS = (Array((128, 128), spec) for spec in (X, SECOND, GRID))
 PART = 128 * 128 / 8  # of a matrix on each of eight devices
+TWICE = "each device makes its rows and its columns; XLA makes rows, and exchanges them"
 BATCH, INTO, OUT_OF = P(("x", "z")), P("z", "y"), P("y", "z")
 
 
@@ -45,6 +47,18 @@ def masked(x: Any, m: Any, n: Any) -> Any:
 def updated(p: Any, m: Any, v: Any) -> Any:
     """An optimiser's step, its moments in other shards than the weights."""
     return p - 0.1 * m / (jnp.sqrt(jnp.abs(v)) + 1e-3)
+
+
+def weighted_both_ways(x: Any, y: Any, places: Any) -> Any:
+    """By rows and by columns what falls off with a distance."""
+    weights = jnp.exp(-jnp.abs(places[:, None] - places))
+    return x * weights, y * weights
+
+
+def table_both_ways(x: Any, y: Any, table: Any) -> Any:
+    """A table in another form is added to rows, and to columns."""
+    form = 2 * table + 1
+    return x + form, y + form
 
 
 def symmetric(x: Any) -> Any:
@@ -101,6 +115,10 @@ TABLE = [
         best=Best(exchanged(PART, 8, 1), "an all_to_all of booleans")),
     reshard("an update moves to blocks, 2x4", updated,
         (BLOCKS, Array((128, 128), XY), Array((128, 128), XY)), GRID, (2, 4)),
+    reshard("a table in another form, to rows and to columns", table_both_ways,
+        (ROWS, COLUMNS, Array((128, 128))), (X, SECOND), best=LOCAL, reason=TWICE),
+    science("what falls off with distance, by rows and by columns", weighted_both_ways,
+        (ROWS, COLUMNS, Array((128,))), (X, SECOND), best=LOCAL, reason=TWICE),
     matmul("a matrix and its transpose, 4 steps", symmetric, (ROWS,), X,
         best=Best(4 * exchanged(PART, 8), "an all_to_all in each"),
         reason="with CPU figures every device makes all steps"),
