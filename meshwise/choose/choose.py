@@ -10,7 +10,12 @@ from meshwise.choose.plan import EquationPlan, Plan
 from meshwise.choose.pricing import turned_along, work_seconds
 from meshwise.choose.repeating import with_work_repeated
 from meshwise.choose.search import Search
-from meshwise.choose.starts import backward_start, completion_start, forward_start
+from meshwise.choose.starts import (
+    backward_start,
+    completion_start,
+    forward_start,
+    moved_starts,
+)
 from meshwise.choose.weighing import weighed
 from meshwise.cost.hardware import Hardware
 from meshwise.ir.factors import Strategy, operand_sharding, result_sharding
@@ -53,6 +58,7 @@ def choose(
             found += [one] if one.sent_bytes < min(other.sent_bytes for other in found) else []
         found += _with_steps_gathered(graph, limits)
         found += with_work_repeated(graph, limits, found)
+        found += _with_arguments_moved(graph, limits, found)
     found.append(Found(completion_seconds, completed, stopping))
     # None is dearer, with launches, than completion is.
     found = [one for one in found if one.seconds <= completion_seconds]
@@ -82,6 +88,15 @@ def _with_leading_dims(graph: Graph, limits: Limits, seconds: float) -> list[Fou
     wider = limits.or_those_of(limits_of(led))
     one = descended(Search(graph, completion_start(led, wider)), wider)
     return [one] if LESS * one.seconds <= seconds else []
+
+
+def _with_arguments_moved(graph: Graph, limits: Limits, found: Sequence[Found]) -> list[Found]:
+    """What is found where arguments move to other dims first, where launches count for much."""
+    if graph.hardware.least_bytes:
+        return []
+    least = min(one.seconds for one in found)
+    moved = [descended(Search(graph, start), limits) for start in moved_starts(graph, limits)]
+    return [one for one in moved if LESS * one.seconds < least]
 
 
 def _with_steps_gathered(graph: Graph, limits: Limits) -> list[Found]:

@@ -1,10 +1,11 @@
 """Where a descent begins: from completion, and from the program's own order."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from heapq import heappop, heappush
 
+from meshwise._jax import Var
 from meshwise.choose.candidates import candidates, natural_candidates
-from meshwise.choose.graph import Graph
+from meshwise.choose.graph import Graph, Value
 from meshwise.choose.limits import Limits, fixed_axes, nominal
 from meshwise.choose.pricing import node_seconds
 from meshwise.choose.regions import Node
@@ -25,19 +26,22 @@ def completion_start(graph: Graph, limits: Limits) -> list[DimAxes]:
     ]
 
 
-def forward_start(graph: Graph, limits: Limits) -> list[DimAxes]:
+def forward_start(
+    graph: Graph, limits: Limits, moved: Mapping[Var, DimAxes] | None = None
+) -> list[DimAxes]:
     """Nodes in the program's order, each where its operands already are.
 
-    What is not placed yet is taken as completion has it.
+    What is not placed yet is taken as completion has it, and arguments that are `moved` as these
+    say.
     """
-    fixed = fixed_axes(graph)
+    fixed, moved = fixed_axes(graph), moved or {}
     placed: list[DimAxes] = []
     for node in graph.nodes:
         sources = nominal(graph, node)
         for k, var in enumerate(node.operands):
             value = graph.values[var]
             if value.fixed is not None:
-                sources[k] = value.fixed.dims
+                sources[k] = moved.get(var, value.fixed.dims)
             elif value.maker is not None and value.maker < len(placed):
                 maker = graph.nodes[value.maker]
                 sources[k] = dims_sharding(maker.rule.results[value.result], placed[value.maker])
@@ -47,6 +51,33 @@ def forward_start(graph: Graph, limits: Limits) -> list[DimAxes]:
             else _cheapest(graph, node, sources, limits, keep_results=False)
         )
     return placed
+
+
+def moved_starts(graph: Graph, limits: Limits) -> list[tuple[DimAxes, ...]]:
+    """The same where arguments are moved to other dims first: to the first one free, or the last.
+
+    What is exchanged along a dim again and again is then whole in each shard.
+    """
+    given = {v.var: v.fixed.dims for v in graph.values.values() if v.fixed is not None}
+    found = []
+    for last in (False, True):
+        moved = {
+            v: _on_another_dim(graph, graph.values[v], dims, last) for v, dims in given.items()
+        }
+        if moved != given:
+            found.append(tuple(forward_start(graph, limits, moved)))
+    return list(dict.fromkeys(found))
+
+
+def _on_another_dim(graph: Graph, value: Value, dims: DimAxes, last: bool) -> DimAxes:
+    """A sharding with all axes on one dim that had none and that they divide, if there is one."""
+    axes = tuple(a for own in dims for a in own)
+    sizes = enumerate(zip(value.shape, dims, strict=True))
+    free = [d for d, (size, own) in sizes if not own and size % graph.mesh.size(axes) == 0]
+    if not axes or not free:
+        return dims
+    to = free[-1 if last else 0]
+    return tuple(axes if d == to else () for d in range(len(dims)))
 
 
 def backward_start(graph: Graph, limits: Limits) -> list[DimAxes]:
