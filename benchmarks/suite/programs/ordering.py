@@ -58,7 +58,8 @@ def nucleus(logits: Any) -> Any:
 
 TABLE = [
     row("sort along the sharded dim", lambda x: jnp.sort(x, 0), (ROWS,), X, best=BOTH_WAYS),
-    row("sort along another dim", lambda x: jnp.sort(x, 1), (ROWS,), X, best=LOCAL),
+    row("sort along another dim", lambda x: jnp.sort(x, 1), (ROWS,), X, best=LOCAL,
+        reason="nothing is sent in any: where it is slower, calls differ between runs"),
     row("sort along the sharded dim, uneven", lambda x: jnp.sort(x, 0),
         (Array((1021, 61), X),), X),
     row("sort of a vector", jnp.sort, (Array((1 << 16,), X),), X),
