@@ -141,8 +141,7 @@ def copy_of(walk: Walk, atom: Any, sharding: Sharding, user: JaxprEqn | None) ->
 def _source(walk: Walk, var: Var, sharding: Sharding) -> Sharding:
     """Of which copy of a value another one is made: for what is remade, of one that is whole."""
     source = walk.sources.get((var, sharding), replicated(len(sharding.dims)))
-    if source == sharding:
-        raise AssertionError(f"{var} is wanted in {sharding}, and nothing says how it is made")
+    assert source != sharding, f"nothing says how {var} is made in {sharding}"
     return source
 
 

@@ -94,3 +94,14 @@ def test_what_a_loop_reads_is_made_before_it():
     shapes = jax.ShapeDtypeStruct((64, 64), jnp.float32)
     names = [eqn.primitive.name for eqn in step.partition(shapes, shapes).jaxpr.eqns]
     assert "exp" in names
+
+
+def test_what_is_read_once_is_decided_with_its_reader():
+    """As a moment times its decay, before a gradient is added: it needs no node of its own."""
+
+    def updated(moment, gradient):
+        return 0.9 * moment + gradient
+
+    step = mw.jit(updated, mesh=N8, in_shardings=(P(), ROWS), out_shardings=ROWS)
+    shapes = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    assert [one.remade for one in step.partition(shapes, shapes).plan.equations] == [False, False]
