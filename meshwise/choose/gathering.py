@@ -16,6 +16,7 @@ from meshwise.choose.pricing import exchanges_of
 from meshwise.choose.regions import Node
 from meshwise.choose.search import Search
 from meshwise.choose.tree import IMPOSSIBLE, Edge
+from meshwise.ir.collectives import CollectiveKind
 from meshwise.ir.sharding import DimAxes, Sharding
 
 # Of what a device reads, as good as all.
@@ -62,7 +63,8 @@ def _exchanges_all(best: Found, node: Node) -> bool:
 def _sends_all(best: Found, node: Node) -> bool:
     """Whether a node itself sends about all that it reads, and has no other dim for its axes.
 
-    XLA's partitioner, too, moves them to one that every row has to itself.
+    XLA's partitioner, too, moves them to one that every row has to itself. What goes to neighbours
+    are borders, however short the shards are: it sends these as well.
     """
     graph, axes = best.search.graph, best.search.placed[node.index].strategy.axes
     moved = graph.mesh.size([a for f in node.rule.permuted for a in axes[f]])
@@ -70,7 +72,7 @@ def _sends_all(best: Found, node: Node) -> bool:
     if any(node.rule.sizes[f] >= moved and not axes[f] for f in others):
         return False
     exchanges = exchanges_of(graph, node, axes, leaves_turned=True) or ()
-    sent = sum(one.wire_bytes for _, one in exchanges)
+    sent = sum(one.wire_bytes for _, one in exchanges if one.kind is not CollectiveKind.PERMUTE)
     return sent >= ABOUT_ALL * read_bytes(graph, node, axes) > 0
 
 
@@ -133,7 +135,7 @@ def _after(graph: Graph, nodes: Set[int]) -> set[int]:
 def _may_be_whole(graph: Graph, node: Node) -> bool:
     """Whether every device may do all of a node, as far as its work and hints go."""
     is_fixed = node.index in graph.once(("fixed",), lambda: fixed_axes(graph))
-    return not is_fixed and (node.is_region or is_light(graph, node))
+    return not is_fixed and (node.is_region or _is_of_little_work(graph, node))
 
 
 def _moving(best: Found, nodes: Set[int]) -> frozenset[str]:
@@ -167,7 +169,12 @@ def _without_sharded(
 
 
 def _might_exchange(graph: Graph, node: Node) -> bool:
-    return bool(node.own_flops and node.rule.permuted) and is_light(graph, node)
+    return bool(node.own_flops and node.rule.permuted) and _is_of_little_work(graph, node)
+
+
+def _is_of_little_work(graph: Graph, node: Node) -> bool:
+    """Whether a node is light, and no product or convolution: XLA's partitioner splits these."""
+    return is_light(graph, node) and not any(node.reduced)
 
 
 def _only_turns(node: Node) -> bool:

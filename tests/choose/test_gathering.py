@@ -1,5 +1,7 @@
 """Transforms and sorts that would exchange again and again: what they are of is gathered once."""
 
+from itertools import pairwise
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -99,3 +101,26 @@ def test_what_is_hinted_in_shards_stays_so():
     step = mw.jit(hinted, mesh=N24, in_shardings=P("y"), out_shardings=P("y"))
     program = step.partition(jax.ShapeDtypeStruct((4096,), jnp.float32))
     assert "all_to_all" in {str(c.kind) for c in program.collectives}
+
+
+def convolved(x, kernels):
+    for kernel in kernels:
+        numbers = ("NHWC", "HWIO", "NHWC")
+        x = jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=numbers)
+    return x
+
+
+@pytest.mark.parametrize("channels", [(1, 4, 4, 4, 1), (1,) * 13])
+def test_convolutions_of_small_shards_are_not_gathered(channels):
+    """Two rows of three are borders, and several convolutions send more than gathering once.
+
+    But no partitioner has every device make all of them to save that.
+    """
+    spec = P(None, "x", "y")
+    step = mw.jit(convolved, mesh=N24, in_shardings=(spec, P()), out_shardings=spec)
+    kernels = [
+        jax.ShapeDtypeStruct((3, 3, before, after), jnp.float32)
+        for before, after in pairwise(channels)
+    ]
+    program = step.partition(jax.ShapeDtypeStruct((2, 28, 12, 1), jnp.float32), kernels)
+    assert {str(c.kind) for c in program.collectives} == {"ppermute"}
