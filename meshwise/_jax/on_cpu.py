@@ -48,6 +48,8 @@ _WIDENED = {jnp.dtype(dtype) for dtype in (jnp.bfloat16, jnp.float8_e4m3fn, jnp.
 _MOVES = (lax.all_to_all_p, lax.all_gather_p, lax.ppermute_p)
 _REDUCTIONS = (lax.reduce_sum_p, lax.reduce_max_p, lax.reduce_min_p)
 _ALL_REDUCES = (lax.psum_p, lax.pmax_p, lax.pmin_p)
+# Until JAX 0.11 XLA makes longer floats of what a product of short ones reads and writes.
+WIDENS_PRODUCTS = jax.__version_info__ < (0, 11)
 
 
 @without_mesh()  # types of what is traced here would speak of a mesh in context

@@ -63,7 +63,7 @@ def role_of(step: Step, rule: OpRule | None, steps: Steps) -> Role:
         return Role.ALONE
     if is_view(step.eqn):
         return Role.THROUGH
-    if _is_reduction(step) or name == "dynamic_update_slice":
+    if is_reduction(step.eqn) or name == "dynamic_update_slice":
         return Role.END
     if name in _JOINING or is_elementwise(step.eqn, rule):
         small = all(steps.values[v].elements <= 1 for v in step.writes)
@@ -71,9 +71,10 @@ def role_of(step: Step, rule: OpRule | None, steps: Steps) -> Role:
     return Role.ALONE
 
 
-def _is_reduction(step: Step) -> bool:
-    name = step.eqn.primitive.name
-    return name == "reduce" or (name.startswith(("reduce_", "arg")) and "axes" in step.eqn.params)
+def is_reduction(eqn: JaxprEqn) -> bool:
+    """Whether dims of the operand are reduced."""
+    name = eqn.primitive.name
+    return name == "reduce" or (name.startswith(("reduce_", "arg")) and "axes" in eqn.params)
 
 
 def is_view(eqn: JaxprEqn) -> bool:

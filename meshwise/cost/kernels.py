@@ -37,8 +37,8 @@ class Kernel:
     """What the device, or a link, is given to do at once.
 
     `equation` is where its last equation stands in the jaxpr; `reads` and `writes` are numbers of
-    values in memory. A collective's `work` is what its own kernel reads and writes. In a fusion,
-    and where `is_in_place`, a result may take the memory of an operand that nobody reads after.
+    values in memory. A collective's `work` is what its own kernel reads and writes. A result may
+    take the memory of one of those that it `replaces`, of its size, which nobody reads after.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Kernel:
     bodies: tuple[KernelBody, ...] = ()
     is_choice: bool = False
     is_count_known: bool = True
-    is_in_place: bool = False
+    replaces: frozenset[int] = frozenset()
     is_collective: bool = False
 
 
@@ -155,7 +155,7 @@ class _Build:
             work,
             tuple(read),
             tuple(w for step in steps for w in step.writes if w in written),
-            is_in_place=True,
+            replaces=frozenset(read),
         )
 
     def _computing(self, index: int) -> Work:
@@ -199,9 +199,15 @@ class _Build:
             bodies,
             step.is_choice,
             step.is_count_known,
-            updates_operand(step.eqn) is not None or step.name.startswith(_IN_PLACE),
+            frozenset(reads if self._is_in_place(step) else ()),
             is_collective(step.eqn),
         )
+
+    def _is_in_place(self, step: Step) -> bool:
+        """Whether a step writes where an operand lies; the carries of a loop do."""
+        is_loop = bool(step.bodies) and not step.is_choice
+        in_place = updates_operand(step.eqn) is not None or step.name.startswith(_IN_PLACE)
+        return is_loop or in_place
 
     def _work_alone(self, index: int, bodies: Sequence[KernelBody]) -> Work:
         step = self.fusion.steps.steps[index]

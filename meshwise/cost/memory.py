@@ -57,11 +57,6 @@ def peak_memory(
     return _peak(program, frozenset(program.steps.inputs[i] for i in donated))
 
 
-def peak_of(program: KernelProgram) -> Memory:
-    """The memory that kernels need in the order in which they are listed."""
-    return _peak(program, frozenset())
-
-
 def _peak(program: KernelProgram, donated: frozenset[int]) -> Memory:
     steps = program.steps
     sizes = [v.bytes for v in steps.values]
@@ -75,8 +70,8 @@ def _peak(program: KernelProgram, donated: frozenset[int]) -> Memory:
     for k, kernel in enumerate(program.kernels):
         dying = [v for v in kernel.reads if last[v] == k and v not in kept]
         written = sum(sizes[v] for v in kernel.writes)
-        reused = _reused(kernel, [sizes[v] for v in dying], sizes)
-        at_once = alive + written - reused + _inside(kernel)
+        reused = _reused(kernel, dying, sizes)
+        at_once = alive + written - reused + inside_bytes(kernel)
         if at_once > peak:
             peak, place = at_once, kernel.equation
         unread = [v for v in kernel.writes if v not in last and v not in kept]
@@ -98,9 +93,7 @@ def _copies(outputs: tuple[int, ...], arguments: frozenset[int]) -> list[int]:
 
 def _reused(kernel: Kernel, dying: list[int], sizes: list[int]) -> int:
     """Bytes of results that are written where operands lie."""
-    if not (kernel.is_in_place or (kernel.bodies and not kernel.is_choice)):
-        return 0
-    free = Counter(dying)
+    free = Counter(sizes[v] for v in dying if v in kernel.replaces)
     reused = 0
     for value in kernel.writes:
         if free[sizes[value]]:
@@ -109,7 +102,7 @@ def _reused(kernel: Kernel, dying: list[int], sizes: list[int]) -> int:
     return reused
 
 
-def _inside(kernel: Kernel) -> int:
+def inside_bytes(kernel: Kernel) -> int:
     """Bytes that a loop, a choice or an exchange takes beside what it reads and writes."""
     if kernel.is_collective and kernel.collectives[0].kind is CollectiveKind.ALL_TO_ALL:
         return int(kernel.work.written_bytes)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from meshwise import _jax
-from meshwise.cost.together import together_where_it_fits
+from meshwise.cost.cpu.together import together_where_it_fits
 from meshwise.ir.per_device import PerDeviceProgram
 from meshwise.run.placement import off_mesh
 

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
 from meshwise import _jax
-from meshwise.cost.together import together_where_it_fits
+from meshwise.cost.cpu.together import together_where_it_fits
 from tests.run.executables import make_mesh
 
 SIZES = {"x": 2, "y": 4}

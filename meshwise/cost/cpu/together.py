@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from meshwise._jax import ClosedJaxpr, together
-from meshwise.cost.as_wanted import Held, held_by_xla
+from meshwise.cost.cpu.held import Held, held_by_xla
 
 # The most that is laid end to end, from what is sent in the time that another collective takes.
 MOST_BYTES = (2**18, 2**16, 2**14, 2**12)

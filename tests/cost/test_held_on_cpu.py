@@ -7,7 +7,7 @@ from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
-from meshwise.cost.as_wanted import held_by_xla
+from meshwise.cost.cpu.held import held_by_xla
 
 N8 = AbstractMesh((8,), ("x",), axis_types=(AxisType.Auto,))
 COLUMNS, ROWS = P(None, "x"), P("x")

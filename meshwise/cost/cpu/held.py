@@ -1,0 +1,43 @@
+"""What a program holds beside arguments and results in either order of XLA on CPU.
+
+By default what is ready is run at once, and what is gathered is gathered at once. In the order that
+is told to hold least it waits for its reader. But so do gradients of weights, which nobody but the
+results want: they come last, and all that they are made of is held until then.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from meshwise._jax import ClosedJaxpr, Jaxpr
+from meshwise.cost.cpu.kernels import cpu_kernels_of
+from meshwise.cost.cpu.orders import as_ready, to_hold_least
+from meshwise.cost.cpu.packing import temporary_bytes
+
+# So many times less held is worth another order than XLA's own: what is made late it packs less
+# well than is counted here.
+LESS = 1.1
+
+
+@dataclass(frozen=True)
+class Held:
+    """Bytes of temporaries where kernels run as soon as they can, and where as late as they may."""
+
+    at_once: int
+    waiting: int
+
+    @property
+    def is_less_as_wanted(self) -> bool:
+        """Whether it is worth it to wait until what a kernel makes is wanted."""
+        return self.at_once > 0 and LESS * self.waiting <= self.at_once
+
+    @property
+    def as_compiled(self) -> int:
+        """Bytes in the order in which a program is compiled."""
+        return self.waiting if self.is_less_as_wanted else self.at_once
+
+
+def held_by_xla(jaxpr: ClosedJaxpr | Jaxpr, axis_sizes: Mapping[str, int]) -> Held:
+    """What a per-device program holds in either order."""
+    program = cpu_kernels_of(jaxpr, axis_sizes)
+    waiting = [temporary_bytes(program, order) for order in to_hold_least(program)]
+    return Held(temporary_bytes(program, as_ready(program)), min(waiting))

@@ -1,0 +1,376 @@
+"""The instructions that XLA on CPU makes of steps, as far as memory depends on them.
+
+Most steps are one. More are:
+
+- Products, which want operands as rows of what is contracted: batch, free and contracted dims on
+  the left; batch, contracted and free ones on the right. What lies otherwise is put in order first.
+  A matrix is read either way; and a product that only a transpose reads is made transposed.
+- Sums over devices of short floats, and until JAX 0.11 products, computed in floats twice as long.
+- Cumulative sums, which go along the minor dim.
+- Exchanges, of which the pieces are cut and what came is joined; gathers and scatters of a minor
+  dim, which are of a leading one (`_jax/minor_dims.py`).
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum, IntEnum, auto
+from math import prod
+from typing import Any
+
+from jax import numpy as jnp
+
+from meshwise._jax import WIDENS_PRODUCTS
+from meshwise.cost.fusion import is_elementwise, is_reduction, is_view
+from meshwise.cost.steps import LITERAL, Step, Steps, Value, fused_name
+from meshwise.ir.collectives import is_collective
+from meshwise.rules import describe_all
+from meshwise.rules.registry import OpRule
+
+
+class Use(IntEnum):
+    """How the elements of a value are read."""
+
+    SAME = 0  # each for the element in its place
+    ONCE = 1  # each for one element somewhere
+    AGAIN = 2  # some for several elements
+
+
+class Takes(Enum):
+    """What an instruction makes in its own kernel of what it reads."""
+
+    NOTHING = auto()
+    OWN = auto()  # what nobody else reads
+    ALL = auto()
+
+
+@dataclass
+class Instruction:
+    """What a step, or a part of it, reads, and how, and writes, by numbers of values.
+
+    What `is_taken` its readers may make in their kernels; what `is_cheap` several of them; what is
+    `of_library` the library that makes products and long reductions.
+    """
+
+    step: Step
+    reads: tuple[int, ...]
+    uses: tuple[Use, ...]
+    writes: tuple[int, ...]
+    takes: Takes = Takes.NOTHING
+    is_taken: bool = False
+    is_cheap: bool = False
+    of_library: bool = False
+
+
+_REARRANGING = frozenset({"rev", "slice", "dynamic_slice", "concatenate", "pad"})
+# What XLA holds to be cheap (`InstructionFusion::IsExpensive`).
+_CHEAP = frozenset(
+    """
+    abs add add_any and bitcast_convert_type ceil clamp complex conj convert_element_type copy
+    copy_p eq floor ge gt imag integer_pow is_finite le lt max min mul ne neg not or
+    population_count real reduce_precision round select_n shift_left shift_right_arithmetic
+    shift_right_logical sign square sub xor
+    """.split()
+)
+# Sums and extremes of more elements are kernels of a library, which take in what is theirs alone.
+# Others of more than a window in a dim are reduced by windows first, which take in nothing.
+_FEW_ELEMENTS = 2048
+_WINDOW = 32
+_REDUCED_BY_LIBRARY = frozenset({"reduce_sum", "reduce_max", "reduce_min"})
+_MADE_BY_LIBRARY = frozenset(
+    """
+    abs add add_any broadcast_in_dim convert_element_type div erf exp expm1 floor integer_pow log
+    log1p logistic max min mul neg pow rsqrt sign sqrt square sub tanh
+    """.split()
+)
+
+
+def instructions_of(
+    steps: Steps, scanned: Sequence[int] = ()
+) -> tuple[list[Instruction], list[Value]]:
+    """The instructions of steps, each after what it reads; and all values, with those between.
+
+    Of a loop's body, `scanned` are the inputs that are cut of an array in each step.
+    """
+    ruled = [step for step in steps.steps if _has_rule(step)]
+    rules = iter(describe_all([step.eqn for step in ruled]))
+    made = _Made(list(steps.values), Counter(steps.outputs))
+    for step in steps.steps:
+        made.readers.update(step.reads)
+    for value in scanned if steps.steps else ():
+        made.add_cut(steps.steps[0], value)
+    for step in steps.steps:
+        made.add(step, next(rules) if _has_rule(step) else None)
+    return made.instructions, made.values
+
+
+def _has_rule(step: Step) -> bool:
+    return not (step.bodies or is_collective(step.eqn) or fused_name(step.eqn))
+
+
+@dataclass
+class _Made:
+    """What is found so far. `readers` counts those of each value among steps and results."""
+
+    values: list[Value]
+    readers: Counter[int]
+    instructions: list[Instruction] = field(default_factory=list)
+    transposes: dict[int, Step] = field(default_factory=dict)
+    products: dict[int, Instruction] = field(default_factory=dict)
+    widened: dict[int, int] = field(default_factory=dict)
+
+    def add_cut(self, near: Step, value: int) -> None:
+        """Add what cuts a value of a stack, whose bytes are not counted here."""
+        self.values.append(Value(0, 0))
+        step = replace(near, bodies=())
+        self._add_cheap(step, [len(self.values) - 1], [Use.ONCE], [value])
+
+    def add(self, step: Step, rule: OpRule | None) -> None:
+        """Add the instructions of a step; what has no rule is a collective, or has bodies."""
+        eqn, name = step.eqn, step.eqn.primitive.name
+        if name in _OF_THEIR_OWN:
+            _OF_THEIR_OWN[name](self, step)
+        elif rule is None:
+            self._add_alone(step)
+        elif name in _REARRANGING:
+            self._add_cheap(step, step.reads, [Use.ONCE] * len(step.reads), step.writes)
+        elif is_reduction(eqn):
+            self._add_reduction(step)
+        elif is_view(eqn) or is_elementwise(eqn, rule):
+            uses = [self._spread(step, i) for i in range(len(step.reads))]
+            is_cheap = name in _CHEAP or is_view(eqn)
+            self._add(step, step.reads, uses, step.writes, Takes.ALL, True, is_cheap)
+        else:
+            self._add_alone(step)
+
+    def _add_alone(self, step: Step) -> None:
+        self._add(step, step.reads, [Use.AGAIN] * len(step.reads), step.writes)
+
+    def _add_joined(self, step: Step, sent: int) -> None:
+        came = self._new(step.writes[0])
+        self._add(step, [sent], [Use.ONCE], [came])
+        self._add_cheap(step, [came], [Use.ONCE], step.writes)
+
+    def _add_reduction(self, step: Step) -> None:
+        eqn, name = step.eqn, step.eqn.primitive.name
+        shape = _shape(eqn.invars[0])
+        axes = eqn.params.get("axes", eqn.params.get("dimensions", ()))
+        is_taken = False
+        if name.startswith("arg"):
+            takes = Takes.ALL
+        elif name in _REDUCED_BY_LIBRARY and prod(shape) > _FEW_ELEMENTS:
+            takes = Takes.OWN
+        elif any(shape[d] > _WINDOW for d in axes):
+            takes = Takes.NOTHING
+        else:
+            takes, is_taken = Takes.ALL, True
+        self._add(step, step.reads, [Use.ONCE] * len(step.reads), step.writes, takes, is_taken)
+
+    def dot(self, step: Step) -> None:
+        """A product; one of each two elements, or of none twice, is element by element."""
+        if not _is_product(step.eqn):
+            uses = [max(Use.ONCE, self._spread(step, i)) for i in (0, 1)]
+            self._add_cheap(step, step.reads, uses, step.writes)
+            return
+        (left, of_library), (right, _) = (self._for_product(step, i) for i in (0, 1))
+        if WIDENS_PRODUCTS and _is_of_short_floats(step.eqn):
+            long = [self._widened(step, v) for v in (left, right)]
+            made = self._new(step.writes[0], 2)
+            self._add(step, long, [Use.AGAIN] * 2, [made])
+            self._add_cheap(step, [made], [Use.SAME], step.writes)
+            return
+        self._add(step, [left, right], [Use.AGAIN] * 2, step.writes)
+        self.products[step.writes[0]] = self.instructions[-1]
+        self.instructions[-1].of_library = of_library
+
+    def transpose(self, step: Step) -> None:
+        """A transpose, which products read through, and XLA may make with a product."""
+        if self._is_product_turned(step):
+            product = self.products[step.reads[0]]
+            product.writes, product.of_library = step.writes, False
+            return
+        self.transposes[step.writes[0]] = step
+        self._add_cheap(step, step.reads, [Use.ONCE], step.writes)
+
+    def split(self, step: Step) -> None:
+        """A slice for each part."""
+        for part in step.writes:
+            self._add_cheap(step, step.reads, [Use.ONCE], [part])
+
+    def updated(self, step: Step) -> None:
+        """What is written into in place."""
+        uses = [Use.SAME] + [Use.ONCE] * (len(step.reads) - 1)
+        self._add_cheap(step, step.reads, uses, step.writes)
+
+    def divided(self, step: Step) -> None:
+        """A division, cheap by a known number: XLA multiplies floats with its reciprocal."""
+        uses = [self._spread(step, i) for i in (0, 1)]
+        is_cheap = step.reads[1] == LITERAL and _is_of_floats(step.eqn)
+        self._add(step, step.reads, uses, step.writes, Takes.ALL, True, is_cheap)
+
+    def gather(self, step: Step) -> None:
+        """A gather, which reads each place once, and any element."""
+        self._add(step, step.reads, [Use.AGAIN, Use.ONCE], step.writes, Takes.ALL, True)
+
+    def cumulative(self, step: Step) -> None:
+        """A cumulative sum, along the minor dim."""
+        moved = self._moved(step, step.reads[0], Use.ONCE)
+        summed = self._new(step.writes[0])
+        self._add(step, [moved], [Use.AGAIN], [summed])
+        self._add_cheap(step, [summed], [Use.ONCE], step.writes)
+
+    def exchanged(self, step: Step) -> None:
+        """An exchange of pieces that are cut."""
+        self._add_joined(step, self._moved(step, step.reads[0], Use.AGAIN))
+
+    def gathered(self, step: Step) -> None:
+        """An all_gather; what came of a minor dim is put in order."""
+        if _is_minor(step.eqn, step.eqn.params["all_gather_dimension"]):
+            self._add_joined(step, step.reads[0])
+        else:
+            self._add_alone(step)
+
+    def summed(self, step: Step) -> None:
+        """A sum over devices, of short floats in longer ones; what is scattered put in order."""
+        reads, writes = list(step.reads), list(step.writes)
+        dim = step.eqn.params.get("scatter_dimension")
+        if dim is not None and _is_minor(step.eqn, dim):
+            reads = [self._moved(step, read, Use.ONCE) for read in reads]
+        is_long = _is_of_short_floats(step.eqn)
+        if is_long:
+            reads = [self._widened(step, read) for read in reads]
+            writes = [self._new(out, 2) for out in step.writes]
+        self._add(step, reads, [Use.AGAIN] * len(reads), writes)
+        for own, out in zip(writes, step.writes, strict=True) if is_long else ():
+            self._add_cheap(step, [own], [Use.SAME], [out])
+
+    def _for_product(self, step: Step, operand: int) -> tuple[int, bool]:
+        """An operand as a product wants it: as it is, or what puts it in order; and if in rows."""
+        read, shape = step.reads[operand], _shape(step.eqn.invars[operand])
+        made, order = self.transposes.get(read), range(len(shape))
+        if made is not None and _shape(made.eqn.outvars[0]) == shape:
+            source = made.eqn.params["permutation"]
+            if _is_in_order(step.eqn, operand, source):
+                return made.reads[0], _is_in_order(step.eqn, operand, source, may_turn=False)
+        if read == LITERAL or _is_in_order(step.eqn, operand, order):
+            return read, _is_in_order(step.eqn, operand, order, may_turn=False)
+        return self._moved(step, read, Use.ONCE), True
+
+    def _is_product_turned(self, step: Step) -> bool:
+        """Whether a transpose alone reads a product, whose two free dims change places."""
+        product = self.products.get(step.reads[0])
+        if product is None or self.readers[step.reads[0]] > 1:
+            return False
+        order, shape = step.eqn.params["permutation"], _shape(step.eqn.invars[0])
+        (_, _), (batch, _) = product.step.eqn.params["dimension_numbers"]
+        turned = (*range(len(batch)), len(batch) + 1, len(batch))
+        return tuple(order) == turned and _shape(product.step.eqn.outvars[0]) == shape
+
+    def _spread(self, step: Step, operand: int) -> Use:
+        """How an operand is read of which each element may be wanted for several."""
+        read = step.reads[operand]
+        is_same = read == LITERAL or self._elements(read) == self._elements(step.writes[0])
+        return Use.SAME if is_same else Use.AGAIN
+
+    def _elements(self, value: int) -> int:
+        return self.values[value].elements
+
+    def _moved(self, step: Step, read: int, use: Use) -> int:
+        """A value put in another order, or cut."""
+        if read == LITERAL:
+            return read
+        out = self._new(read)
+        self._add_cheap(step, [read], [use], [out])
+        return out
+
+    def _widened(self, step: Step, read: int) -> int:
+        """A value in floats of twice the length."""
+        if read != LITERAL and read not in self.widened:
+            self.widened[read] = self._new(read, 2)
+            self._add_cheap(step, [read], [Use.SAME], [self.widened[read]])
+        return self.widened.get(read, LITERAL)
+
+    def _new(self, like: int, times: int = 1) -> int:
+        value = self.values[like]
+        self.values.append(Value(value.elements, times * value.bytes))
+        return len(self.values) - 1
+
+    def _add_cheap(
+        self, step: Step, reads: Sequence[int], uses: Sequence[Use], writes: Sequence[int]
+    ) -> None:
+        self._add(step, reads, uses, writes, Takes.ALL, True, True)
+
+    def _add(
+        self,
+        step: Step,
+        reads: Sequence[int],
+        uses: Sequence[Use],
+        writes: Sequence[int],
+        takes: Takes = Takes.NOTHING,
+        is_taken: bool = False,
+        is_cheap: bool = False,
+    ) -> None:
+        known = [(v, use) for v, use in zip(reads, uses, strict=True) if v != LITERAL]
+        own, how = tuple(v for v, _ in known), tuple(use for _, use in known)
+        of_library = is_taken and step.name in _MADE_BY_LIBRARY
+        self.instructions.append(
+            Instruction(step, own, how, tuple(writes), takes, is_taken, is_cheap, of_library)
+        )
+
+
+def _is_product(eqn: Any) -> bool:
+    """Whether it sums over elements, and is more than a sum of products element by element."""
+    (contracted, _), (batch, _) = eqn.params["dimension_numbers"]
+    left, right = (len(_shape(a)) - len(batch) - len(contracted) for a in eqn.invars)
+    return prod(_shape(eqn.invars[0])[d] for d in contracted) > 1 and left + right > 0
+
+
+def _is_in_order(eqn: Any, operand: int, order: Sequence[int], may_turn: bool = True) -> bool:
+    """Whether a product reads an operand where it lies, its dims being those of `order` there."""
+    contracted, batch = (tuple(dims[operand]) for dims in eqn.params["dimension_numbers"])
+    shape = _shape(eqn.invars[operand])
+    free = tuple(d for d in range(len(shape)) if d not in contracted and d not in batch)
+
+    def lying(dims: Sequence[int]) -> list[int]:
+        return [order[d] for d in dims if shape[d] > 1]
+
+    leading, outer, inner = lying(batch), lying(free), lying(contracted)
+    if operand == 1:
+        outer, inner = inner, outer
+    ways = [[*leading, *outer, *inner]]
+    if may_turn and len(outer) <= 1 and len(inner) <= 1:
+        ways.append([*leading, *inner, *outer])
+    return any(way == sorted(way) for way in ways)
+
+
+def _shape(atom: Any) -> tuple[int, ...]:
+    return tuple(atom.aval.shape)
+
+
+def _is_of_floats(eqn: Any) -> bool:
+    return jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.inexact)
+
+
+def _is_of_short_floats(eqn: Any) -> bool:
+    dtypes = [var.aval.dtype for var in eqn.outvars]
+    return all(jnp.issubdtype(d, jnp.floating) and d.itemsize < 4 for d in dtypes)
+
+
+def _is_minor(eqn: Any, dim: int) -> bool:
+    return prod(_shape(eqn.invars[0])[:dim]) > 1
+
+
+# Operators that are more than one instruction, or read what they do in ways of their own.
+_OF_THEIR_OWN: Mapping[str, Callable[[_Made, Step], None]] = {
+    "dot_general": _Made.dot,
+    "transpose": _Made.transpose,
+    "split": _Made.split,
+    "dynamic_update_slice": _Made.updated,
+    "div": _Made.divided,
+    "gather": _Made.gather,
+    "all_to_all": _Made.exchanged,
+    "all_gather": _Made.gathered,
+    "reduce_scatter": _Made.summed,
+    "psum": _Made.summed,
+    **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), _Made.cumulative),
+}

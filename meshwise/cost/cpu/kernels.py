@@ -1,0 +1,62 @@
+"""The kernels that XLA on CPU makes of a per-device program, with the values that they write.
+
+Those of `cost/kernels.py` stand for any device, and tell of flops and traffic. These tell what lies
+in memory.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from meshwise._jax import ClosedJaxpr, Jaxpr
+from meshwise.cost.cpu.fusion import Fused, fused
+from meshwise.cost.cpu.instructions import Use, instructions_of
+from meshwise.cost.cpu.library import with_reductions
+from meshwise.cost.kernels import Kernel, KernelBody, KernelProgram
+from meshwise.cost.steps import LITERAL, Body, Step, Steps, steps_of
+from meshwise.cost.work import Work, updates_operand
+
+
+def cpu_kernels_of(jaxpr: ClosedJaxpr | Jaxpr, axis_sizes: Mapping[str, int]) -> KernelProgram:
+    """The kernels of a per-device jaxpr, in its order; their work is not counted."""
+    return _kernels(steps_of(jaxpr, axis_sizes))
+
+
+def _kernels(steps: Steps, scanned: int = 0) -> KernelProgram:
+    """The kernels of steps, of whose inputs so many come last that are cut in each step."""
+    cut = steps.inputs[len(steps.inputs) - scanned :]
+    instructions, values = instructions_of(steps, cut)
+    results = frozenset(steps.outputs) - {LITERAL}
+    groups = fused(with_reductions(instructions, values, results), values, results)
+    kernels = tuple(map(_kernel, groups))
+    inputs = steps.inputs[: len(steps.inputs) - scanned]
+    return KernelProgram(replace(steps, values=tuple(values), inputs=inputs), kernels)
+
+
+def _kernel(group: Fused) -> Kernel:
+    """A kernel, whose result may lie where one of some values lay that it reads in place."""
+    own, step = group.last, group.last.step
+    if own.is_taken:
+        replaces = frozenset(value for value, use in group.reads.items() if use is Use.SAME)
+    else:
+        replaces = frozenset(group.reads if _is_in_place(step) else ())
+    return Kernel(
+        step.name,
+        step.equation,
+        Work(),
+        tuple(group.reads),
+        own.writes,
+        bodies=tuple(_body(body, step.is_choice) for body in step.bodies),
+        is_choice=step.is_choice,
+        is_count_known=step.is_count_known,
+        replaces=replaces,
+    )
+
+
+def _body(body: Body, is_choice: bool) -> KernelBody:
+    scanned = 0 if is_choice else len(body.steps.inputs) - sum(body.carried)
+    return KernelBody(_kernels(body.steps, scanned), body)
+
+
+def _is_in_place(step: Step) -> bool:
+    is_loop = bool(step.bodies) and not step.is_choice
+    return is_loop or step.name == "sort" or updates_operand(step.eqn) is not None

@@ -1,0 +1,121 @@
+"""What kernels on CPU are held to write to memory, beside what XLA's compiler says of them."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from meshwise.cost.cpu.held import Held, held_by_xla
+
+
+def f32(*shape):
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def bf16(*shape):
+    return jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+
+
+def product(left, right):
+    """Of what is computed before, so that operands are made in the order that is wanted."""
+    return lambda a, b: lax.dot_general(jnp.sin(a), jnp.cos(b), ((left, right), ((), ())))
+
+
+def batched(left, right, batch):
+    return lambda a, b: lax.dot_general(jnp.sin(a), jnp.cos(b), ((left, right), (batch, batch)))
+
+
+def read_twice(a, b):
+    """A cheap product in two orders, each of which is made anew: the first is gone by then."""
+    mask = a[:, None] * b
+    once = jnp.einsum("tec,td->ecd", mask, b[:, 0])
+    return jnp.einsum("tec,ecd->td", mask, jnp.tanh(once))
+
+
+def normalised(x):
+    centred = x - x.mean(1, keepdims=True)
+    return centred * lax.rsqrt((centred**2).mean(1, keepdims=True))
+
+
+def sum_and_itself(a, b):
+    both = a * b
+    return both.sum(1), jnp.tanh(both)
+
+
+def loop(x, w):
+    return lax.scan(lambda carry, w: (jnp.tanh(carry @ w), None), x * 2, w)[0]
+
+
+CASES = {
+    "a matrix lies either way": (product((0,), (0,)), f32(32, 64), f32(32, 48)),
+    "a matrix lies either way on the right": (product((1,), (1,)), f32(64, 32), f32(48, 32)),
+    "heads behind positions": (batched((3,), (3,), (0, 2)), f32(2, 64, 4, 32), f32(2, 48, 4, 32)),
+    "gradient of a weight": (product((0, 1), (0, 1)), f32(2, 64, 32), f32(2, 64, 48)),
+    "argument in another order": (
+        lambda a, b: jnp.einsum("bsd,bse->de", a, b), f32(2, 64, 32), f32(2, 64, 48),
+    ),
+    "gradient of a weight, transposed": (
+        lambda a, b: jnp.einsum("bsd,bse->de", a, b).T, f32(2, 64, 32), f32(2, 64, 48),
+    ),
+    "transposed before a product": (
+        lambda a, b: jnp.sin(a).T @ jnp.cos(b), f32(32, 64), f32(32, 48),
+    ),
+    "product of short floats": (lambda a, b: a @ b, bf16(64, 256), bf16(256, 64)),
+    "outer product": (lambda a, b: jnp.tanh(a[:, None] * b), f32(512), f32(512)),
+    "many reduced, what is read alone": (
+        lambda a, b: jnp.exp(a * b).sum(0), f32(64, 256), f32(64, 256),
+    ),
+    "reduced product": (lambda a, b: jnp.tanh(a @ b + 1).sum(1), f32(128, 64), f32(64, 128)),
+    "chosen of a product, and reduced": (
+        lambda a, b: jnp.tril(a @ b).sum(1), f32(128, 64), f32(64, 128),
+    ),
+    "reduced product of a matrix that lies the other way": (
+        lambda a, b: (a.T @ b).sum(1), f32(64, 128), f32(64, 128),
+    ),
+    "many reduced, what others read": (
+        sum_and_itself, f32(256, 256), f32(256, 256),
+    ),
+    "few reduced by windows": (lambda a, b: jnp.tanh((a * b).sum(1)), f32(16, 64), f32(16, 64)),
+    "softmax": (lambda a, b: jax.nn.softmax(a @ b, axis=1), f32(128, 64), f32(64, 128)),
+    "attention": (
+        lambda a, b: jax.nn.softmax(a @ b * 0.1, axis=1) @ b.T, f32(128, 64), f32(64, 128),
+    ),
+    "masked attention": (
+        lambda a, b: jax.nn.softmax(jnp.tril(a @ b), axis=1) @ b.T, f32(128, 64), f32(64, 128),
+    ),
+    "normalised": (lambda x: normalised(jnp.sin(x)), f32(64, 256)),
+    "gated": (lambda a, b: jax.nn.silu(a @ b) @ b.T, f32(128, 64), f32(64, 128)),
+    "one row written": (
+        lambda a, b: lax.dynamic_update_slice(jnp.sin(a), b, (3, 0)).sum(),
+        f32(64, 256), f32(4, 256),
+    ),
+    "a loop": (loop, f32(64, 64), f32(8, 64, 64)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_held_is_what_xla_says(name):
+    function, *args = CASES[name]
+    held = held_by_xla(jax.make_jaxpr(function)(*args), {}).at_once
+    compiled = jax.jit(function).lower(*args).compile()
+    actual = compiled.memory_analysis().temp_size_in_bytes
+    assert held == pytest.approx(actual, rel=0.02, abs=1024), (held, actual)
+
+
+def test_a_long_chain_beside_what_began_it_is_decided():
+    """Whether a value can be made by all readers depends on all ways to them, here a long one."""
+
+    def chain(x, y):
+        start = both = x + y
+        for _ in range(3000):
+            both = both * 2
+        return both - start
+
+    # What began it lies where the result comes to lie.
+    assert held_by_xla(jax.make_jaxpr(chain)(f32(64, 64), f32(64, 64)), {}).at_once == 0
+
+
+def test_an_order_is_better_where_it_holds_a_tenth_less():
+    held = [Held(100, waiting).is_less_as_wanted for waiting in (100, 95, 90, 0)]
+    assert held == [False, False, True, True]
+    assert not Held(0, 0).is_less_as_wanted
