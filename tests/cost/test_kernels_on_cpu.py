@@ -37,6 +37,12 @@ def normalised(x):
     return centred * lax.rsqrt((centred**2).mean(1, keepdims=True))
 
 
+def neighbours(a, b):
+    even, odd = lax.pad(a, 0.0, ((0, 1, 1), (0, 0, 0))), lax.pad(b, 0.0, ((1, 0, 1), (0, 0, 0)))
+    both = even + odd
+    return jnp.tanh(both[1:]), jnp.exp(both[:-1])
+
+
 def sum_and_itself(a, b):
     both = a * b
     return both.sum(1), jnp.tanh(both)
@@ -88,6 +94,12 @@ CASES = {
     "one row written": (
         lambda a, b: lax.dynamic_update_slice(jnp.sin(a), b, (3, 0)).sum(),
         f32(64, 256), f32(4, 256),
+    ),
+    "interleaved, and read by several": (
+        neighbours, f32(64, 64), f32(64, 64),
+    ),
+    "associative scan": (
+        lambda a: lax.associative_scan(jnp.add, a, axis=0), f32(128, 64),
     ),
     "a loop": (loop, f32(64, 64), f32(8, 64, 64)),
 }  # fmt: skip

@@ -80,7 +80,7 @@ class _Fusion:
             if (
                 value not in reads
                 or often > _MOST_TIMES
-                or not self._is_taken(n, value, reads[value], apart)
+                or not self._is_taken(n, value, reads[value], apart, not inside)
             ):
                 continue
             use, maker = reads.pop(value), self.maker[value]
@@ -98,8 +98,10 @@ class _Fusion:
                     waiting.append(read)
         return Fused(own, reads)
 
-    def _is_taken(self, n: int, value: int, use: Use, apart: AbstractSet[int]) -> bool:
-        """Whether a kernel makes a value itself."""
+    def _is_taken(
+        self, n: int, value: int, use: Use, apart: AbstractSet[int], is_next: bool
+    ) -> bool:
+        """Whether a kernel makes a value itself, which may be next to the kernel's last one."""
         takes = self.instructions[n].takes
         if takes is Takes.OWN:
             maker = self.maker.get(value)
@@ -109,8 +111,8 @@ class _Fusion:
             return False
         if value not in self.results and self.readers[value] <= {n}:
             return True
-        is_cheap = self.instructions[self.maker[value]].is_cheap
-        return is_cheap and value not in apart
+        made = self.instructions[self.maker[value]]
+        return made.is_cheap and (is_next or not made.branches) and value not in apart
 
     def _can_take(self, value: int, use: Use) -> bool:
         """Whether an instruction can be made where its result is read in some way."""

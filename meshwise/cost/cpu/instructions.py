@@ -48,8 +48,9 @@ class Takes(Enum):
 class Instruction:
     """What a step, or a part of it, reads, and how, and writes, by numbers of values.
 
-    What `is_taken` its readers may make in their kernels; what `is_cheap` several of them; what is
-    `of_library` the library that makes products and long reductions.
+    What `is_taken` its readers may make in their kernels; what `is_cheap` several of them; what
+    `branches` several of them if nothing else is between. What is `of_library` the library may make
+    that makes products and long reductions.
     """
 
     step: Step
@@ -59,10 +60,12 @@ class Instruction:
     takes: Takes = Takes.NOTHING
     is_taken: bool = False
     is_cheap: bool = False
+    branches: bool = False
     of_library: bool = False
 
 
 _REARRANGING = frozenset({"rev", "slice", "dynamic_slice", "concatenate", "pad"})
+_BRANCHING = frozenset({"concatenate", "pad"})
 # What XLA holds to be cheap (`InstructionFusion::IsExpensive`).
 _CHEAP = frozenset(
     """
@@ -312,10 +315,9 @@ class _Made:
     ) -> None:
         known = [(v, use) for v, use in zip(reads, uses, strict=True) if v != LITERAL]
         own, how = tuple(v for v, _ in known), tuple(use for _, use in known)
-        of_library = is_taken and step.name in _MADE_BY_LIBRARY
-        self.instructions.append(
-            Instruction(step, own, how, tuple(writes), takes, is_taken, is_cheap, of_library)
-        )
+        branches, of_library = step.name in _BRANCHING, is_taken and step.name in _MADE_BY_LIBRARY
+        more = takes, is_taken, is_cheap, branches, of_library
+        self.instructions.append(Instruction(step, own, how, tuple(writes), *more))
 
 
 def _is_product(eqn: Any) -> bool:
