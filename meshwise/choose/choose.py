@@ -57,8 +57,8 @@ def choose(
             one = descended(Search(graph, backward_start(graph, limits)), limits)
             found += [one] if one.sent_bytes < min(other.sent_bytes for other in found) else []
         found += _with_steps_gathered(graph, limits)
-        found += with_work_repeated(graph, limits, found)
         found += _with_arguments_moved(graph, limits, found)
+        found += with_work_repeated(graph, limits, found)
     found.append(Found(completion_seconds, completed, stopping))
     # None is dearer, with launches, than completion is.
     found = [one for one in found if one.seconds <= completion_seconds]

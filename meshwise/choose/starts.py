@@ -1,6 +1,6 @@
 """Where a descent begins: from completion, and from the program's own order."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from heapq import heappop, heappush
 
 from meshwise._jax import Var
@@ -23,6 +23,15 @@ def completion_start(graph: Graph, limits: Limits) -> list[DimAxes]:
         if node.index in fixed
         else _cheapest(graph, node, nominal(graph, node), limits, keep_results=True)
         for node in graph.nodes
+    ]
+
+
+def whole_start(graph: Graph, limits: Limits, repeated: Set[int]) -> list[DimAxes]:
+    """As completion suggests, but some nodes by every device, as far as hints let them."""
+    fixed, start = fixed_axes(graph), completion_start(graph, limits)
+    return [
+        ((),) * len(axes) if node.index in repeated and node.index not in fixed else axes
+        for node, axes in zip(graph.nodes, start, strict=True)
     ]
 
 

@@ -29,6 +29,20 @@ def power(a, x):
     return lax.fori_loop(0, 10, step, x)
 
 
+def solved(a, b):
+    """Conjugate gradients: each step multiplies what is sharded, and needs sums of all of it."""
+
+    def step(_, state):
+        x, r, d, rr = state
+        ad = a @ d
+        alpha = rr / (d @ ad)
+        x, r = x + alpha * d, r - alpha * ad
+        new = r @ r
+        return x, r, r + new / rr * d, new
+
+    return lax.fori_loop(0, 10, step, (jnp.zeros_like(b), b, b, b @ b))[0]
+
+
 def kinds(function, shapes, specs, out, hardware):
     step = mw.jit(function, mesh=N8, in_shardings=specs, out_shardings=out, hardware=hardware)
     program = step.partition(*[jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes])
@@ -86,6 +100,25 @@ def test_products_of_a_loop():
     for size, hardware in ((64, GENERIC), (1024, CPU)):
         found = kinds(power, [(size, size), (size,)], specs, P(), hardware)
         assert sum(count for _, count in found) >= 10
+
+
+def test_what_many_nodes_read_is_gathered_once_for_all():
+    """No node alone is better done by every device: the others would send what it makes."""
+    specs = (P("d"), P("d"))
+    assert kinds(solved, [(96, 96), (96,)], specs, P("d"), CPU) == [("all_gather", 1)] * 2
+    for size, hardware in ((96, GENERIC), (1024, CPU)):
+        found = kinds(solved, [(size, size), (size,)], specs, P("d"), hardware)
+        assert sum(count for _, count in found) >= 10
+
+
+@pytest.mark.parametrize("size", [24, 29])
+def test_values_of_solutions(size, any_mesh):
+    numbers = np.random.default_rng(0)
+    a, b = numbers.normal(size=(size, size)), numbers.normal(size=size)
+    args = ((a @ a.T + size * np.eye(size)).astype(np.float32), b.astype(np.float32))
+    spec = P(any_mesh.axis_names[0])
+    step = mw.jit(solved, mesh=any_mesh, in_shardings=spec, out_shardings=spec, hardware=CPU)
+    np.testing.assert_allclose(step(*args), solved(*args), rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("spec", [P("x"), P("x", "y"), P(None, ("x", "y"))])
