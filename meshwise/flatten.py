@@ -7,7 +7,8 @@ stays a computation of its own. Every hint, whichever way it was written
 (`mw.shard`, `lax.with_sharding_constraint`, `jax.sharding.reshard`, shardings of a nested call),
 becomes one `hint` equation. Positions that count along a batch are said to be one (`pairing.py`),
 and moves of rows in several steps are written as one (`borders/`). Equal equations are computed
-once, and dead ones dropped (`simplify.py`).
+once, and dead ones dropped (`simplify.py`); what is laid otherwise and back is what it was
+(`laid_back.py`).
 
 Loops and conditionals may stay equations of one piece, or be *entered*: their bodies then stand in
 the flat program too, once each, told by marks (`_jax/control.py`). A body reads values around it
@@ -25,6 +26,7 @@ from meshwise._jax import ClosedJaxpr, Control, JaxprEqn, Literal, Primitive, Va
 from meshwise.borders.merge import merge_moves
 from meshwise.borders.rows import slice_splits
 from meshwise.inner_products import unflatten_products
+from meshwise.laid_back import without_laid_back
 from meshwise.pairing import pair_batches
 from meshwise.simplify import live, move_out_of_loops, share_equal
 
@@ -69,6 +71,7 @@ def flatten(closed: ClosedJaxpr, enters: Enters = enters_nothing) -> ClosedJaxpr
     inputs = [_jax.new_var(v.aval) for v in closed.jaxpr.invars]
     outputs = _inline(closed.jaxpr, closed.consts, inputs, flat, None)
     eqns, outputs = share_equal(move_out_of_loops(flat.eqns), outputs)
+    eqns, outputs = without_laid_back(eqns, outputs)
     constants = dict(zip(flat.constvars, flat.consts, strict=True))
     eqns = unflatten_products(pair_batches(eqns, constants))
     eqns = live(merge_moves(eqns, constants), outputs)

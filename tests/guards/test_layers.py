@@ -11,6 +11,7 @@ LAYERS = (
     "_jax",
     "ir",
     "inner_products",
+    "laid_back",
     "pairing",
     "borders",
     "simplify",

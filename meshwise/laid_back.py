@@ -1,0 +1,86 @@
+"""Arrays laid otherwise and back again are the arrays: windows cut, and put together as they were.
+
+In between a dim may be joined of several, of which one in the midst is sharded. No shard is a row
+of such a dim: all of the array would be moved, twice, for nothing that is computed there.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jax import lax
+
+from meshwise._jax import JaxprEqn, Literal, Var
+from meshwise.ir.program import shape_of, type_of
+
+# Operators that leave elements in their order, where none is repeated.
+_RESHAPING = frozenset({lax.reshape_p, lax.squeeze_p, lax.broadcast_in_dim_p})
+
+
+def without_laid_back(
+    eqns: Sequence[JaxprEqn], outputs: Sequence[Any]
+) -> tuple[list[JaxprEqn], list[Any]]:
+    """The equations and outputs of a flat program, which read arrays, not what is laid as they are.
+
+    What lies in between stays for whoever else reads it, and is dead if nobody does.
+    """
+    same: dict[Var, Any] = {}
+    makers: dict[Var, JaxprEqn] = {}
+    kept = []
+
+    def read(atom: Any) -> Any:
+        return atom if isinstance(atom, Literal) else same.get(atom, atom)
+
+    for original in eqns:
+        eqn = original.replace(invars=[read(a) for a in original.invars])
+        array = _laid_so_before(eqn, makers)
+        if array is not None:
+            same[eqn.outvars[0]] = array
+            continue
+        kept.append(eqn)
+        if _is_reshape(eqn) or eqn.primitive is lax.transpose_p:
+            makers[eqn.outvars[0]] = eqn
+    return kept, [read(a) for a in outputs]
+
+
+def _laid_so_before(eqn: JaxprEqn, makers: Mapping[Var, JaxprEqn]) -> Any:
+    """The array that an equation lays as it lay before, if it is one."""
+    if eqn.primitive is lax.transpose_p:
+        return _turned_back(eqn, makers)
+    made: JaxprEqn | None = eqn
+    while made is not None and _is_reshape(made):
+        (array,) = made.invars
+        if _is_alike(array, eqn.outvars[0]):
+            return array
+        made = makers.get(array)
+    return None
+
+
+def _turned_back(eqn: JaxprEqn, makers: Mapping[Var, JaxprEqn]) -> Any:
+    made: JaxprEqn | None = eqn
+    order = tuple(range(len(shape_of(eqn.outvars[0]))))
+    while made is not None and made.primitive is lax.transpose_p:
+        (array,) = made.invars
+        order = tuple(made.params["permutation"][d] for d in order)
+        if isinstance(array, Literal):
+            return None
+        if order == tuple(range(len(order))) and _is_alike(array, eqn.outvars[0]):
+            return array
+        made = makers.get(array)
+    return None
+
+
+def _is_reshape(eqn: JaxprEqn) -> bool:
+    """Whether an equation says only where dims begin and end."""
+    if eqn.primitive not in _RESHAPING or len(eqn.invars) != 1:
+        return False
+    (array,), (result,), params = eqn.invars, eqn.outvars, eqn.params
+    is_turned = eqn.primitive is lax.reshape_p and params["dimensions"] is not None
+    if is_turned or isinstance(array, Literal) or params.get("sharding") is not None:
+        return False
+    return math.prod(shape_of(array)) == math.prod(shape_of(result))
+
+
+def _is_alike(array: Any, other: Any) -> bool:
+    """Whether two values have one shape and type."""
+    return shape_of(array) == shape_of(other) and type_of(array) == type_of(other)
