@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from meshwise._jax import ClosedJaxpr, Jaxpr
+from meshwise.cost.cpu.combining import combined
 from meshwise.cost.cpu.fusion import Fused, fused
 from meshwise.cost.cpu.instructions import Use, instructions_of
 from meshwise.cost.cpu.library import with_reductions
@@ -26,7 +27,7 @@ def _kernels(steps: Steps, scanned: int = 0) -> KernelProgram:
     cut = steps.inputs[len(steps.inputs) - scanned :]
     instructions, values = instructions_of(steps, cut)
     results = frozenset(steps.outputs) - {LITERAL}
-    groups = fused(with_reductions(instructions, values, results), values, results)
+    groups = fused(with_reductions(combined(instructions), values, results), values, results)
     kernels = tuple(map(_kernel, groups))
     inputs = steps.inputs[: len(steps.inputs) - scanned]
     return KernelProgram(replace(steps, values=tuple(values), inputs=inputs), kernels)
