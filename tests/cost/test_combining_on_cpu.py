@@ -61,7 +61,7 @@ CASES = {
 
 def counted(program):
     """Sums over devices; what makes short floats of them writes in place, and is none."""
-    own = sum(1 for k for k in program.kernels if k.name in ("psum", "pmax") and not k.replaces)
+    own = sum(1 for k in program.kernels if k.name in ("psum", "pmax") and not k.replaces)
     return own + sum(counted(body.program) for k in program.kernels for body in k.bodies)
 
 
