@@ -22,7 +22,8 @@ def without_laid_back(
 ) -> tuple[list[JaxprEqn], list[Any]]:
     """The equations and outputs of a flat program, which read arrays, not what is laid as they are.
 
-    What lies in between stays for whoever else reads it, and is dead if nobody does.
+    What lies in between stays for whoever else reads it, and is dead if nobody does. Dims of one
+    element that come and go are left: they move nothing.
     """
     same: dict[Var, Any] = {}
     makers: dict[Var, JaxprEqn] = {}
@@ -48,12 +49,19 @@ def _laid_so_before(eqn: JaxprEqn, makers: Mapping[Var, JaxprEqn]) -> Any:
     if eqn.primitive is lax.transpose_p:
         return _turned_back(eqn, makers)
     made: JaxprEqn | None = eqn
+    is_joined = False
     while made is not None and _is_reshape(made):
         (array,) = made.invars
         if _is_alike(array, eqn.outvars[0]):
-            return array
+            return array if is_joined else None
+        is_joined = is_joined or _long_dims(array) != _long_dims(eqn.outvars[0])
         made = makers.get(array)
     return None
+
+
+def _long_dims(array: Any) -> list[int]:
+    """The sizes of dims, without those of one element, which no sharding knows."""
+    return [size for size in shape_of(array) if size != 1]
 
 
 def _turned_back(eqn: JaxprEqn, makers: Mapping[Var, JaxprEqn]) -> Any:

@@ -39,6 +39,11 @@ def flattened(x: Any) -> Any:
     return x.ravel()[None].squeeze(0).reshape(x.shape) * 2
 
 
+def longer_by_ones(x: Any) -> Any:
+    """A dim of one element moves nothing: it stays."""
+    return x[None].squeeze(0) + 1
+
+
 def turned_round(x: Any) -> Any:
     return x.transpose(1, 2, 0).transpose(1, 2, 0).transpose(1, 2, 0) + 1
 
@@ -71,6 +76,7 @@ CASES: dict[str, tuple[Callable[..., Any], int, bool]] = {
     "windows, also read": (also_read, 3, True),
     "windows, in a loop": (in_a_loop, 0, False),
     "flattened": (flattened, 0, False),
+    "longer by ones": (longer_by_ones, 2, False),
     "turned round": (turned_round, 0, False),
     "turned otherwise": (turned_otherwise, 2, True),
     "of other shape": (of_other_shape, 2, True),
