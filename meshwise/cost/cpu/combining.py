@@ -43,7 +43,7 @@ def combined(instructions: Sequence[Instruction]) -> list[Instruction]:
 
 def _kind(own: Instruction) -> Hashable | None:
     """What is alike of sums that may be one; None for what is no sum over devices."""
-    if own.step.name not in _COMBINED or own.takes is not Takes.NOTHING:
+    if own.step.name not in _COMBINED or own.takes is not Takes.NOTHING or not own.writes:
         return None
     params, dtype = own.step.eqn.params, own.step.eqn.invars[0].aval.dtype
     if jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4:
