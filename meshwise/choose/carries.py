@@ -3,7 +3,7 @@
 A sum travels through linear equations while each value on the way has one use, and is joined with
 other sums at an addition: then one reduction after it serves them all. A value with several uses
 is where it is reduced, and so is one that the next equation would make larger, or that a loop
-would reduce in every step.
+would reduce in every step. Uses in several branches of a conditional are as one: one of them runs.
 
 Something whole may be added to a sum on its way: one device adds it to its term. So it does where
 a sum over dims follows that leaves less to be reduced, as the mean of a loss does.
@@ -18,9 +18,11 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 from meshwise._jax import JaxprEqn, Literal, Var, next_p, stack_p
+from meshwise.ir.bodies import never_both, read_in
 from meshwise.ir.program import Program, itemsize_of, makes_zeros, shape_of
 from meshwise.ir.sharding import Reduction
 from meshwise.rules.registry import OpRule
@@ -48,10 +50,11 @@ def find_carries(program: Program, rules: Sequence[OpRule]) -> Carries:
     """Where sums may pass in a program."""
     uses = uses_of(program)
     zeros = {eqn.outvars[0] for eqn in program.equations if makes_zeros(eqn)}
-    sums = _accumulators(program, rules, uses)
+    once = _read_once(program, uses)
+    sums = _accumulators(program, rules, uses, once)
     while True:
         gathered = _gathered(program, rules, uses, sums)
-        carries, wholes = _follow(program, rules, uses, sums, zeros, gathered)
+        carries, wholes = _follow(program, rules, uses, once, sums, zeros, gathered)
         lost = {n for n in sums if not carries[n]}
         if not lost:
             begins = [program.equations[program.carried[n]] for n in sums]
@@ -77,28 +80,44 @@ def uses_of(program: Program) -> dict[Var, list[Use]]:
     return uses
 
 
-def _accumulators(
-    program: Program, rules: Sequence[OpRule], uses: dict[Var, list[Use]]
-) -> set[int]:
-    """The `next` marks of what steps only add to, inner loops' first."""
-    ends = {begin: end for end, begin in program.carried.items()}
-    found: set[int] = set()
-    for end in sorted(ends.values()):
-        value = program.equations[program.carried[end]].outvars[0]
-        while len(uses[value]) == 1:
-            index, position = uses[value][0]
-            if index == end:
-                found.add(end)
-            if index in (end, -1):
-                break
-            inner = ends.get(index)
-            if inner is not None and inner in found:
-                value = program.equations[inner].outvars[0]
-            elif _passes_on(rules[index], position):
-                value = program.equations[index].outvars[0]
-            else:
-                break
+def _read_once(program: Program, uses: Mapping[Var, Sequence[Use]]) -> set[Var]:
+    """Values that a step reads at one place: of several uses each is in a branch of its own."""
+    apart, read = never_both(program.equations), read_in(program.equations)
+    found: set[Var] = set()
+    for var, places in uses.items():
+        if len(places) > 1 and any(index < 0 for index, _ in places):
+            continue
+        pairs = combinations(places, 2)
+        if all(apart(read(*one), read(*other)) for one, other in pairs):
+            found.add(var)
     return found
+
+
+def _accumulators(
+    program: Program, rules: Sequence[OpRule], uses: dict[Var, list[Use]], once: Set[Var]
+) -> set[int]:
+    """The `next` marks of what steps only add to."""
+    eqns = program.equations
+    ends = {begin: end for end, begin in program.carried.items()}
+    leads: dict[Var, int | None] = {}  # the `next` mark that a value reaches, only added to
+
+    def leads_to(index: int, position: int) -> int | None:
+        if index < 0:
+            return None
+        eqn = eqns[index]
+        if eqn.primitive is next_p:
+            return index
+        if index in ends:
+            inner = ends[index]
+            adds_only = leads.get(eqn.outvars[0]) == inner
+            return leads.get(eqns[inner].outvars[0]) if adds_only else None
+        return leads.get(eqn.outvars[0]) if _passes_on(rules[index], position) else None
+
+    for eqn in reversed(eqns):
+        for var in eqn.outvars:
+            found = {leads_to(*use) for use in uses[var]} if var in once else {None}
+            leads[var] = found.pop() if len(found) == 1 else None
+    return {n for n, begin in program.carried.items() if leads[eqns[begin].outvars[0]] == n}
 
 
 def _passes_on(rule: OpRule, position: int) -> bool:
@@ -158,6 +177,7 @@ def _follow(
     program: Program,
     rules: Sequence[OpRule],
     uses: dict[Var, list[Use]],
+    once: Set[Var],
     sums: Iterable[int],
     zeros: Set[Var],
     gathered: Mapping[Var, int],
@@ -167,7 +187,7 @@ def _follow(
     ends = set(sums)
     made = {v: n for e, n in zip(program.equations, program.trips, strict=True) for v in e.outvars}
     shrinking = _shrinking(program, rules, uses)
-    known = _Known(uses, made, zeros, gathered, shrinking, set())
+    known = _Known(uses, once, made, zeros, gathered, shrinking, set())
     wholes: set[Var] = set()
     carries = []
     for index, (eqn, rule) in enumerate(zip(program.equations, rules, strict=True)):
@@ -191,6 +211,7 @@ class _Known:
     """What tells where sums may pass; `unreduced` are the values that may be sums so far."""
 
     uses: Mapping[Var, Sequence[Use]]
+    once: Set[Var]
     made: Mapping[Var, int]
     zeros: Set[Var]
     gathered: Mapping[Var, int]
@@ -226,9 +247,14 @@ class _Known:
             return False
         if atom in self.zeros:
             terms = atom in self.unreduced or any(v in self.gathered for v in results)
-            return terms and (atom in self.gathered or len(self.uses[atom]) == count)
-        alone = atom in self.gathered or len(self.uses[atom]) == count
-        return atom in self.unreduced and alone and self.made.get(atom, 1) >= trips
+            return terms and self._is_alone(atom, count)
+        is_sum = atom in self.unreduced and self._is_alone(atom, count)
+        return is_sum and self.made.get(atom, 1) >= trips
+
+    def _is_alone(self, atom: Var, count: int) -> bool:
+        """Whether nothing else that a step reads a value for needs it reduced."""
+        only = atom in self.once or len(self.uses[atom]) == count
+        return only or atom in self.gathered
 
 
 def _bytes(atoms: Sequence[Any]) -> int:

@@ -1,6 +1,6 @@
 """Functions with loops and branches, for one device."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -61,6 +61,38 @@ def accumulated_twice(w: Any, x: Any) -> Any:
         return accumulated_from(total, w, rows), None
 
     return lax.scan(outer, jnp.zeros_like(w), x)[0]
+
+
+def accumulated_at_times(
+    branches: Sequence[Callable[..., Any]], every: int = 2
+) -> Callable[..., Any]:
+    """What branches make, of every so many steps in turn, of a total and a step's gradient."""
+
+    def all_steps(w: Any, x: Any) -> Any:
+        def step(total: Any, at: Any) -> Any:
+            row, t = at
+            each = [lambda c, r, b=b: b(c, gradient(lambda w: layer(r, w))(w)) for b in branches]
+            return lax.switch(t % every, each, total, row), None
+
+        return lax.scan(step, jnp.zeros_like(w), (x, jnp.arange(len(x))))[0]
+
+    return all_steps
+
+
+def collected(w: Any, x: Any) -> Any:
+    """A pipeline of stages: what the last one makes is put into a buffer once it is filled."""
+    stages, count = len(w), len(x)
+
+    def step(t: Any, state: Any) -> Any:
+        flow, done = state
+        fed = lax.dynamic_index_in_dim(x, jnp.minimum(t, count - 1), keepdims=False)
+        flow = jax.vmap(layer)(jnp.roll(flow, 1, 0).at[0].set(fed), w)
+        at = t - (stages - 1)
+        put = lambda: lax.dynamic_update_index_in_dim(done, flow[-1], at, 0)  # noqa: E731
+        return flow, lax.cond(at >= 0, put, lambda: done)
+
+    start = jnp.zeros((stages, *x.shape[1:])), jnp.zeros_like(x)
+    return lax.fori_loop(0, stages + count - 1, step, start)[1]
 
 
 def of_rows(table: Any, x: Any) -> Any:

@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 import meshwise as mw
 from tests.end_to_end.control import (
     accumulated,
+    accumulated_at_times,
     accumulated_from,
     accumulated_twice,
     accumulated_wide,
@@ -22,6 +23,7 @@ from tests.end_to_end.control import (
     best_paths,
     chosen,
     clipped,
+    collected,
     counted,
     counted_to,
     ends,
@@ -74,6 +76,18 @@ def gathered(times: int, elements: int) -> tuple[int, int]:
     return times, times * 7 * elements * 4 // 8
 
 
+def add(total: Any, more: Any) -> Any:
+    return total + more
+
+
+def add_twice(total: Any, more: Any) -> Any:
+    return total + more + 2 * more
+
+
+def keep(total: Any, more: Any) -> Any:
+    return total
+
+
 POLICIES = jax.checkpoint_policies
 FSDP_GRADIENT = {
     "all_gather": gathered(2 * LAYERS, WEIGHT),
@@ -108,6 +122,11 @@ TABLE = [
     Row("gradient over microbatches of microbatches", accumulated_twice,
         (W[0], reals(2, 3, BATCH, WIDTH)), (8,), (P(), P(None, None, "x")), P(),
         reduced(WEIGHT), 1e-5),
+    Row("gradient over every second microbatch", accumulated_at_times([add, keep]), (W[0], ROWS),
+        (8,), (P(), STACK), P(), reduced(WEIGHT), 1e-5),
+    Row("gradient over microbatches, of which one begins anew",
+        accumulated_at_times([add, add_twice, lambda _, g: g], 3), (W[0], ROWS), (8,),
+        (P(), STACK), P(), reduced(WEIGHT), 1e-5),
     Row("loss over microbatches", total_loss, (W[0], ROWS), (8,), (P(), STACK), P(),
         reduced(1), 1e-5),
     Row("gradient of few bits added to one of more", accumulated_wide,
@@ -151,6 +170,17 @@ TABLE = [
         {"all_gather": gathered(5, 4 * 32), "reduce_scatter": gathered(5, 4 * 32)}, 1e-4),
 ]  # fmt: skip
 FREE = [
+    Row("gradient over microbatches, of which one takes the largest",
+        accumulated_at_times([add, jnp.maximum]), (W[0], ROWS), (8,),
+        (P(), STACK), P(), None, 1e-5),
+    Row("gradient over microbatches, added to and squared in branches",
+        accumulated_at_times([add, lambda c, g: c * c + g, keep], 3), (W[0], ROWS), (2, 4),
+        (P(), P(None, ("x", "y"))), P("x"), None, 1e-5),
+    Row("gradient over microbatches, branches in branches", accumulated_at_times([
+        lambda c, g: lax.cond(g[0, 0] > 0, add, keep, c, g), add_twice]), (W[0], ROWS), (8,),
+        (P(), STACK), P("x"), None, 1e-5),
+    Row("results of a pipeline collected", collected, (W[:2], ROWS[:, :8]), (2, 4),
+        (P("x"), P(None, "y")), P(None, "y"), None, 1e-5),
     Row("while, uneven", halved, (reals(13, 6),), (8,), (P("x"),), P("x"), None, 1e-5),
     Row("while, two axes", halved, (reals(12, 6),), (2, 4), (P("y", "x"),), P("y", "x"), None,
         1e-5),
