@@ -9,10 +9,13 @@ module, and takes half as long or less. What it makes of most short arrays is as
 sums, moves and scatters slower. Behind a product it computes functions as `tanh` in the product's
 buffer, one number after another; and it is slow to put in order what was gathered along a minor
 dim. Of numbers of two bits it cannot make all kernels, and ends the process; nor can it clamp
-booleans.
+booleans. What it reads before and behind a choice of places, as a pad or a concatenation makes, it
+makes twice, and all that this is made of: of many in a row 2**n times.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
+from operator import and_, or_
 from typing import Any
 
 import jax
@@ -23,7 +26,7 @@ from jax._src import core as _core
 from jax._src import dtypes as _dtypes
 
 from meshwise._jax.cuts import group_size
-from meshwise._jax.jaxprs import JaxprEqn, opened
+from meshwise._jax.jaxprs import JaxprEqn, Literal, opened
 from meshwise._jax.minor_dims import of_leading_dim
 
 # Arrays over which a kernel of either maker takes no longer than a collective takes to begin.
@@ -54,6 +57,24 @@ _FUNCTIONS = (
 # longer by a tenth or more; what an equation compiles sooner is worth less than that.
 MANY_FUNCTIONS = 150
 MANY_REORDERED = 1500
+# Where the older chooses among places, and what begins a new kernel. What is doubled so often is
+# made in a tenth of a second, and each time more takes twice as long.
+_CHOICES = (lax.pad_p, lax.concatenate_p)
+_OF_THEIR_OWN = (
+    lax.dot_general_p,
+    lax.conv_general_dilated_p,
+    lax.scan_p,
+    lax.while_p,
+    lax.cond_p,
+    lax.sort_p,
+    lax.all_gather_p,
+    lax.all_to_all_p,
+    lax.ppermute_p,
+    lax.psum_p,
+    lax.pmax_p,
+    lax.pmin_p,
+)
+MOST_DOUBLED = 6
 # Equations whose kernels are compiled together: modules are compiled beside each other, each anew.
 TOGETHER = 32
 # How much LLVM does for kernels of very short arrays. At 3, which is all, it unrolls far longer
@@ -93,14 +114,15 @@ def _older_makes(counted: Sequence[tuple[JaxprEqn, int]], sizes: Mapping[str, in
     """Whether the older maker compiles equations.
 
     It does not where an array is long, where the pieces of exchanges, which are equal kernels, are
-    more than the equations, and where it cannot make all kernels or makes slower ones.
+    more than the equations, and where it cannot make all kernels, not soon, or makes slower ones.
     """
     if jax.__version_info__ >= (0, 11):  # where the older one is gone
         return False
     eqns, arrays = [eqn for eqn, _ in counted], _arrays(counted)
     pieces = sum(group_size(eqn, sizes) for eqn in eqns if eqn.primitive is lax.all_to_all_p)
     is_for_newer = any(map(_array_is_for_newer, arrays)) or any(map(_equation_is_for_newer, eqns))
-    return pieces <= len(eqns) and not is_for_newer and not _is_slower(counted)
+    is_for_newer |= pieces > len(eqns) or _times_doubled(eqns) > MOST_DOUBLED
+    return not is_for_newer and not _is_slower(counted)
 
 
 def _all_equations(jaxpr: Any, times: int = 1) -> Iterator[tuple[JaxprEqn, int]]:
@@ -128,6 +150,26 @@ def _is_slower(counted: Sequence[tuple[JaxprEqn, int]]) -> bool:
     if not any(eqn.primitive is lax.dot_general_p for eqn, _ in counted):
         functions = 0
     return functions > MANY_FUNCTIONS * len(counted) or reordered > MANY_REORDERED * len(counted)
+
+
+def _times_doubled(eqns: Sequence[JaxprEqn]) -> int:
+    """How often, in one kernel, something is read both before and behind a choice of places.
+
+    That is where an equation's operands are made of some choices in common, and of others.
+    """
+    choices: dict[Any, int] = {}  # those that a value is made of in its kernel, as bits
+    doubled: dict[Any, int] = {}
+    for k, eqn in enumerate(eqns):
+        read = [a for a in eqn.invars if not isinstance(a, Literal) and choices.get(a)]
+        own = {choices[a] for a in read}
+        common, made = reduce(and_, own, -1), reduce(or_, own, 0)
+        made |= 1 << k if eqn.primitive in _CHOICES else 0
+        more = len(own) > 1 and common != 0
+        times = max((doubled[a] for a in read), default=0) + more
+        if eqn.primitive not in _OF_THEIR_OWN:
+            choices.update(dict.fromkeys(eqn.outvars, made))
+            doubled.update(dict.fromkeys(eqn.outvars, times))
+    return max(doubled.values(), default=0)
 
 
 def _size(eqn: JaxprEqn) -> int:

@@ -47,6 +47,13 @@ def clamped_in_a_body(x):
     return lax.fori_loop(0, 3, lambda k, x: lax.clamp(x, ~x | (k > 1), ~x), x)
 
 
+def added_up(x, times):
+    """Rows that overlap, one after another: each time what was there is read twice."""
+    for k in range(times):
+        x = x.at[3 * k : 3 * k + 5].add(jnp.sin(X[:5]))
+    return x
+
+
 PROGRAMS = {
     "element by element": (jnp.sin, X, True),
     "one exchange": (lambda x: x.T * 2, X, False),
@@ -64,6 +71,8 @@ PROGRAMS = {
     "numbers put in order": (lambda x: jnp.swapaxes(x, 1, 2) * 2, np.ones((8, 16, 256)), False),
     "few numbers put in order": (lambda x: jnp.swapaxes(x, 1, 2) * 2, np.ones((8, 4, 64)), True),
     "long inside": (lambda x: (x[:, None] * x).sum(0), np.ones(2**12, np.float32), False),
+    "rows added one after another": (partial(added_up, times=16), X, False),
+    "a few rows added one after another": (partial(added_up, times=4), X, True),
     "numbers that share a byte": (padded, (X > 0).astype(jnp.int2), False),
     "booleans clamped": (lambda x: lax.clamp(x, ~x, ~x), X > 0, False),
     "booleans clamped in a body": (clamped_in_a_body, X > 0, False),
