@@ -9,8 +9,8 @@ module, and takes half as long or less. What it makes of most short arrays is as
 sums, moves and scatters slower. Behind a product it computes functions as `tanh` in the product's
 buffer, one number after another; and it is slow to put in order what was gathered along a minor
 dim. Of numbers of two bits it cannot make all kernels, and ends the process; nor can it clamp
-booleans. What it reads before and behind a choice of places, as a pad or a concatenation makes, it
-makes twice, and all that this is made of: of many in a row 2**n times.
+booleans. What it reads before and behind a choice of places, as a pad, a concatenation or a
+reversal makes, it makes twice, and all that this is made of: of many in a row 2**n times.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -59,7 +59,7 @@ MANY_FUNCTIONS = 150
 MANY_REORDERED = 1500
 # Where the older chooses among places, and what begins a new kernel. What is doubled so often is
 # made in a tenth of a second, and each time more takes twice as long.
-_CHOICES = (lax.pad_p, lax.concatenate_p)
+_CHOICES = (lax.pad_p, lax.concatenate_p, lax.rev_p)
 _OF_THEIR_OWN = (
     lax.dot_general_p,
     lax.conv_general_dilated_p,

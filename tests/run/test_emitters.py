@@ -73,6 +73,7 @@ PROGRAMS = {
     "long inside": (lambda x: (x[:, None] * x).sum(0), np.ones(2**12, np.float32), False),
     "rows added one after another": (partial(added_up, times=16), X, False),
     "a few rows added one after another": (partial(added_up, times=4), X, True),
+    "added to their reversal many times": (repeated(lambda x: x + x[:, ::-1], 14), X, False),
     "numbers that share a byte": (padded, (X > 0).astype(jnp.int2), False),
     "booleans clamped": (lambda x: lax.clamp(x, ~x, ~x), X > 0, False),
     "booleans clamped in a body": (clamped_in_a_body, X > 0, False),
