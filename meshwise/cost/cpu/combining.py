@@ -8,6 +8,7 @@ scatters and exchanges stay apart.
 import heapq
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from jax import numpy as jnp
 
@@ -45,7 +46,8 @@ def _kind(own: Instruction) -> Hashable | None:
     """What is alike of sums that may be one; None for what is no sum over devices."""
     if own.step.name not in _COMBINED or own.takes is not Takes.NOTHING or not own.writes:
         return None
-    params, dtype = own.step.eqn.params, own.step.eqn.invars[0].aval.dtype
+    given: Any = own.step.eqn.invars[0].aval
+    params, dtype = own.step.eqn.params, given.dtype
     if jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4:
         dtype = jnp.dtype(jnp.float32)  # in which they are summed
     return own.step.name, dtype, str(params["axes"]), str(params["axis_index_groups"])

@@ -39,6 +39,7 @@ def fused(
         fusion.maker.update(dict.fromkeys(instruction.writes, n))
         for value in instruction.reads:
             fusion.readers.setdefault(value, set()).add(n)
+    fusion.all_readers = {value: frozenset(own) for value, own in fusion.readers.items()}
     apart = fusion.never_twice()
     kernels = [
         fusion.kernel(n, apart)
@@ -50,13 +51,14 @@ def fused(
 
 @dataclass
 class _Fusion:
-    """Who makes each value, and which kernels still read it."""
+    """Who makes each value, which instructions read it, and which kernels still do."""
 
     instructions: Sequence[Instruction]
     values: Sequence[Value]
     results: AbstractSet[int]
     maker: dict[int, int] = field(default_factory=dict)
     readers: dict[int, set[int]] = field(default_factory=dict)
+    all_readers: dict[int, frozenset[int]] = field(default_factory=dict)
 
     def is_dead(self, n: int) -> bool:
         """Whether all readers of an instruction have made it themselves."""
@@ -80,7 +82,7 @@ class _Fusion:
             if (
                 value not in reads
                 or often > _MOST_TIMES
-                or not self._is_taken(n, value, reads[value], apart, not inside)
+                or not self._is_taken(n, value, reads[value], apart, inside)
             ):
                 continue
             use, maker = reads.pop(value), self.maker[value]
@@ -99,20 +101,24 @@ class _Fusion:
         return Fused(own, reads)
 
     def _is_taken(
-        self, n: int, value: int, use: Use, apart: AbstractSet[int], is_next: bool
+        self, n: int, value: int, use: Use, apart: AbstractSet[int], inside: AbstractSet[int]
     ) -> bool:
-        """Whether a kernel makes a value itself, which may be next to the kernel's last one."""
+        """Whether a kernel makes a value itself; it makes those `inside` already.
+
+        What the library makes is found first, when nothing else is made twice.
+        """
         takes = self.instructions[n].takes
         if takes is Takes.OWN:
             maker = self.maker.get(value)
+            own = {n, *(self.maker[v] for v in inside)}
             is_made = maker is not None and self.instructions[maker].of_library
-            return is_made and value not in self.results and self.readers[value] <= {n}
+            return is_made and value not in self.results and self.all_readers[value] <= own
         if not self._can_take(value, use):
             return False
         if value not in self.results and self.readers[value] <= {n}:
             return True
         made = self.instructions[self.maker[value]]
-        return made.is_cheap and (is_next or not made.branches) and value not in apart
+        return made.is_cheap and not (inside and made.branches) and value not in apart
 
     def _can_take(self, value: int, use: Use) -> bool:
         """Whether an instruction can be made where its result is read in some way."""

@@ -11,11 +11,7 @@ from dataclasses import dataclass
 from meshwise._jax import ClosedJaxpr, Jaxpr
 from meshwise.cost.cpu.kernels import cpu_kernels_of
 from meshwise.cost.cpu.orders import as_ready, to_hold_least
-from meshwise.cost.cpu.packing import temporary_bytes
-
-# So many times less held is worth another order than XLA's own: what is made late it packs less
-# well than is counted here.
-LESS = 1.1
+from meshwise.cost.cpu.packing import held_bytes, temporary_bytes
 
 
 @dataclass(frozen=True)
@@ -27,8 +23,11 @@ class Held:
 
     @property
     def is_less_as_wanted(self) -> bool:
-        """Whether it is worth it to wait until what a kernel makes is wanted."""
-        return self.at_once > 0 and LESS * self.waiting <= self.at_once
+        """Whether it is worth it to wait until what a kernel makes is wanted.
+
+        Of two orders that come to the same here, that one mostly holds less as XLA packs it.
+        """
+        return self.at_once > 0 and self.waiting <= self.at_once
 
     @property
     def as_compiled(self) -> int:
@@ -39,5 +38,5 @@ class Held:
 def held_by_xla(jaxpr: ClosedJaxpr | Jaxpr, axis_sizes: Mapping[str, int]) -> Held:
     """What a per-device program holds in either order."""
     program = cpu_kernels_of(jaxpr, axis_sizes)
-    waiting = [temporary_bytes(program, order) for order in to_hold_least(program)]
-    return Held(temporary_bytes(program, as_ready(program)), min(waiting))
+    waiting = min(to_hold_least(program), key=lambda order: held_bytes(program, order))
+    return Held(*(temporary_bytes(program, order) for order in (as_ready(program), waiting)))

@@ -4,7 +4,8 @@ Most steps are one. More are:
 
 - Products, which want operands as rows of what is contracted: batch, free and contracted dims on
   the left; batch, contracted and free ones on the right. What lies otherwise is put in order first.
-  A matrix is read either way; and a product that only a transpose reads is made transposed.
+  A matrix is read either way; and a product that only a transpose reads is made transposed. Dims
+  of one element are left out, and what is of another shape is not written in place.
 - Sums over devices of short floats, and until JAX 0.11 products, computed in floats twice as long.
 - Cumulative sums, which go along the minor dim.
 - Exchanges, of which the pieces are cut and what came is joined; gathers and scatters of a minor
@@ -50,7 +51,8 @@ class Instruction:
 
     What `is_taken` its readers may make in their kernels; what `is_cheap` several of them; what
     `branches` several of them if nothing else is between. What is `of_library` the library may make
-    that makes products and long reductions.
+    that makes products and long reductions. What it `reshapes` is of another shape for it than for
+    others.
     """
 
     step: Step
@@ -62,6 +64,7 @@ class Instruction:
     is_cheap: bool = False
     branches: bool = False
     of_library: bool = False
+    reshapes: frozenset[int] = frozenset()
 
 
 _REARRANGING = frozenset({"rev", "slice", "dynamic_slice", "concatenate", "pad"})
@@ -70,9 +73,9 @@ _BRANCHING = frozenset({"concatenate", "pad"})
 _CHEAP = frozenset(
     """
     abs add add_any and bitcast_convert_type ceil clamp complex conj convert_element_type copy
-    copy_p eq floor ge gt imag integer_pow is_finite le lt max min mul ne neg not or
+    copy_p cos eq floor ge gt imag integer_pow is_finite le lt max min mul ne neg not or
     population_count real reduce_precision round select_n shift_left shift_right_arithmetic
-    shift_right_logical sign square sub xor
+    shift_right_logical sign sin square sub tan xor
     """.split()
 )
 # Sums and extremes of more elements are kernels of a library, which take in what is theirs alone.
@@ -121,6 +124,7 @@ class _Made:
     transposes: dict[int, Step] = field(default_factory=dict)
     products: dict[int, Instruction] = field(default_factory=dict)
     widened: dict[int, int] = field(default_factory=dict)
+    masks: set[int] = field(default_factory=set)  # numbers made of truth values
 
     def add_cut(self, near: Step, value: int) -> None:
         """Add what cuts a value of a stack, whose bytes are not counted here."""
@@ -185,6 +189,8 @@ class _Made:
         self._add(step, [left, right], [Use.AGAIN] * 2, step.writes)
         self.products[step.writes[0]] = self.instructions[-1]
         self.instructions[-1].of_library = of_library
+        known = zip((*step.eqn.invars, *step.eqn.outvars), (left, right, *step.writes), strict=True)
+        self.instructions[-1].reshapes = frozenset(v for atom, v in known if 1 in _shape(atom))
 
     def transpose(self, step: Step) -> None:
         """A transpose, which products read through, and XLA may make with a product."""
@@ -205,10 +211,27 @@ class _Made:
         uses = [Use.SAME] + [Use.ONCE] * (len(step.reads) - 1)
         self._add_cheap(step, step.reads, uses, step.writes)
 
+    def multiplied(self, step: Step) -> None:
+        """A product element by element; that with a mask is a choice, which the library lacks."""
+        uses = [self._spread(step, i) for i in (0, 1)]
+        self._add_cheap(step, step.reads, uses, step.writes)
+        if any(
+            v in self.masks and use is Use.SAME for v, use in zip(step.reads, uses, strict=True)
+        ):
+            self.instructions[-1].of_library = False
+
+    def converted(self, step: Step) -> None:
+        """A value of another type."""
+        self._add_cheap(step, step.reads, [self._spread(step, 0)], step.writes)
+        given: Any = step.eqn.invars[0].aval
+        if given.dtype == bool:
+            self.masks.update(step.writes)
+
     def divided(self, step: Step) -> None:
         """A division, cheap by a known number: XLA multiplies floats with its reciprocal."""
         uses = [self._spread(step, i) for i in (0, 1)]
-        is_cheap = step.reads[1] == LITERAL and _is_of_floats(step.eqn)
+        made: Any = step.eqn.outvars[0].aval
+        is_cheap = step.reads[1] == LITERAL and jnp.issubdtype(made.dtype, jnp.inexact)
         self._add(step, step.reads, uses, step.writes, Takes.ALL, True, is_cheap)
 
     def gather(self, step: Step) -> None:
@@ -340,17 +363,14 @@ def _is_in_order(eqn: Any, operand: int, order: Sequence[int], may_turn: bool = 
     if operand == 1:
         outer, inner = inner, outer
     ways = [[*leading, *outer, *inner]]
-    if may_turn and len(outer) <= 1 and len(inner) <= 1:
+    leads = batch == tuple(range(len(batch)))  # else all dims are put in order, those of one too
+    if may_turn and leads and len(outer) <= 1 and len(inner) <= 1:
         ways.append([*leading, *inner, *outer])
     return any(way == sorted(way) for way in ways)
 
 
 def _shape(atom: Any) -> tuple[int, ...]:
     return tuple(atom.aval.shape)
-
-
-def _is_of_floats(eqn: Any) -> bool:
-    return jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.inexact)
 
 
 def _is_of_short_floats(eqn: Any) -> bool:
@@ -368,6 +388,8 @@ _OF_THEIR_OWN: Mapping[str, Callable[[_Made, Step], None]] = {
     "transpose": _Made.transpose,
     "split": _Made.split,
     "dynamic_update_slice": _Made.updated,
+    "mul": _Made.multiplied,
+    "convert_element_type": _Made.converted,
     "div": _Made.divided,
     "gather": _Made.gather,
     "all_to_all": _Made.exchanged,

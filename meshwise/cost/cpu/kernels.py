@@ -5,6 +5,7 @@ in memory.
 """
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
 from meshwise._jax import ClosedJaxpr, Jaxpr
@@ -28,16 +29,22 @@ def _kernels(steps: Steps, scanned: int = 0) -> KernelProgram:
     instructions, values = instructions_of(steps, cut)
     results = frozenset(steps.outputs) - {LITERAL}
     groups = fused(with_reductions(combined(instructions), values, results), values, results)
-    kernels = tuple(map(_kernel, groups))
+    reshaped = frozenset[int]().union(*(own.reshapes for own in instructions))
+    kernels = tuple(_kernel(group, reshaped) for group in groups)
     inputs = steps.inputs[: len(steps.inputs) - scanned]
     return KernelProgram(replace(steps, values=tuple(values), inputs=inputs), kernels)
 
 
-def _kernel(group: Fused) -> Kernel:
-    """A kernel, whose result may lie where one of some values lay that it reads in place."""
+def _kernel(group: Fused, reshaped: AbstractSet[int]) -> Kernel:
+    """A kernel, whose result may lie where one of some values lay that it reads in place.
+
+    Values that are `reshaped` are of another shape than those that they are made of.
+    """
     own, step = group.last, group.last.step
     if own.is_taken:
-        replaces = frozenset(value for value, use in group.reads.items() if use is Use.SAME)
+        same = (value for value, use in group.reads.items() if use is Use.SAME)
+        is_reshaped = not reshaped.isdisjoint(own.writes)
+        replaces = frozenset(value for value in same if (value in reshaped) is is_reshaped)
     else:
         replaces = frozenset(group.reads if _is_in_place(step) else ())
     return Kernel(
