@@ -121,8 +121,9 @@ def _older_makes(counted: Sequence[tuple[JaxprEqn, int]], sizes: Mapping[str, in
     eqns, arrays = [eqn for eqn, _ in counted], _arrays(counted)
     pieces = sum(group_size(eqn, sizes) for eqn in eqns if eqn.primitive is lax.all_to_all_p)
     is_for_newer = any(map(_array_is_for_newer, arrays)) or any(map(_equation_is_for_newer, eqns))
-    is_for_newer |= pieces > len(eqns) or _times_doubled(eqns) > MOST_DOUBLED
-    return not is_for_newer and not _is_slower(counted)
+    if pieces > len(eqns) or is_for_newer or _is_slower(counted):
+        return False
+    return _times_doubled(eqns) <= MOST_DOUBLED
 
 
 def _all_equations(jaxpr: Any, times: int = 1) -> Iterator[tuple[JaxprEqn, int]]:

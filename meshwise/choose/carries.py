@@ -82,13 +82,13 @@ def uses_of(program: Program) -> dict[Var, list[Use]]:
 
 def _read_once(program: Program, uses: Mapping[Var, Sequence[Use]]) -> set[Var]:
     """Values that a step reads at one place: of several uses each is in a branch of its own."""
-    apart, read = never_both(program.equations), read_in(program.equations)
+    eqns, read = program.equations, read_in(program.equations)
     found: set[Var] = set()
     for var, places in uses.items():
-        if len(places) > 1 and any(index < 0 for index, _ in places):
-            continue
-        pairs = combinations(places, 2)
-        if all(apart(read(*one), read(*other)) for one, other in pairs):
+        scopes = [read(*place) for place in places if place[0] >= 0]
+        is_inside = len(scopes) == len(places)
+        apart = is_inside and all(never_both(eqns, *pair) for pair in combinations(scopes, 2))
+        if len(places) == 1 or apart:
             found.add(var)
     return found
 

@@ -135,19 +135,11 @@ def read_in(eqns: Sequence[JaxprEqn]) -> Callable[[int, int], Scope]:
     return scope
 
 
-def never_both(eqns: Sequence[JaxprEqn]) -> Callable[[Scope, Scope], bool]:
-    """Whether what stands in one scope and what stands in another are never both run in a step.
-
-    They stand in two branches of one conditional.
-    """
-
-    def are(one: Scope, other: Scope) -> bool:
-        apart = next((pair for pair in zip(one, other, strict=False) if pair[0] != pair[1]), None)
-        if apart is None or any(eqns[k].primitive is not _jax.body_p for k in apart):
-            return False
-        return all(eqns[k].params["control"].name == "cond" for k in apart)
-
-    return are
+def never_both(eqns: Sequence[JaxprEqn], one: Scope, other: Scope) -> bool:
+    """Whether of what stands in two scopes a step runs one: in two branches of a conditional."""
+    apart = next((pair for pair in zip(one, other, strict=False) if pair[0] != pair[1]), ())
+    marks = [eqns[position] for position in apart if eqns[position].primitive is _jax.body_p]
+    return len(marks) == 2 and all(mark.params["control"].name == "cond" for mark in marks)
 
 
 def is_visible(made: Scope, reader: Scope) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from meshwise._jax import ClosedJaxpr, Jaxpr
 from meshwise.cost.cpu.kernels import cpu_kernels_of
 from meshwise.cost.cpu.orders import as_ready, to_hold_least
-from meshwise.cost.cpu.packing import held_bytes, temporary_bytes
+from meshwise.cost.cpu.packing import temporaries
 
 # So many times less held is worth another order than XLA's own: of what is counted alike, less is
 # held in one or in the other.
@@ -39,5 +39,8 @@ class Held:
 def held_by_xla(jaxpr: ClosedJaxpr | Jaxpr, axis_sizes: Mapping[str, int]) -> Held:
     """What a per-device program holds in either order."""
     program = cpu_kernels_of(jaxpr, axis_sizes)
-    waiting = min(to_hold_least(program), key=lambda order: held_bytes(program, order))
-    return Held(*(temporary_bytes(program, order) for order in (as_ready(program), waiting)))
+    as_wanted, *others = to_hold_least(program)
+    wanted = {k: n for n, k in enumerate(as_wanted)}
+    at_once = temporaries(program, as_ready(program), wanted)
+    waiting = [temporaries(program, order, wanted) for order in (as_wanted, *others)]
+    return Held(at_once.packed, min(waiting, key=lambda one: one.most_at_once).packed)

@@ -34,12 +34,11 @@ def as_ready(program: KernelProgram) -> list[int]:
 
 
 def to_hold_least(program: KernelProgram) -> list[list[int]]:
-    """The orders that XLA tries."""
-    return [as_wanted(program), _heaviest_first(program), _as_it_frees(program)]
+    """The orders that XLA tries, that in which each value is made where it is wanted first."""
+    return [_as_wanted(program), _heaviest_first(program), _as_it_frees(program)]
 
 
-def as_wanted(program: KernelProgram) -> list[int]:
-    """From the results back, each value where it is first wanted."""
+def _as_wanted(program: KernelProgram) -> list[int]:
     return _back_from(_ends(program), waits_of(program.kernels))
 
 

@@ -9,13 +9,12 @@ it is more than what is held at any time.
 """
 
 from bisect import bisect_left, bisect_right
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, count
 
 import numpy as np
 
-from meshwise.cost.cpu.orders import as_wanted
 from meshwise.cost.kernels import Kernel, KernelProgram
 from meshwise.cost.memory import inside_bytes
 from meshwise.cost.steps import LITERAL
@@ -53,22 +52,33 @@ class _Place:
         return self.spans[0][0] - self.spans[-1][1], -self.size
 
 
-def held_bytes(program: KernelProgram, order: Sequence[int]) -> int:
-    """The most that is held at once where kernels run in an order, in bytes, without gaps."""
+@dataclass(frozen=True)
+class Temporaries:
+    """What kernels in some order hold that lies neither in arguments nor where results will."""
+
+    places: tuple[_Place, ...]
+
+    @property
+    def most_at_once(self) -> int:
+        """The most bytes that are held at once: without gaps."""
+        spans = [(span, place.size) for place in self.places for span in place.spans]
+        events = [(start, size) for (start, _), size in spans]
+        events += [(end, -size) for (_, end), size in spans]
+        return max(accumulate(size for _, size in sorted(events)), default=0)
+
+    @property
+    def packed(self) -> int:
+        """Bytes of the memory that they take: with gaps."""
+        by_size = sorted(self.places, key=lambda place: place.by_size)
+        by_time = sorted(self.places, key=lambda place: place.by_time)
+        return min(_packed(by_size), _packed(by_time))
+
+
+def temporaries(
+    program: KernelProgram, order: Sequence[int], wanted: Mapping[int, int]
+) -> Temporaries:
+    """What kernels hold in an order; `wanted` numbers them from what results first want on."""
     kernels = [program.kernels[k] for k in order]
-    return _most(_temporaries(program, kernels), kernels)
-
-
-def temporary_bytes(program: KernelProgram, order: Sequence[int]) -> int:
-    """Bytes of the memory that is taken where kernels run in an order."""
-    kernels = [program.kernels[k] for k in order]
-    places = _places(_temporaries(program, kernels), kernels)
-    orders = sorted(places, key=lambda p: p.by_size), sorted(places, key=lambda p: p.by_time)
-    return min(map(_packed, orders))
-
-
-def _temporaries(program: KernelProgram, kernels: Sequence[Kernel]) -> list[_Life]:
-    """The values that lie neither in arguments nor where results come to lie."""
     sizes = [v.bytes for v in program.steps.values]
     results = frozenset(program.steps.outputs) - {LITERAL}
     first = {v: k for k, kernel in enumerate(kernels) for v in kernel.writes}
@@ -76,11 +86,10 @@ def _temporaries(program: KernelProgram, kernels: Sequence[Kernel]) -> list[_Lif
     for k, kernel in enumerate(kernels):
         last.update((v, k) for v in kernel.reads if v in first)
     lives = [_Life(v, sizes[v], k, last[v]) for v, k in first.items()]
-    made = {v: n for n, k in enumerate(as_wanted(program)) for v in program.kernels[k].writes}
-    lives.sort(key=lambda life: (-life.size, made[life.value]))
+    lives.sort(key=lambda life: (-life.size, wanted[order[life.first]]))
     ends = [life for life in lives if life.value in results]
     others = [life for life in lives if life.value not in results]
-    return _beside(ends, others, kernels)
+    return Temporaries(tuple(_places(_beside(ends, others, kernels), kernels)))
 
 
 def _beside(
@@ -114,66 +123,38 @@ def _is_over(before: _Life, after: _Life, kernels: Sequence[Kernel]) -> bool:
     return before.last == after.first and before.value in kernels[after.first].replaces
 
 
-def _most(held: Sequence[_Life], kernels: Sequence[Kernel]) -> int:
-    sizes = {life.value: life.size for life in held}
-    last = {life.value: life.last for life in held}
-    alive = most = 0
-    for k, kernel in enumerate(kernels):
-        written = sum(sizes.get(v, 0) for v in kernel.writes)
-        dying = [v for v in kernel.reads if last.get(v) == k]
-        free = Counter(sizes[v] for v in dying if v in kernel.replaces)
-        reused = 0
-        for size in (sizes[v] for v in kernel.writes if v in sizes):
-            if free[size]:
-                free[size] -= 1
-                reused += size
-        most = max(most, alive + written - reused + inside_bytes(kernel))
-        unread = [v for v in kernel.writes if last.get(v) == k]
-        alive += written - sum(sizes[v] for v in (*dying, *unread))
-    return most
-
-
 def _places(held: Sequence[_Life], kernels: Sequence[Kernel]) -> list[_Place]:
     """The places that values take, in the order in which they are first taken.
 
     What a kernel writes is taken before what it read last is freed, but in place of which it
-    writes.
+    writes. What it holds inside is a value that nobody else has: it has a number below 0.
     """
     lives = {life.value: life for life in held if life.size}
+    sizes = {value: life.size for value, life in lives.items()}
     taken: dict[int, int] = {}
-    place_of: dict[int, int] = {}
-    spans: list[list[tuple[int, int]]] = []
-    sizes: list[int] = []
-    clock = 0
-
-    def new_place(size: int) -> int:
-        spans.append([])
-        sizes.append(size)
-        return len(sizes) - 1
-
-    def free(value: int) -> None:
-        nonlocal clock
-        spans[place_of[value]].append((taken[value], clock))
-        clock += 1
-
+    freed: dict[int, int] = {}
+    first: dict[int, int] = {}  # of the values that lie in one place, the first
+    clock = count()
     for k, kernel in enumerate(kernels):
-        dying = [v for v in dict.fromkeys(kernel.reads) if v in lives and lives[v].last == k]
+        dying = [v for v in kernel.reads if v in lives and lives[v].last == k]
         for value in sorted((v for v in kernel.writes if v in lives), key=lambda v: lives[v].last):
-            size = lives[value].size
-            under = (v for v in dying if v in kernel.replaces and lives[v].size == size)
-            before = next(under, None)
+            same = (v for v in dying if v in kernel.replaces and sizes[v] == sizes[value])
+            before = next(same, None)
             if before is not None:
                 dying.remove(before)
-                free(before)
-            place_of[value] = new_place(size) if before is None else place_of[before]
-            taken[value] = clock
-            clock += 1
+                freed[before] = next(clock)
+            first[value] = value if before is None else first[before]
+            taken[value] = next(clock)
         if inside := inside_bytes(kernel):
-            spans[new_place(inside)].append((clock, clock + 1))
-            clock += 2
-        for value in (*dying, *(v for v in kernel.writes if v in lives and lives[v].last == k)):
-            free(value)
-    return [_Place(size, tuple(own)) for size, own in zip(sizes, spans, strict=True)]
+            own = -1 - k
+            sizes[own], first[own] = inside, own
+            taken[own], freed[own] = next(clock), next(clock)
+        unread = (v for v in kernel.writes if v in lives and lives[v].last == k)
+        freed.update((value, next(clock)) for value in (*dying, *unread))
+    spans: dict[int, list[tuple[int, int]]] = {}
+    for value, start in taken.items():
+        spans.setdefault(first[value], []).append((start, freed[value]))
+    return [_Place(sizes[value], tuple(own)) for value, own in spans.items()]
 
 
 def _packed(places: Iterable[_Place]) -> int:
@@ -198,4 +179,4 @@ def _smallest_gap(begins: np.ndarray, ends: np.ndarray, size: int) -> int:
     starts = -(-np.maximum.accumulate(np.append(0, ends[order])) // _ALIGNED) * _ALIGNED
     rooms = np.append(begins[order], np.iinfo(np.int64).max) - starts
     rooms[rooms < size] = np.iinfo(np.int64).max
-    return int(starts[-1] if rooms.min() == rooms[-1] else starts[rooms.argmin()])
+    return int(starts[rooms.argmin()])
