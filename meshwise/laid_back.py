@@ -51,7 +51,7 @@ def _laid_so_before(eqn: JaxprEqn, makers: Mapping[Var, JaxprEqn]) -> Any:
     made: JaxprEqn | None = eqn
     is_joined = False
     while made is not None and _is_reshape(made):
-        (array,) = made.invars
+        array: Any = made.invars[0]
         if _is_alike(array, eqn.outvars[0]):
             return array if is_joined else None
         is_joined = is_joined or _long_dims(array) != _long_dims(eqn.outvars[0])
