@@ -26,7 +26,7 @@ from jax._src import core as _core
 from jax._src import dtypes as _dtypes
 
 from meshwise._jax.cuts import group_size
-from meshwise._jax.jaxprs import JaxprEqn, Literal, opened
+from meshwise._jax.jaxprs import JaxprEqn, Literal, opened, threefry2x32_p
 from meshwise._jax.minor_dims import of_leading_dim
 
 # Arrays over which a kernel of either maker takes no longer than a collective takes to begin.
@@ -81,6 +81,8 @@ TOGETHER = 32
 # loops: a gradient of windows of 176 KiB takes twice as long at 2, k-means of 256 KiB 1.15 times.
 LEVEL = 2
 VERY_SHORT_BYTES = 2**16
+# So many random numbers, each of twenty rounds, and a call is a fifth longer at 2.
+MANY_DRAWN = 4096
 
 
 def kernel_options(jaxpr: Any, sizes: Mapping[str, int]) -> dict[str, Any]:
@@ -91,7 +93,8 @@ def kernel_options(jaxpr: Any, sizes: Mapping[str, int]) -> dict[str, Any]:
     counted = list(_all_equations(jaxpr))
     longest = max(map(_bytes, _arrays(counted)), default=0)
     options: dict[str, Any] = {}
-    if longest <= VERY_SHORT_BYTES and _level_said() > LEVEL:
+    is_short = longest <= VERY_SHORT_BYTES and _drawn(counted) <= MANY_DRAWN
+    if is_short and _level_said() > LEVEL:
         options["xla_backend_optimization_level"] = LEVEL
     if _older_makes(counted, sizes):
         options["xla_cpu_use_fusion_emitters"] = False
@@ -151,6 +154,11 @@ def _is_slower(counted: Sequence[tuple[JaxprEqn, int]]) -> bool:
     if not any(eqn.primitive is lax.dot_general_p for eqn, _ in counted):
         functions = 0
     return functions > MANY_FUNCTIONS * len(counted) or reordered > MANY_REORDERED * len(counted)
+
+
+def _drawn(counted: Sequence[tuple[JaxprEqn, int]]) -> int:
+    """How many random numbers a device draws."""
+    return sum(times * _size(eqn) for eqn, times in counted if eqn.primitive is threefry2x32_p)
 
 
 def _times_doubled(eqns: Sequence[JaxprEqn]) -> int:

@@ -129,6 +129,19 @@ def test_level(name, mesh8, level):
     assert options_of(function, x, mesh8).get(LEVEL) == wanted
 
 
+@pytest.mark.parametrize(("steps", "wanted"), [(1, 2), (20, None)])
+def test_not_this_level_for_many_random_numbers(steps, wanted, mesh8, level):
+    level(3)
+
+    def drawn(x):
+        def step(x, key):
+            return x + jax.random.uniform(key, x.shape), None
+
+        return jax.lax.scan(step, x, jax.random.split(jax.random.key(0), steps))[0]
+
+    assert options_of(drawn, X, mesh8).get(LEVEL) == wanted
+
+
 @pytest.mark.parametrize("said", [0, 1, 2])
 def test_never_more_than_said(said, mesh8, level):
     level(said)
