@@ -238,7 +238,7 @@ def is_light(graph: Graph, node: Node) -> bool:
     values = [graph.values[v] for v in dict.fromkeys((*node.operands, *node.results))]
     moved = sum(math.prod(v.shape) * v.itemsize * v.trips for v in values)
     hardware = graph.hardware
-    computing = hardware.compute_s(node.flops, node.serial_flops)
+    computing = hardware.compute_s(node.flops, node.serial_flops, node.calls)
     return computing <= moved / hardware.memory_bytes_per_s
 
 

@@ -17,7 +17,7 @@ def work_seconds(graph: Graph, node: Node, axes: DimAxes, padded: bool = True) -
         if own and size:
             shards = graph.mesh.size(own)
             share *= -(-size // shards) / size if padded else 1 / shards
-    return share * graph.hardware.compute_s(node.flops, node.serial_flops)
+    return share * graph.hardware.compute_s(node.flops, node.serial_flops, node.calls)
 
 
 def node_seconds(graph: Graph, node: Node, axes: DimAxes, leaves_turned: bool = False) -> float:

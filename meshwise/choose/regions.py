@@ -52,7 +52,7 @@ class Node:
     whatever is added to it. `together` are, for each factor, those that stand in an equation with
     it: they share no axis. Rows of two streams that meet in a vector of columns alone may.
     `flops` are those of all members, `serial_flops` those done one after the other, `own_flops`
-    all without what is computed of a sum on its way.
+    all without what is computed of a sum on its way; `calls` are functions of single numbers.
     """
 
     index: int
@@ -64,6 +64,7 @@ class Node:
     flops: float
     own_flops: float
     serial_flops: float
+    calls: float
     carries: frozenset[int] = frozenset()
     adopts: frozenset[int] = frozenset()
     together: tuple[frozenset[int], ...] = ()
@@ -163,6 +164,7 @@ def _node(
         flops=_flops(program, rules, members),
         own_flops=_flops(program, rules, [m for m in members if not m.summed]),
         serial_flops=_flops(program, rules, [m for m in members if rules[m.equation].serial]),
+        calls=sum(rules[m.equation].calls * program.runs[m.equation] for m in members),
         carries=carries,
         adopts=frozenset(k for k in carries if operands[k][0] in adopted),
         together=_together(members, len(sizes)),

@@ -83,7 +83,7 @@ def _is_hardly_any(graph: Graph, node: Node) -> bool:
     hardware = graph.hardware
     moved = sum(math.prod(v.shape) * v.itemsize for v in values_around(graph, node))
     runs = _runs(graph, node)
-    computing = hardware.compute_s(node.flops, node.serial_flops) / max(runs, 1)
+    computing = hardware.compute_s(node.flops, node.serial_flops, node.calls) / max(runs, 1)
     whole = computing + moved / hardware.memory_bytes_per_s
     if whole <= HARDLY * hardware.launch_s:
         return True

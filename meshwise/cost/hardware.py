@@ -27,6 +27,9 @@ class Hardware:
     `serial_flops_per_s` are those that are done one after the other, as a sort compares: as many as
     others where it is None.
 
+    `call_s` is the time that a function of one number takes for which there is no vector unit, as a
+    sine; nothing where there is one.
+
     `kernel_s` is the time a kernel on the compute unit takes before it does anything.
 
     With `bytes_first` every byte that is sent costs so many times more when plans are compared:
@@ -49,11 +52,12 @@ class Hardware:
     kernel_s: float = 0.0
     least_bytes: bool = False
     serial_flops_per_s: float | None = None
+    call_s: float = 0.0
 
-    def compute_s(self, flops: float, serial_flops: float = 0.0) -> float:
-        """The time that so many flops take, some of which are done one after the other."""
+    def compute_s(self, flops: float, serial_flops: float = 0.0, calls: float = 0.0) -> float:
+        """The time of so many flops, some of which are done one after the other, and of calls."""
         serial = serial_flops / (self.serial_flops_per_s or self.flops_per_s)
-        return (flops - serial_flops) / self.flops_per_s + serial
+        return (flops - serial_flops) / self.flops_per_s + serial + calls * self.call_s
 
     def byte_factor(self, kind: str) -> float:
         """How many times longer than the link says a byte of this kind of collective takes."""
@@ -120,7 +124,7 @@ CPU = Hardware(
     memory_bytes_per_s=3e9,
     source="mw.calibrate, 2026: 8 devices on 2 cores, float32 shards of 64 KiB to 1 MiB, rounded; "
     "flops and memory: products and sums on all devices at once, which share the machine's; serial "
-    "ones: a sort",
+    "ones: a sort; call: a cosine",
     byte_factors=(
         ("all_gather", 1.5),
         ("minor all_gather", 4.5),
@@ -133,6 +137,7 @@ CPU = Hardware(
     launch_factors=(("all_gather", 1.2), ("all_to_all", 1.3)),
     round_s=145e-6,
     serial_flops_per_s=140e6,
+    call_s=24e-9,
 )
 
 TPU_V5E = Hardware(

@@ -5,7 +5,7 @@ Which equations are one kernel is decided in `fusion.py`.
 
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from meshwise._jax import ClosedJaxpr, Jaxpr
 from meshwise.cost.fusion import Fusion, Role, role_of
@@ -164,7 +164,7 @@ class _Build:
         if rule is None:
             return Work()
         flops = flops_of(eqn, rule)
-        return Work(flops, serial_flops=flops if rule.serial else 0.0)
+        return Work(flops, serial_flops=flops if rule.serial else 0.0, calls=rule.calls)
 
     def _computed(self, group: Sequence[int]) -> set[int]:
         """The steps of a fusion, and those of others that it computes again."""
@@ -223,7 +223,7 @@ class _Build:
         read, written = sum(traffic.read) + copied, sum(traffic.written) + copied
         if fused_name(step.eqn):
             inner = kernels_of(call_body_of(step.eqn), self.axis_sizes, self.fuses)
-            return Work(inner.work.flops, read, written, inner.work.serial_flops)
+            return replace(inner.work, read_bytes=read, written_bytes=written)
         return self._computing(index) + Work(0.0, read, written)
 
     def _copied(self, index: int) -> float:

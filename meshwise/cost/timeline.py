@@ -108,7 +108,7 @@ def timeline(
 
 def kernel_seconds(work: Work, hardware: Hardware) -> float:
     """Seconds of one kernel: a launch, and its flops or its bytes, whichever takes longer."""
-    computed = hardware.compute_s(work.flops, work.serial_flops)
+    computed = hardware.compute_s(work.flops, work.serial_flops, work.calls)
     moved = work.memory_bytes / hardware.memory_bytes_per_s
     return hardware.kernel_s + max(computed, moved)
 

@@ -20,13 +20,15 @@ from meshwise.rules.registry import OpRule
 class Work:
     """What a device does: floating point operations, bytes read from memory and written to it.
 
-    `serial_flops` are those of all that are done one after the other.
+    `serial_flops` are those of all that are done one after the other, `calls` functions of single
+    numbers (`OpRule.calls`).
     """
 
     flops: float = 0.0
     read_bytes: float = 0.0
     written_bytes: float = 0.0
     serial_flops: float = 0.0
+    calls: float = 0.0
 
     @property
     def memory_bytes(self) -> float:
@@ -48,7 +50,7 @@ class Work:
     @property
     def figures(self) -> tuple[float, ...]:
         """All of them, in their order."""
-        return self.flops, self.read_bytes, self.written_bytes, self.serial_flops
+        return self.flops, self.read_bytes, self.written_bytes, self.serial_flops, self.calls
 
 
 def total(works: Iterable[Work]) -> Work:

@@ -171,6 +171,8 @@ class OpRule:
     flops: of the whole operator, for the cost of splitting it.
     serial: these are done one after the other (comparisons of a sort), which takes far longer where
         vector units do the rest.
+    calls: how many sines all that it calls for one number after another take as long as, where
+        vector units have no such functions.
     turned: axes along which the results lie turned where `local` and `exchanges` may leave them so.
     opaque: computed whole because there is no rule; shown to the user.
     """
@@ -182,6 +184,7 @@ class OpRule:
     masked: tuple[int, ...] | None = None
     flops: float = 0.0
     serial: bool = False
+    calls: float = 0.0
     turned: Callable[[LocalContext], tuple[str, ...]] | None = None
     opaque: bool = False
 

@@ -57,8 +57,8 @@ def calibrate(devices: Sequence[Any] | None = None, sizes: Sizes | None = None) 
     """Figures of the devices at hand, by running each kind of collective on all of them.
 
     `sizes` should be like those to be moved. Flops are those of a float32 product, serial ones
-    the comparisons of a sort, and memory's bytes those of a sum of large arrays, on all devices at
-    once: devices of one host share what it has. It takes seconds.
+    the comparisons of a sort, calls cosines, and memory's bytes those of a sum of large arrays, on
+    all devices at once: devices of one host share what it has. It takes seconds.
     """
     devices, sizes = list(devices or jax.devices()), sizes or Sizes()
     mesh = jax.sharding.Mesh(np.array(devices), (_AXIS,), axis_types=(AxisType.Auto,))
@@ -67,6 +67,7 @@ def calibrate(devices: Sequence[Any] | None = None, sizes: Sizes | None = None) 
         name=f"{len(devices)} {devices[0].platform} devices, measured",
         flops_per_s=_flops_per_s(mesh, sizes.repeats),
         serial_flops_per_s=_serial_flops_per_s(mesh, sizes.repeats),
+        call_s=_call_s(mesh, sizes.repeats),
         memory_bytes_per_s=_memory_bytes_per_s(mesh, sizes),
     )
 
@@ -188,6 +189,16 @@ def _serial_flops_per_s(mesh: jax.sharding.Mesh, repeats: int, size: int = 128) 
         lambda x: lax.sort(x, dimension=1), mesh, rows, PartitionSpec(), repeats
     )
     return size * size * math.log2(size) / taken
+
+
+def _call_s(mesh: jax.sharding.Mesh, repeats: int, size: int = 128) -> float:
+    """Seconds of one device for a number's cosine, beyond those of a sum, all devices at once."""
+    numbers = np.random.default_rng(0).random((size, size), np.float32)
+    summed, called = [
+        _median_seconds(function, mesh, numbers, PartitionSpec(), repeats)
+        for function in (lambda x: x + 1.0, lax.cos)
+    ]
+    return max(called - summed, 0.0) / size**2
 
 
 def _memory_bytes_per_s(mesh: jax.sharding.Mesh, sizes: Sizes) -> float:

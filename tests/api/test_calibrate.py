@@ -63,6 +63,7 @@ def test_figures_are_measured_once_and_kept(quick):
     assert quick == [8, 4, 8]
     assert first.flops_per_s > (first.serial_flops_per_s or 0) > 0
     assert first.memory_bytes_per_s > 0
+    assert first.call_s >= 0
 
 
 def test_plans_use_them_when_told_and_say_so(quick, mesh8):

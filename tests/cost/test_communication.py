@@ -50,6 +50,12 @@ def test_flops_one_after_the_other_take_longer():
     assert slow.compute_s(3e12, 1e8) == pytest.approx(4.0, rel=1e-3)
 
 
+def test_functions_of_single_numbers_take_their_time_where_there_is_no_unit_for_them():
+    slow = replace(MACHINE, call_s=1e-9)
+    assert MACHINE.compute_s(3e12, calls=1e9) == 3.0
+    assert slow.compute_s(3e12, calls=1e9) == 4.0
+
+
 @pytest.mark.parametrize("hardware", [GENERIC, TPU_V5E, H100], ids=lambda h: h.name)
 def test_figures_are_positive_and_have_a_source(hardware):
     assert min(hardware.link_bytes_per_s, hardware.launch_s, hardware.flops_per_s) > 0
