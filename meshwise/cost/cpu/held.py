@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from meshwise._jax import ClosedJaxpr, Jaxpr
 from meshwise.cost.cpu.kernels import cpu_kernels_of
 from meshwise.cost.cpu.orders import as_ready, to_hold_least
-from meshwise.cost.cpu.packing import temporaries
+from meshwise.cost.cpu.packing import most_alive, temporaries
 
 # So many times less held is worth another order than XLA's own: of what is counted alike, less is
 # held in one or in the other.
@@ -42,5 +42,7 @@ def held_by_xla(jaxpr: ClosedJaxpr | Jaxpr, axis_sizes: Mapping[str, int]) -> He
     as_wanted, *others = to_hold_least(program)
     wanted = {k: n for n, k in enumerate(as_wanted)}
     at_once = temporaries(program, as_ready(program), wanted)
-    waiting = [temporaries(program, order, wanted) for order in (as_wanted, *others)]
-    return Held(at_once.packed, min(waiting, key=lambda one: one.most_at_once).packed)
+    heaviest, freeing = others
+    # Of orders in which as much is alive, results with the rest, XLA takes the first of these.
+    taken = min((freeing, heaviest, as_wanted), key=lambda order: most_alive(program, order))
+    return Held(at_once.packed, temporaries(program, taken, wanted).packed)

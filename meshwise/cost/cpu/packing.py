@@ -11,7 +11,7 @@ it is more than what is held at any time.
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, count
+from itertools import count
 
 import numpy as np
 
@@ -59,19 +59,35 @@ class Temporaries:
     places: tuple[_Place, ...]
 
     @property
-    def most_at_once(self) -> int:
-        """The most bytes that are held at once: without gaps."""
-        spans = [(span, place.size) for place in self.places for span in place.spans]
-        events = [(start, size) for (start, _), size in spans]
-        events += [(end, -size) for (_, end), size in spans]
-        return max(accumulate(size for _, size in sorted(events)), default=0)
-
-    @property
     def packed(self) -> int:
         """Bytes of the memory that they take: with gaps."""
         by_size = sorted(self.places, key=lambda place: place.by_size)
         by_time = sorted(self.places, key=lambda place: place.by_time)
         return min(_packed(by_size), _packed(by_time))
+
+
+def most_alive(program: KernelProgram, order: Sequence[int]) -> int:
+    """The most bytes of all that kernels write that are alive at once in an order, results too."""
+    kernels = [program.kernels[k] for k in order]
+    sizes = [v.bytes for v in program.steps.values]
+    results = frozenset(program.steps.outputs)
+    last = {v: k for k, kernel in enumerate(kernels) for v in (*kernel.writes, *kernel.reads)}
+    alive = most = 0
+    written: set[int] = set()
+    for k, kernel in enumerate(kernels):
+        dying = [v for v in kernel.reads if v in written and last[v] == k and v not in results]
+        for value in kernel.writes:
+            same = (v for v in dying if v in kernel.replaces and sizes[v] == sizes[value])
+            before = next(same, None)
+            if before is not None:
+                dying.remove(before)
+            else:
+                alive += sizes[value]
+            written.add(value)
+        most = max(most, alive + inside_bytes(kernel))
+        unread = [v for v in kernel.writes if last[v] == k and v not in results]
+        alive -= sum(sizes[v] for v in (*dying, *unread))
+    return most
 
 
 def temporaries(
