@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from meshwise._jax import ClosedJaxpr, Jaxpr
 from meshwise.cost.cpu.kernels import cpu_kernels_of
-from meshwise.cost.cpu.orders import as_ready, to_hold_least
+from meshwise.cost.cpu.orders import as_ready, as_wanted, to_hold_least
 from meshwise.cost.cpu.packing import most_alive, temporaries
 
 # So many times less held is worth another order than XLA's own: of what is counted alike, less is
@@ -39,10 +39,7 @@ class Held:
 def held_by_xla(jaxpr: ClosedJaxpr | Jaxpr, axis_sizes: Mapping[str, int]) -> Held:
     """What a per-device program holds in either order."""
     program = cpu_kernels_of(jaxpr, axis_sizes)
-    as_wanted, *others = to_hold_least(program)
-    wanted = {k: n for n, k in enumerate(as_wanted)}
+    wanted = {k: n for n, k in enumerate(as_wanted(program))}
     at_once = temporaries(program, as_ready(program), wanted)
-    heaviest, freeing = others
-    # Of orders in which as much is alive, results with the rest, XLA takes the first of these.
-    taken = min((freeing, heaviest, as_wanted), key=lambda order: most_alive(program, order))
-    return Held(at_once.packed, temporaries(program, taken, wanted).packed)
+    least = min(to_hold_least(program), key=lambda order: most_alive(program, order))
+    return Held(at_once.packed, temporaries(program, least, wanted).packed)

@@ -1,9 +1,8 @@
 """Orders in which XLA on CPU may run kernels.
 
-By default it runs a kernel as soon as what it reads is there, first come, first served. In the
-other order, which is told to hold least, it tries three: two go from the results back, and make
-each value where it is first wanted (of what is wanted together, the first, or what more depends
-on); one runs, of what is ready, what frees most.
+By default it runs a kernel as soon as what it reads is there, first come, first served. Told to
+hold least it goes from the results back, and makes each value where it is first wanted, of what is
+wanted together that first on which more depends; or it runs, of what is ready, what frees most.
 """
 
 import heapq
@@ -34,11 +33,16 @@ def as_ready(program: KernelProgram) -> list[int]:
 
 
 def to_hold_least(program: KernelProgram) -> list[list[int]]:
-    """The orders that XLA tries, that in which each value is made where it is wanted first."""
-    return [_as_wanted(program), _heaviest_first(program), _as_it_frees(program)]
+    """The orders that XLA tries where it is told to hold least; of those alike it takes the first.
+
+    It tries one more, from the results back as they come, which none of the programs that were
+    compared was found to be compiled in.
+    """
+    return [_as_it_frees(program), _heaviest_first(program)]
 
 
-def _as_wanted(program: KernelProgram) -> list[int]:
+def as_wanted(program: KernelProgram) -> list[int]:
+    """From the results back, each value made where it is first wanted."""
     return _back_from(_ends(program), waits_of(program.kernels))
 
 
