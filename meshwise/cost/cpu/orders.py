@@ -38,7 +38,7 @@ def to_hold_least(program: KernelProgram) -> list[list[int]]:
     It tries one more, from the results back as they come, which none of the programs that were
     compared was found to be compiled in.
     """
-    return [_as_it_frees(program), _heaviest_first(program)]
+    return [_heaviest_first(program), _as_it_frees(program)]
 
 
 def as_wanted(program: KernelProgram) -> list[int]:
