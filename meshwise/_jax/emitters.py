@@ -81,7 +81,8 @@ TOGETHER = 32
 # loops: a gradient of windows of 176 KiB takes twice as long at 2, k-means of 256 KiB 1.15 times.
 LEVEL = 2
 VERY_SHORT_BYTES = 2**16
-# So many random numbers, each of twenty rounds, and a call is a fifth longer at 2.
+# So many random numbers, each of twenty rounds, and a call is a fifth longer at 2; at 3 the older
+# maker takes longer than the newer.
 MANY_DRAWN = 4096
 
 
@@ -124,7 +125,8 @@ def _older_makes(counted: Sequence[tuple[JaxprEqn, int]], sizes: Mapping[str, in
     eqns, arrays = [eqn for eqn, _ in counted], _arrays(counted)
     pieces = sum(group_size(eqn, sizes) for eqn in eqns if eqn.primitive is lax.all_to_all_p)
     is_for_newer = any(map(_array_is_for_newer, arrays)) or any(map(_equation_is_for_newer, eqns))
-    if pieces > len(eqns) or is_for_newer or _is_slower(counted):
+    is_slower = _is_slower(counted) or _drawn(counted) > MANY_DRAWN
+    if pieces > len(eqns) or is_for_newer or is_slower:
         return False
     return _times_doubled(eqns) <= MOST_DOUBLED
 

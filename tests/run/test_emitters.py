@@ -139,7 +139,9 @@ def test_not_this_level_for_many_random_numbers(steps, wanted, mesh8, level):
 
         return jax.lax.scan(step, x, jax.random.split(jax.random.key(0), steps))[0]
 
-    assert options_of(drawn, X, mesh8).get(LEVEL) == wanted
+    found = options_of(drawn, X, mesh8)
+    assert found.get(LEVEL) == wanted
+    assert ("xla_cpu_use_fusion_emitters" in found) == (wanted is not None and HAS_OLDER)
 
 
 @pytest.mark.parametrize("said", [0, 1, 2])
