@@ -119,6 +119,8 @@ def _read(path: pathlib.Path, made_of: Callable[[Any], Any]) -> Any:
 
 
 def _hardware(fields: Any) -> Hardware:
+    if missing := {field.name for field in dataclasses.fields(Hardware)} - fields.keys():
+        raise KeyError(*missing)  # what is left out would be taken for its default, not measured
     for name in ("byte_factors", "launch_factors"):
         fields[name] = tuple((str(kind), float(factor)) for kind, factor in fields[name])
     return Hardware(**fields)
