@@ -42,4 +42,4 @@ def held_by_xla(jaxpr: ClosedJaxpr | Jaxpr, axis_sizes: Mapping[str, int]) -> He
     wanted = {k: n for n, k in enumerate(as_wanted(program))}
     at_once = temporaries(program, as_ready(program), wanted)
     least = min(to_hold_least(program), key=lambda order: most_alive(program, order))
-    return Held(at_once.packed, temporaries(program, least, wanted).packed)
+    return Held(at_once, temporaries(program, least, wanted))

@@ -10,14 +10,13 @@ it is more than what is held at any time.
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import count
+from dataclasses import dataclass, replace
+from itertools import accumulate, count
 
 import numpy as np
 
 from meshwise.cost.kernels import Kernel, KernelProgram
 from meshwise.cost.memory import inside_bytes
-from meshwise.cost.steps import LITERAL
 
 _MOST_TRIES = 64  # results that are tried for a value, those of the least memory first
 _ALIGNED = 64  # bytes
@@ -52,60 +51,48 @@ class _Place:
         return self.spans[0][0] - self.spans[-1][1], -self.size
 
 
-@dataclass(frozen=True)
-class Temporaries:
-    """What kernels in some order hold that lies neither in arguments nor where results will."""
+def temporaries(program: KernelProgram, order: Sequence[int], wanted: Mapping[int, int]) -> int:
+    """Bytes that kernels hold in an order neither in arguments nor where results will lie, packed.
 
-    places: tuple[_Place, ...]
-
-    @property
-    def packed(self) -> int:
-        """Bytes of the memory that they take: with gaps."""
-        by_size = sorted(self.places, key=lambda place: place.by_size)
-        by_time = sorted(self.places, key=lambda place: place.by_time)
-        return min(_packed(by_size), _packed(by_time))
+    `wanted` numbers them from what results first want on.
+    """
+    kernels = [program.kernels[k] for k in order]
+    lives = _lives(program, kernels)
+    lives.sort(key=lambda life: (-life.size, wanted[order[life.first]]))
+    results = frozenset(program.steps.outputs)
+    ends = [life for life in lives if life.value in results]
+    others = [life for life in lives if life.value not in results]
+    places = _places(_beside(ends, others, kernels), kernels)
+    by_size = sorted(places, key=lambda place: place.by_size)
+    by_time = sorted(places, key=lambda place: place.by_time)
+    return min(_packed(by_size), _packed(by_time))
 
 
 def most_alive(program: KernelProgram, order: Sequence[int]) -> int:
     """The most bytes of all that kernels write that are alive at once in an order, results too."""
     kernels = [program.kernels[k] for k in order]
-    sizes = [v.bytes for v in program.steps.values]
     results = frozenset(program.steps.outputs)
-    last = {v: k for k, kernel in enumerate(kernels) for v in (*kernel.writes, *kernel.reads)}
-    alive = most = 0
-    written: set[int] = set()
-    for k, kernel in enumerate(kernels):
-        dying = [v for v in kernel.reads if v in written and last[v] == k and v not in results]
-        for value in kernel.writes:
-            same = (v for v in dying if v in kernel.replaces and sizes[v] == sizes[value])
-            before = next(same, None)
-            if before is not None:
-                dying.remove(before)
-            else:
-                alive += sizes[value]
-            written.add(value)
-        most = max(most, alive + inside_bytes(kernel))
-        unread = [v for v in kernel.writes if last[v] == k and v not in results]
-        alive -= sum(sizes[v] for v in (*dying, *unread))
-    return most
+    lives = [
+        replace(life, last=len(kernels)) if life.value in results else life
+        for life in _lives(program, kernels)
+    ]
+    events = [
+        event
+        for place in _places(lives, kernels)
+        for start, end in place.spans
+        for event in ((start, place.size), (end, -place.size))
+    ]
+    return max(accumulate(size for _, size in sorted(events)), default=0)
 
 
-def temporaries(
-    program: KernelProgram, order: Sequence[int], wanted: Mapping[int, int]
-) -> Temporaries:
-    """What kernels hold in an order; `wanted` numbers them from what results first want on."""
-    kernels = [program.kernels[k] for k in order]
+def _lives(program: KernelProgram, kernels: Sequence[Kernel]) -> list[_Life]:
+    """What kernels write, each value from there to the last that reads it."""
     sizes = [v.bytes for v in program.steps.values]
-    results = frozenset(program.steps.outputs) - {LITERAL}
     first = {v: k for k, kernel in enumerate(kernels) for v in kernel.writes}
     last = dict(first)
     for k, kernel in enumerate(kernels):
         last.update((v, k) for v in kernel.reads if v in first)
-    lives = [_Life(v, sizes[v], k, last[v]) for v, k in first.items()]
-    lives.sort(key=lambda life: (-life.size, wanted[order[life.first]]))
-    ends = [life for life in lives if life.value in results]
-    others = [life for life in lives if life.value not in results]
-    return Temporaries(tuple(_places(_beside(ends, others, kernels), kernels)))
+    return [_Life(v, sizes[v], k, last[v]) for v, k in first.items()]
 
 
 def _beside(
@@ -167,9 +154,10 @@ def _places(held: Sequence[_Life], kernels: Sequence[Kernel]) -> list[_Place]:
             taken[own], freed[own] = next(clock), next(clock)
         unread = (v for v in kernel.writes if v in lives and lives[v].last == k)
         freed.update((value, next(clock)) for value in (*dying, *unread))
+    end = next(clock)  # of what outlives the kernels
     spans: dict[int, list[tuple[int, int]]] = {}
     for value, start in taken.items():
-        spans.setdefault(first[value], []).append((start, freed[value]))
+        spans.setdefault(first[value], []).append((start, freed.get(value, end)))
     return [_Place(sizes[value], tuple(own)) for value, own in spans.items()]
 
 
