@@ -35,8 +35,8 @@ def as_ready(program: KernelProgram) -> list[int]:
 def to_hold_least(program: KernelProgram) -> list[list[int]]:
     """The orders that XLA tries where it is told to hold least; of those alike it takes the first.
 
-    It tries one more, from the results back as they come, which none of the programs that were
-    compared was found to be compiled in.
+    It tries one more, from the results back as they come, in which hardly any of the programs that
+    were compared was found to be compiled.
     """
     return [_heaviest_first(program), _as_it_frees(program)]
 
