@@ -50,6 +50,8 @@ _REDUCTIONS = (lax.reduce_sum_p, lax.reduce_max_p, lax.reduce_min_p)
 _ALL_REDUCES = (lax.psum_p, lax.pmax_p, lax.pmin_p)
 # Until JAX 0.11 XLA makes longer floats of what a product of short ones reads and writes.
 WIDENS_PRODUCTS = jax.__version_info__ < (0, 11)
+# Since then its library of kernels has sines, cosines and tangents.
+LIBRARY_HAS_SINES = jax.__version_info__ >= (0, 11)
 
 
 @without_mesh()  # types of what is traced here would speak of a mesh in context

@@ -51,6 +51,34 @@ def summed_and_doubled(x, m):
     return jnp.exp(less).sum(1), less * 2
 
 
+def pulled(x, m):
+    """Sums of what sums are made of: all one kernel."""
+    apart = x[None] - x[:16, None]
+    near = ((apart**2).sum(2) + 0.1) ** -1.5
+    return (m[None, :, None] * apart * near[..., None]).sum(1)
+
+
+def sum_in_a_product(a, b):
+    return jnp.exp(jnp.exp(a).sum(2)) @ b
+
+
+def few_between(a):
+    return jnp.exp(jnp.exp(a).sum(2) * 2).sum(1)
+
+
+def chain_of(length):
+    def tanhs(x):
+        for _ in range(length):
+            x = jnp.tanh(x)
+        return x.sum(1)
+
+    return tanhs
+
+
+def loss(x, t):
+    return -(jax.nn.log_softmax(x) * t).sum()
+
+
 def neighbours(a, b):
     even, odd = lax.pad(a, 0.0, ((0, 1, 1), (0, 0, 0))), lax.pad(b, 0.0, ((1, 0, 1), (0, 0, 0)))
     both = even + odd
@@ -132,6 +160,23 @@ CASES = {
     "exponentials made once": (
         lambda x: ((jnp.exp(x) * 2) @ x.T, (jnp.exp(x) * 3) @ x.T), f32(64, 256),
     ),
+    "sums of sums": (pulled, f32(512, 3), f32(512)),
+    "a sum, and a product of it": (sum_in_a_product, f32(64, 64, 128), f32(64, 96)),
+    "few elements between sums": (few_between, f32(64, 32, 64)),
+    "sum of exponentials, less the greatest": (
+        lambda x: jnp.exp(jnp.exp(x) - x.max(1, keepdims=True)).sum(1), f32(64, 256),
+    ),
+    "a hundred before a sum": (chain_of(100), f32(64, 256)),
+    "reshaped, padded and summed": (
+        lambda x: jnp.pad(jnp.exp(x).reshape(32, 512), ((1, 1), (0, 0))).sum(1), f32(64, 256),
+    ),
+    "padded between elements and summed": (
+        lambda x: lax.pad(jnp.exp(x), 0.0, ((0, 0, 0), (0, 1, 1))).sum(1), f32(64, 128),
+    ),
+    "cut and summed": (lambda x: jnp.exp(x)[1:].sum(1), f32(64, 256)),
+    "too few for the library": (lambda x: jnp.exp(x).sum(1), f32(60, 64)),
+    "a loss": (loss, f32(64, 256), f32(64, 256)),
+    "gradient of a loss": (jax.grad(loss), f32(64, 256), f32(64, 256)),
     "a loop": (loop, f32(64, 64), f32(8, 64, 64)),
 }  # fmt: skip
 

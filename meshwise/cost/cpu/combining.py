@@ -12,7 +12,7 @@ from typing import Any
 
 from jax import numpy as jnp
 
-from meshwise.cost.cpu.instructions import Instruction, Takes
+from meshwise.cost.cpu.instructions import Instruction
 
 _COMBINED = frozenset({"psum", "pmax", "pmin"})
 # XLA has no such bound; for each all instructions are looked at here.
@@ -44,7 +44,7 @@ def combined(instructions: Sequence[Instruction]) -> list[Instruction]:
 
 def _kind(own: Instruction) -> Hashable | None:
     """What is alike of sums that may be one; None for what is no sum over devices."""
-    if own.step.name not in _COMBINED or own.takes is not Takes.NOTHING or not own.writes:
+    if own.step.name not in _COMBINED or own.takes or not own.writes:
         return None
     given: Any = own.step.eqn.invars[0].aval
     params, dtype = own.step.eqn.params, given.dtype

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
-from meshwise.cost.cpu.instructions import Instruction, Takes, Use
+from meshwise.cost.cpu.instructions import Instruction, Use
 from meshwise.cost.steps import Value
 
 # What is made of a number, or of few, costs nothing to read.
@@ -39,7 +39,6 @@ def fused(
         fusion.maker.update(dict.fromkeys(instruction.writes, n))
         for value in instruction.reads:
             fusion.readers.setdefault(value, set()).add(n)
-    fusion.all_readers = {value: frozenset(own) for value, own in fusion.readers.items()}
     apart = fusion.never_twice()
     kernels = [
         fusion.kernel(n, apart)
@@ -58,13 +57,12 @@ class _Fusion:
     results: AbstractSet[int]
     maker: dict[int, int] = field(default_factory=dict)
     readers: dict[int, set[int]] = field(default_factory=dict)
-    all_readers: dict[int, frozenset[int]] = field(default_factory=dict)
 
     def is_dead(self, n: int) -> bool:
         """Whether all readers of an instruction have made it themselves."""
         own = self.instructions[n]
         is_wanted = any(v in self.results or self.readers.get(v) for v in own.writes)
-        return (own.is_taken or own.of_library) and not is_wanted
+        return own.is_taken and not is_wanted
 
     def kernel(self, n: int, apart: AbstractSet[int]) -> Fused:
         """An instruction with all that it takes in; values of `apart` are never made twice."""
@@ -76,7 +74,7 @@ class _Fusion:
             reads[value] = max(use, reads.get(value, Use.SAME))
             places.setdefault(value, set()).add(_LAST)
         waiting, inside = list(reads), set[int]()
-        while waiting and own.takes is not Takes.NOTHING and len(reads) < _MOST_READS:
+        while waiting and own.takes and len(reads) < _MOST_READS:
             value = waiting.pop()
             often = sum(times[reader] for reader in places[value])
             if (
@@ -103,16 +101,7 @@ class _Fusion:
     def _is_taken(
         self, n: int, value: int, use: Use, apart: AbstractSet[int], inside: AbstractSet[int]
     ) -> bool:
-        """Whether a kernel makes a value itself; it makes those `inside` already.
-
-        What the library makes is found first, when nothing else is made twice.
-        """
-        takes = self.instructions[n].takes
-        if takes is Takes.OWN:
-            maker = self.maker.get(value)
-            own = {n, *(self.maker[v] for v in inside)}
-            is_made = maker is not None and self.instructions[maker].of_library
-            return is_made and value not in self.results and self.all_readers[value] <= own
+        """Whether a kernel makes a value itself; it makes those `inside` already."""
         if not self._can_take(value, use):
             return False
         if value not in self.results and self.readers[value] <= {n}:
@@ -181,7 +170,7 @@ class _Fusion:
                 if (maker := self.maker.get(value)) is not None
                 and (reach >> maker & 1 or known.get(maker))
             ]
-            known[reader] = own.takes is Takes.ALL and all(
+            known[reader] = own.takes and all(
                 value not in apart
                 and self._can_take(value, use)
                 and self._is_made(maker, reach, apart, known)

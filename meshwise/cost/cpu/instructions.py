@@ -15,13 +15,14 @@ Most steps are one. More are:
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum, IntEnum, auto
+from enum import IntEnum
 from math import prod
 from typing import Any
 
+import numpy as np
 from jax import numpy as jnp
 
-from meshwise._jax import WIDENS_PRODUCTS
+from meshwise._jax import LIBRARY_HAS_SINES, WIDENS_PRODUCTS, Literal
 from meshwise.cost.fusion import is_elementwise, is_reduction, is_view
 from meshwise.cost.steps import LITERAL, Step, Steps, Value, fused_name
 from meshwise.ir.collectives import is_collective
@@ -37,21 +38,14 @@ class Use(IntEnum):
     AGAIN = 2  # some for several elements
 
 
-class Takes(Enum):
-    """What an instruction makes in its own kernel of what it reads."""
-
-    NOTHING = auto()
-    OWN = auto()  # what nobody else reads
-    ALL = auto()
-
-
 @dataclass
 class Instruction:
     """What a step, or a part of it, reads, and how, and writes, by numbers of values.
 
-    What `is_taken` its readers may make in their kernels; what `is_cheap` several of them; what
-    `branches` several of them if nothing else is between. What is `of_library` the library may make
-    that makes products and long reductions. What it `reshapes` is of another shape for it than for
+    If it `takes`, it may make what it reads in its own kernel; what `is_taken` its readers may make
+    in theirs; what `is_cheap` several of them; what `branches` several of them if nothing else is
+    between. What is `of_library` the library may make that makes products and long reductions; what
+    `begins` is a kernel of it in any case. What it `reshapes` is of another shape for it than for
     others.
     """
 
@@ -59,11 +53,12 @@ class Instruction:
     reads: tuple[int, ...]
     uses: tuple[Use, ...]
     writes: tuple[int, ...]
-    takes: Takes = Takes.NOTHING
+    takes: bool = False
     is_taken: bool = False
     is_cheap: bool = False
     branches: bool = False
     of_library: bool = False
+    begins: bool = False
     reshapes: frozenset[int] = frozenset()
 
 
@@ -78,17 +73,21 @@ _CHEAP = frozenset(
     shift_right_logical sign sin square sub tan xor
     """.split()
 )
-# Sums and extremes of more elements are kernels of a library, which take in what is theirs alone.
-# Others of more than a window in a dim are reduced by windows first, which take in nothing.
-_FEW_ELEMENTS = 2048
-_WINDOW = 32
+# What the library makes is of so many elements, or made of so many; what only moves, of any.
+_LONG_ELEMENTS = 4096
 _REDUCED_BY_LIBRARY = frozenset({"reduce_sum", "reduce_max", "reduce_min"})
 _MADE_BY_LIBRARY = frozenset(
     """
-    abs add add_any broadcast_in_dim convert_element_type div erf exp expm1 floor integer_pow log
-    log1p logistic max min mul neg pow rsqrt sign sqrt square sub tanh
+    abs add add_any convert_element_type div erf exp expm1 floor integer_pow log log1p logistic max
+    min mul neg pow round rsqrt sign sqrt square sub tanh
     """.split()
+) | ({"sin", "cos", "tan"} if LIBRARY_HAS_SINES else set[str]())
+_MOVED_BY_LIBRARY = frozenset(
+    {"broadcast_in_dim", "expand_dims", "iota", "pad", "reshape", "squeeze"}
 )
+_OF_LIBRARY = frozenset({"float64", "float32", "bfloat16", "int8", "uint8"})
+# Other reductions of more than a window in a dim are made by windows first, which take in nothing.
+_WINDOW = 32
 
 
 def instructions_of(
@@ -107,7 +106,17 @@ def instructions_of(
         made.add_cut(steps.steps[0], value)
     for step in steps.steps:
         made.add(step, next(rules) if _has_rule(step) else None)
-    return made.instructions, made.values
+    return _wanted(made.instructions, steps.outputs), made.values
+
+
+def _wanted(instructions: Sequence[Instruction], results: Sequence[int]) -> list[Instruction]:
+    """The instructions without those that others were made in the place of."""
+    read, found = set(results), []
+    for own in reversed(instructions):
+        if not own.is_taken or not read.isdisjoint(own.writes):
+            read.update(own.reads)
+            found.append(own)
+    return found[::-1]
 
 
 def _has_rule(step: Step) -> bool:
@@ -125,6 +134,7 @@ class _Made:
     products: dict[int, Instruction] = field(default_factory=dict)
     widened: dict[int, int] = field(default_factory=dict)
     masks: set[int] = field(default_factory=set)  # numbers made of truth values
+    spread: dict[int, int] = field(default_factory=dict)  # and what they are spread of
 
     def add_cut(self, near: Step, value: int) -> None:
         """Add what cuts a value of a stack, whose bytes are not counted here."""
@@ -146,7 +156,7 @@ class _Made:
         elif is_view(eqn) or is_elementwise(eqn, rule):
             uses = [self._spread(step, i) for i in range(len(step.reads))]
             is_cheap = name in _CHEAP or is_view(eqn)
-            self._add(step, step.reads, uses, step.writes, Takes.ALL, True, is_cheap)
+            self._add(step, step.reads, uses, step.writes, True, True, is_cheap)
         else:
             self._add_alone(step)
 
@@ -162,16 +172,14 @@ class _Made:
         eqn, name = step.eqn, step.eqn.primitive.name
         shape = _shape(eqn.invars[0])
         axes = eqn.params.get("axes", eqn.params.get("dimensions", ()))
-        is_taken = False
-        if name.startswith("arg"):
-            takes = Takes.ALL
-        elif name in _REDUCED_BY_LIBRARY and prod(shape) > _FEW_ELEMENTS:
-            takes = Takes.OWN
-        elif any(shape[d] > _WINDOW for d in axes):
-            takes = Takes.NOTHING
-        else:
-            takes, is_taken = Takes.ALL, True
-        self._add(step, step.reads, [Use.ONCE] * len(step.reads), step.writes, takes, is_taken)
+        uses = [Use.ONCE] * len(step.reads)
+        if name in _REDUCED_BY_LIBRARY and self._is_long(step) and _is_of_long_floats(eqn):
+            self._add(step, step.reads, uses, step.writes)
+            self.instructions[-1].of_library = self.instructions[-1].begins = True
+            return
+        is_taken = not name.startswith("arg") and all(shape[d] <= _WINDOW for d in axes)
+        takes = is_taken or name.startswith("arg")
+        self._add(step, step.reads, uses, step.writes, takes, is_taken)
 
     def dot(self, step: Step) -> None:
         """A product; one of each two elements, or of none twice, is element by element."""
@@ -228,15 +236,38 @@ class _Made:
             self.masks.update(step.writes)
 
     def divided(self, step: Step) -> None:
-        """A division, cheap by a known number: XLA multiplies floats with its reciprocal."""
-        uses = [self._spread(step, i) for i in (0, 1)]
+        """A division, by a known number, or what is spread, a product with the reciprocal of it."""
         made: Any = step.eqn.outvars[0].aval
-        is_cheap = step.reads[1] == LITERAL and jnp.issubdtype(made.dtype, jnp.inexact)
-        self._add(step, step.reads, uses, step.writes, Takes.ALL, True, is_cheap)
+        uses = [self._spread(step, i) for i in (0, 1)]
+        number, by = step.reads
+        source = self.spread.get(by, by)
+        if by == LITERAL or not jnp.issubdtype(made.dtype, jnp.inexact):
+            self._add(step, step.reads, uses, step.writes, True, True, by == LITERAL)
+        elif self._elements(source) < self._elements(step.writes[0]):
+            reciprocal = self._new(source)
+            self._add(step, [source], [Use.SAME], [reciprocal], True, True)
+            self.instructions[-1].of_library &= self._elements(source) >= _LONG_ELEMENTS
+            self._add_cheap(step, [number, reciprocal], [uses[0], Use.AGAIN], step.writes)
+        else:
+            self._add(step, step.reads, uses, step.writes, True, True)
+
+    def broadcast(self, step: Step) -> None:
+        """What is spread."""
+        uses = [self._spread(step, i) for i in range(len(step.reads))]
+        self._add_cheap(step, step.reads, uses, step.writes)
+        if step.reads:
+            (self.spread[step.writes[0]],) = step.reads
+
+    def greater(self, step: Step) -> None:
+        """The greater of two; of the least number and another it is that, and costs nothing."""
+        uses = [self._spread(step, i) for i in (0, 1)]
+        self._add_cheap(step, step.reads, uses, step.writes)
+        if any(isinstance(a, Literal) and np.all(a.val == -np.inf) for a in step.eqn.invars):
+            self.instructions[-1].of_library = True
 
     def gather(self, step: Step) -> None:
         """A gather, which reads each place once, and any element."""
-        self._add(step, step.reads, [Use.AGAIN, Use.ONCE], step.writes, Takes.ALL, True)
+        self._add(step, step.reads, [Use.AGAIN, Use.ONCE], step.writes, True, True)
 
     def cumulative(self, step: Step) -> None:
         """A cumulative sum, along the minor dim."""
@@ -309,6 +340,15 @@ class _Made:
         self._add_cheap(step, [read], [use], [out])
         return out
 
+    def _is_of_library(self, step: Step) -> bool:
+        if step.name in _MOVED_BY_LIBRARY:
+            return _are_of_library(step.eqn) and not _is_padded_inside(step.eqn)
+        return step.name in _MADE_BY_LIBRARY and self._is_long(step) and _are_of_library(step.eqn)
+
+    def _is_long(self, step: Step) -> bool:
+        known = [self._elements(v) for v in (*step.reads, *step.writes) if v != LITERAL]
+        return max(known) >= _LONG_ELEMENTS
+
     def _widened(self, step: Step, read: int) -> int:
         """A value in floats of twice the length."""
         if read != LITERAL and read not in self.widened:
@@ -324,7 +364,7 @@ class _Made:
     def _add_cheap(
         self, step: Step, reads: Sequence[int], uses: Sequence[Use], writes: Sequence[int]
     ) -> None:
-        self._add(step, reads, uses, writes, Takes.ALL, True, True)
+        self._add(step, reads, uses, writes, True, True, True)
 
     def _add(
         self,
@@ -332,14 +372,14 @@ class _Made:
         reads: Sequence[int],
         uses: Sequence[Use],
         writes: Sequence[int],
-        takes: Takes = Takes.NOTHING,
+        takes: bool = False,
         is_taken: bool = False,
         is_cheap: bool = False,
     ) -> None:
         known = [(v, use) for v, use in zip(reads, uses, strict=True) if v != LITERAL]
         own, how = tuple(v for v, _ in known), tuple(use for _, use in known)
-        branches, of_library = step.name in _BRANCHING, is_taken and step.name in _MADE_BY_LIBRARY
-        more = takes, is_taken, is_cheap, branches, of_library
+        of_library = is_taken and self._is_of_library(step)
+        more = takes, is_taken, is_cheap, step.name in _BRANCHING, of_library
         self.instructions.append(Instruction(step, own, how, tuple(writes), *more))
 
 
@@ -378,6 +418,19 @@ def _is_of_short_floats(eqn: Any) -> bool:
     return all(jnp.issubdtype(d, jnp.floating) and d.itemsize < 4 for d in dtypes)
 
 
+def _is_of_long_floats(eqn: Any) -> bool:
+    """What the library reduces: extremes of short floats, too, but XLA makes them longer."""
+    return all(v.aval.dtype in (jnp.float32, jnp.float64) for v in (*eqn.invars, *eqn.outvars))
+
+
+def _is_padded_inside(eqn: Any) -> bool:
+    return any(between for _, _, between in eqn.params.get("padding_config", ()))
+
+
+def _are_of_library(eqn: Any) -> bool:
+    return all(str(atom.aval.dtype) in _OF_LIBRARY for atom in (*eqn.invars, *eqn.outvars))
+
+
 def _is_minor(eqn: Any, dim: int) -> bool:
     return prod(_shape(eqn.invars[0])[:dim]) > 1
 
@@ -391,6 +444,8 @@ _OF_THEIR_OWN: Mapping[str, Callable[[_Made, Step], None]] = {
     "mul": _Made.multiplied,
     "convert_element_type": _Made.converted,
     "div": _Made.divided,
+    "broadcast_in_dim": _Made.broadcast,
+    "max": _Made.greater,
     "gather": _Made.gather,
     "all_to_all": _Made.exchanged,
     "all_gather": _Made.gathered,

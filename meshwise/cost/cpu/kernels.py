@@ -12,7 +12,7 @@ from meshwise._jax import ClosedJaxpr, Jaxpr
 from meshwise.cost.cpu.combining import combined
 from meshwise.cost.cpu.fusion import Fused, fused
 from meshwise.cost.cpu.instructions import Use, instructions_of
-from meshwise.cost.cpu.library import with_reductions
+from meshwise.cost.cpu.library import with_library
 from meshwise.cost.kernels import Kernel, KernelBody, KernelProgram
 from meshwise.cost.steps import LITERAL, Body, Step, Steps, steps_of
 from meshwise.cost.work import Work, updates_operand
@@ -28,7 +28,7 @@ def _kernels(steps: Steps, scanned: int = 0) -> KernelProgram:
     cut = steps.inputs[len(steps.inputs) - scanned :]
     instructions, values = instructions_of(steps, cut)
     results = frozenset(steps.outputs) - {LITERAL}
-    groups = fused(with_reductions(combined(instructions), values, results), values, results)
+    groups = fused(with_library(combined(instructions), results), values, results)
     reshaped = frozenset[int]().union(*(own.reshapes for own in instructions))
     kernels = tuple(_kernel(group, reshaped) for group in groups)
     inputs = steps.inputs[: len(steps.inputs) - scanned]

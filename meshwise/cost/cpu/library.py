@@ -1,70 +1,120 @@
-"""What the library that XLA on CPU calls makes together with a long reduction.
+"""What XLA on CPU leaves to a library of kernels, and what that makes in one.
 
-What is made of a reduction alone and of what is reduced, as a softmax begins, is one kernel with
-it. Such a kernel takes in what nobody else reads, products too, and writes nothing in place.
+A kernel of the library begins with a long sum or extreme. It grows by what it reads, if nobody else
+does; by who reads it, if that is one; and so on from there, as long as the library knows what is
+found, which must be long too. Kernels that meet are one, products among them. So does XLA's pass
+`LibraryRewriter`, before it makes anything twice.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
 
-from meshwise.cost.cpu.instructions import Instruction, Takes, Use
-from meshwise.cost.steps import Value
+from meshwise.cost.cpu.instructions import Instruction, Use
 
-# What may stand between a reduction and what is made of it: maxima with the least number, too.
-# To divide by one XLA multiplies with its reciprocal, in a kernel of its own.
-_SPREADING = frozenset({"broadcast_in_dim", "max"})
+_MOST = 98  # instructions in a kernel; XLA counts what is given, too, to a hundred
 
 
-def with_reductions(
-    instructions: Sequence[Instruction], values: Sequence[Value], results: AbstractSet[int]
+def with_library(
+    instructions: Sequence[Instruction], results: AbstractSet[int]
 ) -> list[Instruction]:
-    """The instructions, those that the library makes with a reduction as one."""
-    readers: dict[int, list[int]] = {}
-    for n, own in enumerate(instructions):
-        for value in dict.fromkeys(own.reads):
-            readers.setdefault(value, []).append(n)
-    found = dict(enumerate(instructions))
-    used: set[int] = set()
-    for n, own in enumerate(instructions):
-        chain = _chain(n, instructions, values, readers, results) if own.takes is Takes.OWN else []
-        if not chain or not used.isdisjoint(chain):
-            continue
-        for k in (n, *chain[:-1]):
-            del found[k]
-        found[chain[-1]] = _joined([own, *(instructions[k] for k in chain)])
-        used.update(chain)
-    return list(found.values())
+    """The instructions, those that the library makes together as one that takes in nothing more."""
+    library = _Library(instructions, results)
+    for n in range(len(instructions) - 1, -1, -1):
+        if instructions[n].begins and n not in library.kernel_of:
+            library.grow(n)
+    kernels = {kernel.last: kernel for kernel in library.kernel_of.values()}
+    return [
+        library.made(kernels[n]) if n in kernels else own
+        for n, own in enumerate(instructions)
+        if n in kernels or n not in library.kernel_of
+    ]
 
 
-def _chain(
-    reduction: int,
-    instructions: Sequence[Instruction],
-    values: Sequence[Value],
-    readers: Mapping[int, Sequence[int]],
-    results: AbstractSet[int],
-) -> list[int]:
-    """What is made of a reduction, each read by the next alone; none if not of what it reduces."""
-    (value,), reduced = instructions[reduction].writes, instructions[reduction].reads
-    chain: list[int] = []
-    while value not in results and len(following := readers.get(value, ())) == 1:
-        reader = instructions[following[0]]
-        is_whole = all(_elements(reader.writes, values) == values[v].elements for v in reduced)
-        is_spread = len(reader.reads) == 1 and reader.step.name in _SPREADING
-        is_made = reader.of_library and reader.is_taken and reader.step.name != "div"
-        if not is_made or not (is_whole or is_spread):
-            break
-        chain += following
-        (value,) = reader.writes
-    return chain if any(v in instructions[k].reads for k in chain for v in reduced) else []
+@dataclass(eq=False)
+class _Kernel:
+    """Instructions that are made together; what the last writes is all that others read."""
+
+    members: set[int]
+    last: int
 
 
-def _elements(writes: Sequence[int], values: Sequence[Value]) -> int:
-    return max(values[v].elements for v in writes)
+@dataclass
+class _Library:
+    """Who makes and who reads each value, and the kernels that instructions are in."""
 
+    instructions: Sequence[Instruction]
+    results: AbstractSet[int]
+    maker: dict[int, int] = field(default_factory=dict)
+    readers: dict[int, set[int]] = field(default_factory=dict)
+    kernel_of: dict[int, _Kernel] = field(default_factory=dict)
 
-def _joined(parts: Sequence[Instruction]) -> Instruction:
-    """Several instructions as one, that is the last's."""
-    inside = {value for own in parts for value in own.writes}
-    reads = tuple(dict.fromkeys(v for own in parts for v in own.reads if v not in inside))
-    last = parts[-1]
-    return Instruction(last.step, reads, (Use.AGAIN,) * len(reads), last.writes, Takes.OWN)
+    def __post_init__(self) -> None:
+        for n, own in enumerate(self.instructions):
+            self.maker.update(dict.fromkeys(own.writes, n))
+            for value in own.reads:
+                self.readers.setdefault(value, set()).add(n)
+
+    def grow(self, first: int) -> None:
+        """Begin a kernel, and add to it what is next to it until there is nothing more."""
+        kernel = self.kernel_of[first] = _Kernel({first}, first)
+        while self._grown(kernel):
+            pass
+
+    def _grown(self, kernel: _Kernel) -> bool:
+        """Whether something was added, in one search that begins at all of the kernel."""
+        before = len(kernel.members)
+        waiting = deque([(n, True) for n in self._alone_read(kernel, kernel.members)])
+        waiting += [(n, False) for n in self._alone_reading(kernel.last)]
+        seen = {n for n, _ in waiting}
+        while waiting and len(kernel.members) < _MOST:
+            n, is_read = waiting.popleft()
+            if n in self.kernel_of:
+                self._join(kernel, self.kernel_of[n], is_read)
+                continue
+            if not self.instructions[n].of_library:
+                continue
+            self.kernel_of[n] = kernel
+            kernel.members.add(n)
+            if not is_read:
+                kernel.last = n
+            near = self._alone_read(kernel, (n,)) if is_read else self._alone_reading(n)
+            found = [other for other in near if other not in seen]
+            seen.update(found)
+            waiting += [(other, is_read) for other in found]
+        return len(kernel.members) > before
+
+    def _join(self, kernel: _Kernel, other: _Kernel, is_read: bool) -> None:
+        if other is kernel or len(kernel.members) + len(other.members) > _MOST:
+            return
+        kernel.members |= other.members
+        kernel.last = kernel.last if is_read else other.last
+        self.kernel_of.update(dict.fromkeys(other.members, kernel))
+
+    def _alone_read(self, kernel: _Kernel, members: AbstractSet[int] | Sequence[int]) -> list[int]:
+        """What some of a kernel read, and nobody outside of it."""
+        reads = dict.fromkeys(v for n in sorted(members) for v in self.instructions[n].reads)
+        return [
+            self.maker[value]
+            for value in reads
+            if value in self.maker
+            and self.maker[value] not in kernel.members
+            and value not in self.results
+            and self.readers[value] <= kernel.members
+        ]
+
+    def _alone_reading(self, n: int) -> Iterator[int]:
+        """Who reads all that an instruction writes, if it is one."""
+        (value, *more) = self.instructions[n].writes
+        readers = self.readers.get(value, set())
+        if not more and value not in self.results and len(readers) == 1:
+            yield from readers
+
+    def made(self, kernel: _Kernel) -> Instruction:
+        """All instructions of a kernel as one."""
+        parts = [self.instructions[n] for n in sorted(kernel.members)]
+        inside = {value for own in parts for value in own.writes}
+        reads = tuple(dict.fromkeys(v for own in parts for v in own.reads if v not in inside))
+        last = self.instructions[kernel.last]
+        return Instruction(last.step, reads, (Use.AGAIN,) * len(reads), last.writes)
