@@ -74,13 +74,15 @@ def _splitters(job: SortedBlocks, word: Any, bits: int, bounds: tuple[Any, Any],
     digits = lax.broadcasted_iota(word.dtype, (2**DIGIT - 1, *ranks.shape), 0)
     digits = digits + np.ones((), word.dtype)
     low, high = (lax.broadcast_in_dim(x, digits.shape, (1, 2)) for x in bounds)
-    for shift in range(bits - DIGIT, -1, -DIGIT):
-        by = np.asarray(shift, word.dtype)
-        tried = found | lax.shift_left(digits, lax.full_like(digits, by))
+
+    def with_digit(place: Any, found: Any) -> Any:
+        by = lax.convert_element_type(bits - DIGIT * (place + 1), word.dtype)
+        tried = found | lax.shift_left(digits, lax.broadcast(by, digits.shape))
         below = lax.psum(_count(word, low, high, tried, False), job.axes)
         digit = lax.reduce_sum(lax.convert_element_type(below <= ranks, word.dtype), (0,))
-        found = found | lax.shift_left(digit, lax.full_like(digit, by))
-    return found
+        return found | lax.shift_left(digit, lax.broadcast(by, digit.shape))
+
+    return lax.fori_loop(0, bits // DIGIT, with_digit, found)
 
 
 def _count(word: Any, low: Any, high: Any, wanted: Any, or_equal: bool) -> Any:

@@ -150,8 +150,7 @@ def run(
     dtypes = {v.aval.dtype for v in (*eqn.invars, *eqn.outvars)}
     if not compiled and all(_key_words(d) in ((), (2,)) for d in dtypes):
         return _run_with_numpy(closed, mesh, eqn, shards)
-    exchanges = any(e.primitive.name in COLLECTIVES for e in closed.jaxpr.eqns)
-    return (_run_together if exchanges else _run_alone)(closed, mesh, eqn, shards)
+    return (_run_together if _exchanges(closed.jaxpr) else _run_alone)(closed, mesh, eqn, shards)
 
 
 @functools.cache
@@ -213,18 +212,51 @@ def _run_together(
     for device in coordinates(mesh):
         args = [_like(s[device], a.aval) for s, a in zip(shards, eqn.invars, strict=True)]
         environments[device] = _bound(closed, args)
-    for local_eqn in closed.jaxpr.eqns:
-        if local_eqn.primitive.name in COLLECTIVES:
-            _collect(local_eqn, environments, mesh)
-            continue
-        for device, environment in environments.items():
-            if local_eqn.primitive.name == "axis_index":
-                index = device[mesh.names.index(local_eqn.params["axis_name"])]
-                environment[local_eqn.outvars[0]] = np.int32(index)
-            else:
-                _step(local_eqn, environment)
+    _run_in_step(closed.jaxpr.eqns, environments, mesh)
     outs = closed.jaxpr.outvars
     return [{d: raw(_read(e, v)) for d, e in environments.items()} for v in outs]
+
+
+def _run_in_step(
+    eqns: Sequence[JaxprEqn], environments: dict[Coordinates, Any], mesh: Mesh
+) -> None:
+    for eqn in eqns:
+        if eqn.primitive.name in COLLECTIVES:
+            _collect(eqn, environments, mesh)
+            continue
+        if eqn.primitive.name == "scan" and _exchanges(eqn.params["jaxpr"].jaxpr):
+            _loop(eqn, environments, mesh)
+            continue
+        for device, environment in environments.items():
+            if eqn.primitive.name == "axis_index":
+                index = device[mesh.names.index(eqn.params["axis_name"])]
+                environment[eqn.outvars[0]] = np.int32(index)
+            else:
+                _step(eqn, environment)
+
+
+def _exchanges(jaxpr: Any) -> bool:
+    """Whether devices send to each other, in loops too."""
+    return any(
+        eqn.primitive.name in COLLECTIVES
+        or (eqn.primitive.name == "scan" and _exchanges(eqn.params["jaxpr"].jaxpr))
+        for eqn in jaxpr.eqns
+    )
+
+
+def _loop(eqn: JaxprEqn, environments: dict[Coordinates, Any], mesh: Mesh) -> None:
+    """The trips of a loop that neither reads nor makes stacks, one after the other."""
+    body, consts = eqn.params["jaxpr"], eqn.params["num_consts"]
+    assert eqn.params["num_carry"] == len(eqn.outvars) == len(eqn.invars) - consts
+    given = {d: [_read(e, a) for a in eqn.invars] for d, e in environments.items()}
+    for _ in range(eqn.params["length"]):
+        inside = {d: _bound(body, operands) for d, operands in given.items()}
+        _run_in_step(body.jaxpr.eqns, inside, mesh)
+        for device, environment in inside.items():
+            made = [_read(environment, v) for v in body.jaxpr.outvars]
+            given[device] = [*given[device][:consts], *made]
+    for device, environment in environments.items():
+        environment.update(zip(eqn.outvars, given[device][consts:], strict=True))
 
 
 def _collect(eqn: JaxprEqn, environments: dict[Coordinates, Any], mesh: Mesh) -> None:
