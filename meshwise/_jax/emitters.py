@@ -57,6 +57,8 @@ _FUNCTIONS = (
 # longer by a tenth or more; what an equation compiles sooner is worth less than that.
 MANY_FUNCTIONS = 150
 MANY_REORDERED = 1500
+# So many numbers scattered, and calls by the older may be longer; of fewer they are as short.
+MANY_SCATTERED = 2**14
 # Where the older chooses among places, and what begins a new kernel. What is doubled so often is
 # made in a tenth of a second, and each time more takes twice as long.
 _CHOICES = (lax.pad_p, lax.concatenate_p, lax.rev_p)
@@ -125,7 +127,9 @@ def _older_makes(counted: Sequence[tuple[JaxprEqn, int]], sizes: Mapping[str, in
     eqns, arrays = [eqn for eqn, _ in counted], _arrays(counted)
     pieces = sum(group_size(eqn, sizes) for eqn in eqns if eqn.primitive is lax.all_to_all_p)
     is_for_newer = any(map(_array_is_for_newer, arrays)) or any(map(_equation_is_for_newer, eqns))
-    is_slower = _is_slower(counted) or _drawn(counted) > MANY_DRAWN
+    is_slower = (
+        _is_slower(counted) or _drawn(counted) > MANY_DRAWN or _scattered(counted) > MANY_SCATTERED
+    )
     if pieces > len(eqns) or is_for_newer or is_slower:
         return False
     return _times_doubled(eqns) <= MOST_DOUBLED
@@ -161,6 +165,13 @@ def _is_slower(counted: Sequence[tuple[JaxprEqn, int]]) -> bool:
 def _drawn(counted: Sequence[tuple[JaxprEqn, int]]) -> int:
     """How many random numbers a device draws."""
     return sum(times * _size(eqn) for eqn, times in counted if eqn.primitive is threefry2x32_p)
+
+
+def _scattered(counted: Sequence[tuple[JaxprEqn, int]]) -> int:
+    """How many numbers a device scatters."""
+    scatters = [(eqn, times) for eqn, times in counted if eqn.primitive in _SCATTERS]
+    updates: list[tuple[Any, int]] = [(eqn.invars[2].aval, times) for eqn, times in scatters]
+    return sum(times * aval.size for aval, times in updates)
 
 
 def _times_doubled(eqns: Sequence[JaxprEqn]) -> int:
@@ -211,8 +222,6 @@ def _array_is_for_newer(aval: Any) -> bool:
 
 
 def _equation_is_for_newer(eqn: JaxprEqn) -> bool:
-    """Whether the older refuses it, as clamps of booleans, or is slower, as with all scatters."""
-    if eqn.primitive is lax.clamp_p:
-        clamped: Any = eqn.outvars[0].aval
-        return clamped.dtype == np.bool_
-    return eqn.primitive in _SCATTERS
+    """Whether the older refuses an equation, as clamps of booleans."""
+    made: Any = eqn.outvars[0].aval if eqn.primitive is lax.clamp_p else None
+    return made is not None and made.dtype == np.bool_

@@ -62,7 +62,12 @@ PROGRAMS = {
     "each device's part is very short": (jnp.sin, np.zeros((8, 2**14), np.float32), True),
     "each device's part is short": (jnp.sin, np.zeros((8, 2**16), np.float32), True),
     "each device's part is long": (jnp.sin, np.zeros((8, 2**16 + 1), np.float32), False),
-    "a scatter": (lambda x: jnp.sin(jnp.cos(x)).at[:, 3].add(1.0), X, False),
+    "few numbers scattered": (lambda x: jnp.sin(jnp.cos(x)).at[:, 3].add(1.0), X, True),
+    "many numbers scattered": (
+        lambda x: x.at[jnp.arange(256)[::-1]].add(x),
+        np.ones((256, 2**10), np.float32),
+        False,
+    ),
     "functions of products": (lambda x: jnp.tanh(x @ X), X, False),
     "of few numbers": (lambda x: jnp.tanh(x @ X[:, :16]), X, True),
     "of few numbers, a few times": (partial(layers, times=1), X, True),
@@ -80,7 +85,12 @@ PROGRAMS = {
     "booleans padded": (padded, X > 0, True),
 }
 
-NOT_VERY_SHORT = ("each device's part is short", "each device's part is long", "long inside")
+NOT_VERY_SHORT = (
+    "each device's part is short",
+    "each device's part is long",
+    "long inside",
+    "many numbers scattered",
+)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -22,7 +22,9 @@ from typing import Any
 import numpy as np
 from jax import numpy as jnp
 
-from meshwise._jax import LIBRARY_HAS_SINES, WIDENS_PRODUCTS, Literal
+from meshwise._jax import WIDENS_PRODUCTS, Literal
+from meshwise.cost.cpu.known import is_made_by_library, is_reduced_by_library
+from meshwise.cost.cpu.products import is_in_order, is_product
 from meshwise.cost.fusion import is_elementwise, is_reduction, is_view
 from meshwise.cost.steps import LITERAL, Step, Steps, Value, fused_name
 from meshwise.ir.collectives import is_collective
@@ -73,19 +75,6 @@ _CHEAP = frozenset(
     shift_right_logical sign sin square sub tan xor
     """.split()
 )
-# What the library makes is of so many elements, or made of so many; what only moves, of any.
-_LONG_ELEMENTS = 4096
-_REDUCED_BY_LIBRARY = frozenset({"reduce_sum", "reduce_max", "reduce_min"})
-_MADE_BY_LIBRARY = frozenset(
-    """
-    abs add add_any convert_element_type div erf exp expm1 floor integer_pow log log1p logistic max
-    min mul neg pow round rsqrt sign sqrt square sub tanh
-    """.split()
-) | ({"sin", "cos", "tan"} if LIBRARY_HAS_SINES else set[str]())
-_MOVED_BY_LIBRARY = frozenset(
-    {"broadcast_in_dim", "expand_dims", "iota", "pad", "reshape", "squeeze"}
-)
-_OF_LIBRARY = frozenset({"float64", "float32", "bfloat16", "int8", "uint8"})
 # Other reductions of more than a window in a dim are made by windows first, which take in nothing.
 _WINDOW = 32
 
@@ -173,7 +162,7 @@ class _Made:
         shape = _shape(eqn.invars[0])
         axes = eqn.params.get("axes", eqn.params.get("dimensions", ()))
         uses = [Use.ONCE] * len(step.reads)
-        if name in _REDUCED_BY_LIBRARY and self._is_long(step) and _is_of_long_floats(eqn):
+        if is_reduced_by_library(eqn, self._longest(step)):
             self._add(step, step.reads, uses, step.writes)
             self.instructions[-1].of_library = self.instructions[-1].begins = True
             return
@@ -183,7 +172,7 @@ class _Made:
 
     def dot(self, step: Step) -> None:
         """A product; one of each two elements, or of none twice, is element by element."""
-        if not _is_product(step.eqn):
+        if not is_product(step.eqn):
             uses = [max(Use.ONCE, self._spread(step, i)) for i in (0, 1)]
             self._add_cheap(step, step.reads, uses, step.writes)
             return
@@ -246,7 +235,7 @@ class _Made:
         elif self._elements(source) < self._elements(step.writes[0]):
             reciprocal = self._new(source)
             self._add(step, [source], [Use.SAME], [reciprocal], True, True)
-            self.instructions[-1].of_library &= self._elements(source) >= _LONG_ELEMENTS
+            self.instructions[-1].of_library &= is_made_by_library(step.eqn, self._elements(source))
             self._add_cheap(step, [number, reciprocal], [uses[0], Use.AGAIN], step.writes)
         else:
             self._add(step, step.reads, uses, step.writes, True, True)
@@ -307,10 +296,10 @@ class _Made:
         made, order = self.transposes.get(read), range(len(shape))
         if made is not None and _shape(made.eqn.outvars[0]) == shape:
             source = made.eqn.params["permutation"]
-            if _is_in_order(step.eqn, operand, source):
-                return made.reads[0], _is_in_order(step.eqn, operand, source, may_turn=False)
-        if read == LITERAL or _is_in_order(step.eqn, operand, order):
-            return read, _is_in_order(step.eqn, operand, order, may_turn=False)
+            if is_in_order(step.eqn, operand, source):
+                return made.reads[0], is_in_order(step.eqn, operand, source, may_turn=False)
+        if read == LITERAL or is_in_order(step.eqn, operand, order):
+            return read, is_in_order(step.eqn, operand, order, may_turn=False)
         return self._moved(step, read, Use.ONCE), True
 
     def _is_product_turned(self, step: Step) -> bool:
@@ -340,14 +329,9 @@ class _Made:
         self._add_cheap(step, [read], [use], [out])
         return out
 
-    def _is_of_library(self, step: Step) -> bool:
-        if step.name in _MOVED_BY_LIBRARY:
-            return _are_of_library(step.eqn) and not _is_padded_inside(step.eqn)
-        return step.name in _MADE_BY_LIBRARY and self._is_long(step) and _are_of_library(step.eqn)
-
-    def _is_long(self, step: Step) -> bool:
-        known = [self._elements(v) for v in (*step.reads, *step.writes) if v != LITERAL]
-        return max(known) >= _LONG_ELEMENTS
+    def _longest(self, step: Step) -> int:
+        """The elements of the longest that a step reads or writes."""
+        return max(self._elements(v) for v in (*step.reads, *step.writes) if v != LITERAL)
 
     def _widened(self, step: Step, read: int) -> int:
         """A value in floats of twice the length."""
@@ -378,35 +362,9 @@ class _Made:
     ) -> None:
         known = [(v, use) for v, use in zip(reads, uses, strict=True) if v != LITERAL]
         own, how = tuple(v for v, _ in known), tuple(use for _, use in known)
-        of_library = is_taken and self._is_of_library(step)
+        of_library = is_taken and is_made_by_library(step.eqn, self._longest(step))
         more = takes, is_taken, is_cheap, step.name in _BRANCHING, of_library
         self.instructions.append(Instruction(step, own, how, tuple(writes), *more))
-
-
-def _is_product(eqn: Any) -> bool:
-    """Whether it sums over elements, and is more than a sum of products element by element."""
-    (contracted, _), (batch, _) = eqn.params["dimension_numbers"]
-    left, right = (len(_shape(a)) - len(batch) - len(contracted) for a in eqn.invars)
-    return prod(_shape(eqn.invars[0])[d] for d in contracted) > 1 and left + right > 0
-
-
-def _is_in_order(eqn: Any, operand: int, order: Sequence[int], may_turn: bool = True) -> bool:
-    """Whether a product reads an operand where it lies, its dims being those of `order` there."""
-    contracted, batch = (tuple(dims[operand]) for dims in eqn.params["dimension_numbers"])
-    shape = _shape(eqn.invars[operand])
-    free = tuple(d for d in range(len(shape)) if d not in contracted and d not in batch)
-
-    def lying(dims: Sequence[int]) -> list[int]:
-        return [order[d] for d in dims if shape[d] > 1]
-
-    leading, outer, inner = lying(batch), lying(free), lying(contracted)
-    if operand == 1:
-        outer, inner = inner, outer
-    ways = [[*leading, *outer, *inner]]
-    leads = batch == tuple(range(len(batch)))  # else all dims are put in order, those of one too
-    if may_turn and leads and len(outer) <= 1 and len(inner) <= 1:
-        ways.append([*leading, *inner, *outer])
-    return any(way == sorted(way) for way in ways)
 
 
 def _shape(atom: Any) -> tuple[int, ...]:
@@ -416,19 +374,6 @@ def _shape(atom: Any) -> tuple[int, ...]:
 def _is_of_short_floats(eqn: Any) -> bool:
     dtypes = [var.aval.dtype for var in eqn.outvars]
     return all(jnp.issubdtype(d, jnp.floating) and d.itemsize < 4 for d in dtypes)
-
-
-def _is_of_long_floats(eqn: Any) -> bool:
-    """What the library reduces: extremes of short floats, too, but XLA makes them longer."""
-    return all(v.aval.dtype in (jnp.float32, jnp.float64) for v in (*eqn.invars, *eqn.outvars))
-
-
-def _is_padded_inside(eqn: Any) -> bool:
-    return any(between for _, _, between in eqn.params.get("padding_config", ()))
-
-
-def _are_of_library(eqn: Any) -> bool:
-    return all(str(atom.aval.dtype) in _OF_LIBRARY for atom in (*eqn.invars, *eqn.outvars))
 
 
 def _is_minor(eqn: Any, dim: int) -> bool:
