@@ -123,6 +123,7 @@ from meshwise._jax.manual import run_region as run_region
 from meshwise._jax.manual import shard_map_jaxpr as shard_map_jaxpr
 from meshwise._jax.mapped import mapped as mapped
 from meshwise._jax.named_meshes import meshes_in as meshes_in
+from meshwise._jax.on_cpu import LIBRARY_ERRS_OVER as LIBRARY_ERRS_OVER
 from meshwise._jax.on_cpu import LIBRARY_HAS_SINES as LIBRARY_HAS_SINES
 from meshwise._jax.on_cpu import WIDENS_PRODUCTS as WIDENS_PRODUCTS
 from meshwise._jax.on_cpu import as_cpu_compiles as as_cpu_compiles

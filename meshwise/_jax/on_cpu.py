@@ -13,6 +13,7 @@ for it are made so; ragged products go group after group; the largest of each ro
 from what is cut of them; what is wanted late is made late.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -52,6 +53,10 @@ _ALL_REDUCES = (lax.psum_p, lax.pmax_p, lax.pmin_p)
 WIDENS_PRODUCTS = jax.__version_info__ < (0, 11)
 # Since then its library of kernels has sines, cosines and tangents.
 LIBRARY_HAS_SINES = jax.__version_info__ >= (0, 11)
+# The most dims of an array, and rows of a product, with which it is right around a reduction.
+LIBRARY_ERRS_OVER = (6, 2**15) if jax.__version_info__ < (0, 11) else (math.inf, math.inf)
+# The library makes nothing but products, each for itself.
+_PRODUCTS_ALONE = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}
 
 
 @without_mesh()  # types of what is traced here would speak of a mesh in context
@@ -66,15 +71,17 @@ def _compiling(jaxpr: Any) -> Any:
     return with_each(jaxpr, lambda eqn: _said(with_bodies(eqn, _compiling)))
 
 
-def cpu_options(jaxpr: Any, sizes: Mapping[str, int], as_wanted: bool) -> dict[str, Any]:
+def cpu_options(
+    jaxpr: Any, sizes: Mapping[str, int], as_wanted: bool, products_alone: bool = False
+) -> dict[str, Any]:
     """Options by which XLA on CPU compiles a per-device jaxpr soon, and so that it holds little.
 
     XLA computes what is ready as early as it can, and gathers at once what is read in the end. In
     the order that holds least each value is made where it is wanted, which is worth it for some
     (`as_wanted`). Borders are better sent early: in that order all are cut into the result's
-    buffer, and none is received there.
+    buffer, and none is received there. Where its library errs it is given `products_alone`.
     """
-    soon = kernel_options(jaxpr, sizes)
+    soon = kernel_options(jaxpr, sizes) | (_PRODUCTS_ALONE if products_alone else {})
     if not as_wanted or _bordered(opened(jaxpr)):
         return soon
     return soon | {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}

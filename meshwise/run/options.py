@@ -17,7 +17,7 @@ def best_on_cpu(program: PerDeviceProgram) -> tuple[PerDeviceProgram, dict[str, 
     """
     sizes = program.mesh.axis_size
     jaxpr, held = together_where_it_fits(program.jaxpr, sizes)
-    options = _jax.cpu_options(jaxpr, sizes, as_wanted=held.is_less_as_wanted)
+    options = _jax.cpu_options(jaxpr, sizes, held.is_less_as_wanted, held.products_alone)
     return (program if jaxpr is program.jaxpr else replace(program, jaxpr=jaxpr)), options
 
 

@@ -7,6 +7,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from meshwise.cost.cpu.kernels import cpu_kernels_of
+from meshwise.cost.steps import steps_of
 
 SIZES = {"x": 2, "y": 4}
 
@@ -75,4 +76,4 @@ def test_as_many_as_xla_makes(name, mesh2x4):
     axes = list(SIZES.items())
     local = [jax.ShapeDtypeStruct((8, n), jnp.float32) for n in (64, 32)]
     jaxpr = jax.make_jaxpr(function, axis_env=axes)(*local)
-    assert counted(cpu_kernels_of(jaxpr, SIZES)) == lowered.count(" all-reduce(")
+    assert counted(cpu_kernels_of(steps_of(jaxpr, SIZES))) == lowered.count(" all-reduce(")

@@ -176,7 +176,16 @@ def tridiagonal(x: Any, d: Any) -> Any:
         jnp.ones_like(d), d, jnp.ones_like(d), b[:, None])[:, 0])(d + 4, x)  # fmt: skip
 
 
+def gradient_norm(x: Any, w: Any) -> Any:
+    """Of a mean, features leading: the gradient is their product with one number, spread."""
+    gradient = jax.grad(lambda w: (x.T @ w).mean())(w)
+    return jnp.sqrt((gradient**2).sum())
+
+
 TABLE = [
+    row("norm of a gradient of means, weights sharded", gradient_norm,
+        (Array((512, 512), X), Array((512, 256), X)), NONE,
+        best=Best(reduced(1, 8), "an all-reduce of one number")),
     row("Jacobi step of 61 x 67, 2x4", jacobi, (Array((61, 67), GRID),), GRID, (2, 4)),
     row("Jacobi step, rows sharded", jacobi, (Array((64, 64), X),), X,
         best=Best(2 * passed(64), "a row to each neighbour")),

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 
 from meshwise._jax import ClosedJaxpr, Jaxpr
 from meshwise.cost.cpu.kernels import cpu_kernels_of
+from meshwise.cost.cpu.mistaken import may_err
 from meshwise.cost.cpu.orders import as_ready, as_wanted, to_hold_least
 from meshwise.cost.cpu.packing import most_alive, temporaries
+from meshwise.cost.steps import steps_of
 
 # So many times less held is worth another order than XLA's own: of what is counted alike, less is
 # held in one or in the other.
@@ -20,10 +22,14 @@ LESS = 1.03
 
 @dataclass(frozen=True)
 class Held:
-    """Bytes of temporaries where kernels run as soon as they can, and where as late as they may."""
+    """Bytes of temporaries where kernels run as soon as they can, and where as late as they may.
+
+    The library of kernels is given `products_alone` where it may err with more.
+    """
 
     at_once: int
     waiting: int
+    products_alone: bool = False
 
     @property
     def is_less_as_wanted(self) -> bool:
@@ -38,8 +44,10 @@ class Held:
 
 def held_by_xla(jaxpr: ClosedJaxpr | Jaxpr, axis_sizes: Mapping[str, int]) -> Held:
     """What a per-device program holds in either order."""
-    program = cpu_kernels_of(jaxpr, axis_sizes)
+    steps = steps_of(jaxpr, axis_sizes)
+    products_alone = may_err(steps)
+    program = cpu_kernels_of(steps, products_alone)
     wanted = {k: n for n, k in enumerate(as_wanted(program))}
     at_once = temporaries(program, as_ready(program), wanted)
     least = min(to_hold_least(program), key=lambda order: most_alive(program, order))
-    return Held(at_once, temporaries(program, least, wanted))
+    return Held(at_once, temporaries(program, least, wanted), products_alone)

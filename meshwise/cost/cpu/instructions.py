@@ -80,7 +80,7 @@ _WINDOW = 32
 
 
 def instructions_of(
-    steps: Steps, scanned: Sequence[int] = ()
+    steps: Steps, scanned: Sequence[int] = (), products_alone: bool = False
 ) -> tuple[list[Instruction], list[Value]]:
     """The instructions of steps, each after what it reads; and all values, with those between.
 
@@ -88,7 +88,7 @@ def instructions_of(
     """
     ruled = [step for step in steps.steps if _has_rule(step)]
     rules = iter(describe_all([step.eqn for step in ruled]))
-    made = _Made(list(steps.values), Counter(steps.outputs))
+    made = _Made(list(steps.values), Counter(steps.outputs), products_alone)
     for step in steps.steps:
         made.readers.update(step.reads)
     for value in scanned if steps.steps else ():
@@ -118,6 +118,7 @@ class _Made:
 
     values: list[Value]
     readers: Counter[int]
+    products_alone: bool
     instructions: list[Instruction] = field(default_factory=list)
     transposes: dict[int, Step] = field(default_factory=dict)
     products: dict[int, Instruction] = field(default_factory=dict)
@@ -161,14 +162,13 @@ class _Made:
         eqn, name = step.eqn, step.eqn.primitive.name
         shape = _shape(eqn.invars[0])
         axes = eqn.params.get("axes", eqn.params.get("dimensions", ()))
+        begins = not self.products_alone and is_reduced_by_library(eqn, self._longest(step))
+        is_place = name.startswith("arg")
+        is_taken = not begins and not is_place and all(shape[d] <= _WINDOW for d in axes)
         uses = [Use.ONCE] * len(step.reads)
-        if is_reduced_by_library(eqn, self._longest(step)):
-            self._add(step, step.reads, uses, step.writes)
-            self.instructions[-1].of_library = self.instructions[-1].begins = True
-            return
-        is_taken = not name.startswith("arg") and all(shape[d] <= _WINDOW for d in axes)
-        takes = is_taken or name.startswith("arg")
-        self._add(step, step.reads, uses, step.writes, takes, is_taken)
+        self._add(step, step.reads, uses, step.writes, is_taken or is_place, is_taken)
+        own = self.instructions[-1]
+        own.of_library, own.begins = own.of_library or begins, begins
 
     def dot(self, step: Step) -> None:
         """A product; one of each two elements, or of none twice, is element by element."""

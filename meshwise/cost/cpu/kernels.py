@@ -4,38 +4,39 @@ Those of `cost/kernels.py` stand for any device, and tell of flops and traffic. 
 in memory.
 """
 
-from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
-from meshwise._jax import ClosedJaxpr, Jaxpr
 from meshwise.cost.cpu.combining import combined
 from meshwise.cost.cpu.fusion import Fused, fused
 from meshwise.cost.cpu.instructions import Use, instructions_of
 from meshwise.cost.cpu.library import with_library
 from meshwise.cost.kernels import Kernel, KernelBody, KernelProgram
-from meshwise.cost.steps import LITERAL, Body, Step, Steps, steps_of
+from meshwise.cost.steps import LITERAL, Body, Step, Steps
 from meshwise.cost.work import Work, updates_operand
 
 
-def cpu_kernels_of(jaxpr: ClosedJaxpr | Jaxpr, axis_sizes: Mapping[str, int]) -> KernelProgram:
-    """The kernels of a per-device jaxpr, in its order; their work is not counted."""
-    return _kernels(steps_of(jaxpr, axis_sizes))
+def cpu_kernels_of(steps: Steps, products_alone: bool = False) -> KernelProgram:
+    """The kernels of a per-device program's steps, in their order; their work is not counted.
+
+    Where the library makes `products_alone`, sums and extremes are left to XLA.
+    """
+    return _kernels(steps, products_alone)
 
 
-def _kernels(steps: Steps, scanned: int = 0) -> KernelProgram:
+def _kernels(steps: Steps, products_alone: bool, scanned: int = 0) -> KernelProgram:
     """The kernels of steps, of whose inputs so many come last that are cut in each step."""
     cut = steps.inputs[len(steps.inputs) - scanned :]
-    instructions, values = instructions_of(steps, cut)
+    instructions, values = instructions_of(steps, cut, products_alone)
     results = frozenset(steps.outputs) - {LITERAL}
     groups = fused(with_library(combined(instructions), results), values, results)
     reshaped = frozenset[int]().union(*(own.reshapes for own in instructions))
-    kernels = tuple(_kernel(group, reshaped) for group in groups)
+    kernels = tuple(_kernel(group, reshaped, products_alone) for group in groups)
     inputs = steps.inputs[: len(steps.inputs) - scanned]
     return KernelProgram(replace(steps, values=tuple(values), inputs=inputs), kernels)
 
 
-def _kernel(group: Fused, reshaped: AbstractSet[int]) -> Kernel:
+def _kernel(group: Fused, reshaped: AbstractSet[int], products_alone: bool) -> Kernel:
     """A kernel, whose result may lie where one of some values lay that it reads in place.
 
     Values that are `reshaped` are of another shape than those that they are made of.
@@ -53,16 +54,16 @@ def _kernel(group: Fused, reshaped: AbstractSet[int]) -> Kernel:
         Work(),
         tuple(group.reads),
         own.writes,
-        bodies=tuple(_body(body, step.is_choice) for body in step.bodies),
+        bodies=tuple(_body(body, step.is_choice, products_alone) for body in step.bodies),
         is_choice=step.is_choice,
         is_count_known=step.is_count_known,
         replaces=replaces,
     )
 
 
-def _body(body: Body, is_choice: bool) -> KernelBody:
+def _body(body: Body, is_choice: bool, products_alone: bool) -> KernelBody:
     scanned = 0 if is_choice else len(body.steps.inputs) - sum(body.carried)
-    return KernelBody(_kernels(body.steps, scanned), body)
+    return KernelBody(_kernels(body.steps, products_alone, scanned), body)
 
 
 def _is_in_place(step: Step) -> bool:

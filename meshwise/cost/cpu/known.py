@@ -27,6 +27,11 @@ def is_reduced_by_library(eqn: JaxprEqn, elements: int) -> bool:
     return is_known and _is_of_long_floats(eqn)
 
 
+def may_be_reduced_by_library(eqn: JaxprEqn, elements: int) -> bool:
+    """Whether XLA may make such a sum or extreme of it: of short floats, or windows, too."""
+    return eqn.primitive.name.startswith("reduce_") and elements >= _LONG_ELEMENTS
+
+
 def is_made_by_library(eqn: JaxprEqn, elements: int) -> bool:
     """Whether it is made element by element, or moved, in a kernel that something else begins."""
     name = eqn.primitive.name

@@ -1,0 +1,89 @@
+"""Programs of which the library that XLA on CPU calls makes something wrong, or ends the process.
+
+What it makes around a long sum or extreme (`cost/cpu/library.py`) is wrong, by any amount, where a
+product is in it whose right operand is made there of less than it has elements, as of a number that
+is spread: `sum((x @ broadcast(c)) ** 2)`, the norm of a gradient of means. Until JAX 0.11 also
+where an operand of a product has more than 32,768 rows; and what has seven dims ends the process.
+Products that it makes each for itself are right. What is told here is more than what goes wrong:
+whether it can, by what there is in one body, in whatever kernels.
+"""
+
+from collections.abc import Iterator, Mapping
+from math import prod
+from typing import Any
+
+from meshwise._jax import LIBRARY_ERRS_OVER
+from meshwise.cost.cpu.known import may_be_reduced_by_library
+from meshwise.cost.steps import LITERAL, Step, Steps
+
+_PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
+# What XLA may make where it is read, or simplify to what it is made of.
+_MADE = frozenset(
+    """
+    abs add add_any and bitcast_convert_type broadcast_in_dim ceil clamp concatenate
+    convert_element_type copy copy_p cos div dynamic_slice eq erf exp exp2 expm1 floor ge gt
+    integer_pow iota is_finite le log log1p logistic lt max min mul ne neg not or pad pow
+    reduce_max reduce_min reduce_precision reduce_sum rem rev round rsqrt select_n sign sin slice
+    split sqrt square sub tan tanh transpose xor
+    """.split()
+)
+
+
+def may_err(steps: Steps) -> bool:
+    """Whether a kernel of the library around a sum or extreme may be wrong, in some body."""
+    bodies = [body.steps for step in steps.steps for body in step.bodies]
+    return any(map(may_err, bodies)) or (
+        any(may_be_reduced_by_library(step.eqn, _longest(step, steps)) for step in steps.steps)
+        and (_has_product_of_less(steps) or any(map(_is_over, steps.steps)))
+    )
+
+
+def _longest(step: Step, steps: Steps) -> int:
+    known = (v for v in (*step.reads, *step.writes) if v != LITERAL)
+    return max((steps.values[v].elements for v in known), default=0)
+
+
+def _has_product_of_less(steps: Steps) -> bool:
+    """Whether an operand of a product is made of values that all have fewer elements."""
+    largest: dict[int, int] = dict.fromkeys(steps.constants, 0)  # they may be one number, spread
+    for step in steps.steps:
+        if step.name in _PRODUCTS and any(_is_of_less(v, steps, largest) for v in step.reads):
+            return True
+        if step.name in _MADE:
+            most = max((_largest(v, steps, largest) for v in step.reads), default=0)
+            largest.update(dict.fromkeys(step.writes, most))
+    return False
+
+
+def _is_of_less(value: int, steps: Steps, largest: Mapping[int, int]) -> bool:
+    return value == LITERAL or _largest(value, steps, largest) < steps.values[value].elements
+
+
+def _largest(value: int, steps: Steps, largest: Mapping[int, int]) -> int:
+    """The elements of the largest that a value is made of, where it is made again; else its own."""
+    return 0 if value == LITERAL else largest.get(value, steps.values[value].elements)
+
+
+def _is_over(step: Step) -> bool:
+    """Whether a step has more dims, or a product more rows, than the library makes right."""
+    most_dims, most_rows = LIBRARY_ERRS_OVER
+    if any(len(shape) > most_dims for shape in _shapes(step)):
+        return True
+    return step.eqn.primitive.name == "dot_general" and _free_rows(step.eqn) > most_rows
+
+
+def _shapes(step: Step) -> Iterator[tuple[int, ...]]:
+    for atom in (*step.eqn.invars, *step.eqn.outvars):
+        aval: Any = atom.aval
+        yield getattr(aval, "shape", ())
+
+
+def _free_rows(eqn: Any) -> int:
+    """The most that either operand of a product has in dims that are neither batch nor summed."""
+    rows = [1]
+    for operand, contracted, batch in zip(
+        eqn.invars, *eqn.params["dimension_numbers"], strict=True
+    ):
+        shape = operand.aval.shape
+        rows.append(prod(n for d, n in enumerate(shape) if d not in (*contracted, *batch)))
+    return max(rows)
