@@ -1,5 +1,6 @@
 """Ratios of the better of XLA's two columns to ours, where we lose, and the suite's summary.
 
+A column of wrong numbers is no peer; a row in which both are counts among the wrong answers alone.
 Differences too small to mean anything are none: sizes below `SMALL_BYTES` of memory and
 `SMALL_FLOPS` count as that much.
 """
@@ -30,7 +31,7 @@ class Figure:
 def ratios(measured: Measured) -> dict[str, float]:
     """XLA / ours per column; above 1 ours is better. Bytes that only XLA sends give inf."""
     ours = measured.outcomes[OURS]
-    peers = [measured.outcomes[w] for w in PEERS if not measured.outcomes[w].failed]
+    peers = _peers(measured)
     if ours.failed or not peers:
         return {}
 
@@ -49,6 +50,11 @@ def ratios(measured: Measured) -> dict[str, float]:
         if seconds is not None:
             found[name] = min(p.run_s or inf for p in peers) / seconds
     return found
+
+
+def _peers(measured: Measured) -> list[Outcome]:
+    right = [w for w in PEERS if not is_wrong(measured, w)]
+    return [measured.outcomes[w] for w in right if not measured.outcomes[w].failed]
 
 
 def losses(measured: Measured) -> list[str]:
@@ -141,5 +147,5 @@ def _best(rows: Sequence[Measured]) -> list[Figure]:
 
 def _peers_far(measured: Measured) -> bool:
     best = measured.program.best
-    sent = [measured.outcomes[w].sent for w in PEERS if not measured.outcomes[w].failed]
+    sent = [peer.sent for peer in _peers(measured)]
     return best is not None and bool(sent) and min(sent) > 1.2 * best.sent + 0.5

@@ -215,6 +215,14 @@ def test_ratios_are_to_the_better_of_the_two_peers():
     assert found["memory"] == figures.SMALL_BYTES / 10**6
 
 
+def test_what_is_wrong_is_no_peer():
+    one = measured(shardy={"sent": 300.0}, gspmd={"sent": 50.0, "error": 1.0})
+    assert figures.ratios(one)["bytes"] == 3.0
+    both = measured(shardy={"error": inf}, gspmd={"error": 1.0}, memory=10**9)
+    assert figures.ratios(both) == {}
+    assert figures.losses(both) == []
+
+
 @pytest.mark.parametrize(
     ("values", "lost"),
     [
