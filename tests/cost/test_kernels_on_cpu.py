@@ -173,6 +173,9 @@ CASES = {
     "padded between elements and summed": (
         lambda x: lax.pad(jnp.exp(x), 0.0, ((0, 0, 0), (0, 1, 1))).sum(1), f32(64, 128),
     ),
+    "divided by a number that is spread": (
+        lambda x: (jnp.exp(x) / jnp.full((64, 256), 3.0), jnp.exp(x) / 3.0), f32(64, 256),
+    ),
     "cut and summed": (lambda x: jnp.exp(x)[1:].sum(1), f32(64, 256)),
     "too few for the library": (lambda x: jnp.exp(x).sum(1), f32(60, 64)),
     "a loss": (loss, f32(64, 256), f32(64, 256)),

@@ -33,6 +33,16 @@ def in_a_loop(x, c):
     return lax.fori_loop(0, 3, lambda _, c: ((x @ spread(c, 64, 64)) ** 2).mean(), c)
 
 
+def read_in_a_loop(x):
+    ones = jnp.ones((64, 64))
+    return lax.fori_loop(0, 3, lambda _, c: (x @ ones * c).mean(), x[0, 0])
+
+
+def carried_from_ones(x):
+    step = lambda _, c: jnp.tanh(x @ c) / jnp.abs(c).max()  # noqa: E731
+    return lax.fori_loop(0, 3, step, jnp.ones((64, 64)))
+
+
 X = f32(64, 64)
 # What it is of, and whether it may go wrong.
 CASES = {
@@ -47,6 +57,8 @@ CASES = {
     "sums of it": (lambda x, c: (x @ spread(c, 64, 64, 3).sum(2)).sum(), (X, f32()), True),
     "norm of a gradient of means": (gradient_norm, (f32(64, 64), f32(64, 64)), True),
     "in a loop": (in_a_loop, (X, f32()), True),
+    "ones that a loop reads": (read_in_a_loop, (X,), True),
+    "ones that a loop begins with": (carried_from_ones, (X,), False),
     "behind a call": (
         lambda x, c: jax.jit(lambda y: (x @ y).sum())(spread(c, 64, 64)), (X, f32()), True,
     ),

@@ -46,9 +46,8 @@ class Instruction:
 
     If it `takes`, it may make what it reads in its own kernel; what `is_taken` its readers may make
     in theirs; what `is_cheap` several of them; what `branches` several of them if nothing else is
-    between. What is `of_library` the library may make that makes products and long reductions; what
-    `begins` is a kernel of it in any case. What it `reshapes` is of another shape for it than for
-    others.
+    between. What is `of_library` the library of products and long reductions may make, what
+    `begins` it does. What it `reshapes` is of another shape for it than for others.
     """
 
     step: Step
@@ -229,9 +228,10 @@ class _Made:
         made: Any = step.eqn.outvars[0].aval
         uses = [self._spread(step, i) for i in (0, 1)]
         number, by = step.reads
-        source = self.spread.get(by, by)
-        if by == LITERAL or not jnp.issubdtype(made.dtype, jnp.inexact):
-            self._add(step, step.reads, uses, step.writes, True, True, by == LITERAL)
+        source, is_inexact = self.spread.get(by, by), jnp.issubdtype(made.dtype, jnp.inexact)
+        if source == LITERAL or not is_inexact:
+            is_cheap = source == LITERAL and is_inexact
+            self._add(step, step.reads, uses, step.writes, True, True, is_cheap)
         elif self._elements(source) < self._elements(step.writes[0]):
             reciprocal = self._new(source)
             self._add(step, [source], [Use.SAME], [reciprocal], True, True)

@@ -8,7 +8,7 @@ Products that it makes each for itself are right. What is told here is more than
 whether it can, by what there is in one body, in whatever kernels.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from math import prod
 from typing import Any
 
@@ -29,30 +29,42 @@ _MADE = frozenset(
 )
 
 
-def may_err(steps: Steps) -> bool:
-    """Whether a kernel of the library around a sum or extreme may be wrong, in some body."""
-    bodies = [body.steps for step in steps.steps for body in step.bodies]
-    return any(map(may_err, bodies)) or (
-        any(may_be_reduced_by_library(step.eqn, _longest(step, steps)) for step in steps.steps)
-        and (_has_product_of_less(steps) or any(map(_is_over, steps.steps)))
-    )
+def may_err(steps: Steps, of_less: Collection[int] = ()) -> bool:
+    """Whether a kernel of the library around a sum or extreme may be wrong, in some body.
+
+    Inputs `of_less` are made of fewer elements than they have, and may be made again.
+    """
+    largest = dict.fromkeys((*steps.constants, *of_less), 0)  # a constant may be a number, spread
+    begins = errs = False
+    for step in steps.steps:
+        is_product = step.name in _PRODUCTS
+        errs |= _is_over(step) or (
+            is_product and any(_is_of_less(v, steps, largest) for v in step.reads)
+        )
+        begins |= may_be_reduced_by_library(step.eqn, _longest(step, steps))
+        if any(may_err(*body) for body in _bodies(step, steps, largest)):
+            return True
+        if step.name in _MADE:
+            most = max((_largest(v, steps, largest) for v in step.reads), default=0)
+            largest.update(dict.fromkeys(step.writes, most))
+    return begins and errs
+
+
+def _bodies(
+    step: Step, steps: Steps, largest: Mapping[int, int]
+) -> Iterator[tuple[Steps, list[int]]]:
+    """The bodies of a step, each with its inputs of less: XLA sinks constants into loops."""
+    first = 0
+    for body in step.bodies:
+        constants = step.reads[first : first + body.carried[0]]
+        given = zip(body.steps.inputs, constants, strict=False)
+        yield body.steps, [v for v, read in given if _is_of_less(read, steps, largest)]
+        first += body.carried[0]
 
 
 def _longest(step: Step, steps: Steps) -> int:
     known = (v for v in (*step.reads, *step.writes) if v != LITERAL)
     return max((steps.values[v].elements for v in known), default=0)
-
-
-def _has_product_of_less(steps: Steps) -> bool:
-    """Whether an operand of a product is made of values that all have fewer elements."""
-    largest: dict[int, int] = dict.fromkeys(steps.constants, 0)  # they may be one number, spread
-    for step in steps.steps:
-        if step.name in _PRODUCTS and any(_is_of_less(v, steps, largest) for v in step.reads):
-            return True
-        if step.name in _MADE:
-            most = max((_largest(v, steps, largest) for v in step.reads), default=0)
-            largest.update(dict.fromkeys(step.writes, most))
-    return False
 
 
 def _is_of_less(value: int, steps: Steps, largest: Mapping[int, int]) -> bool:
