@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from meshwise._jax import JaxprEqn, Literal, make_jaxpr_over_axes
+from meshwise._jax import JaxprEqn, Literal, make_jaxpr_over_axes, scan_counts
 from meshwise.ir.factors import FactorRule, Strategy, operand_sharding, result_sharding
 from meshwise.ir.mesh import Mesh, refine_mesh
 from meshwise.ir.sharding import Reduction, Sharding, local_shape, padded_shape
@@ -246,8 +246,8 @@ def _exchanges(jaxpr: Any) -> bool:
 
 def _loop(eqn: JaxprEqn, environments: dict[Coordinates, Any], mesh: Mesh) -> None:
     """The trips of a loop that neither reads nor makes stacks, one after the other."""
-    body, consts = eqn.params["jaxpr"], eqn.params["num_consts"]
-    assert eqn.params["num_carry"] == len(eqn.outvars) == len(eqn.invars) - consts
+    body, (consts, carried) = eqn.params["jaxpr"], scan_counts(eqn)
+    assert carried == len(eqn.outvars) == len(eqn.invars) - consts
     given = {d: [_read(e, a) for a in eqn.invars] for d, e in environments.items()}
     for _ in range(eqn.params["length"]):
         inside = {d: _bound(body, operands) for d, operands in given.items()}
