@@ -53,8 +53,8 @@ def ratios(measured: Measured) -> dict[str, float]:
 
 
 def _peers(measured: Measured) -> list[Outcome]:
-    right = [w for w in PEERS if not is_wrong(measured, w)]
-    return [measured.outcomes[w] for w in right if not measured.outcomes[w].failed]
+    outcomes = {w: measured.outcomes[w] for w in PEERS if not is_wrong(measured, w)}
+    return [outcome for outcome in outcomes.values() if not outcome.failed]
 
 
 def losses(measured: Measured) -> list[str]:

@@ -125,6 +125,7 @@ from meshwise._jax.mapped import mapped as mapped
 from meshwise._jax.named_meshes import meshes_in as meshes_in
 from meshwise._jax.on_cpu import LIBRARY_ERRS_OVER as LIBRARY_ERRS_OVER
 from meshwise._jax.on_cpu import LIBRARY_HAS_SINES as LIBRARY_HAS_SINES
+from meshwise._jax.on_cpu import PRODUCTS_ALONE as PRODUCTS_ALONE
 from meshwise._jax.on_cpu import WIDENS_PRODUCTS as WIDENS_PRODUCTS
 from meshwise._jax.on_cpu import as_cpu_compiles as as_cpu_compiles
 from meshwise._jax.on_cpu import cpu_options as cpu_options

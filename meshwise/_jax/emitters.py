@@ -126,11 +126,8 @@ def _older_makes(counted: Sequence[tuple[JaxprEqn, int]], sizes: Mapping[str, in
         return False
     eqns, arrays = [eqn for eqn, _ in counted], _arrays(counted)
     pieces = sum(group_size(eqn, sizes) for eqn in eqns if eqn.primitive is lax.all_to_all_p)
-    is_for_newer = any(map(_array_is_for_newer, arrays)) or any(map(_equation_is_for_newer, eqns))
-    is_slower = (
-        _is_slower(counted) or _drawn(counted) > MANY_DRAWN or _scattered(counted) > MANY_SCATTERED
-    )
-    if pieces > len(eqns) or is_for_newer or is_slower:
+    is_for_newer = any(map(_array_is_for_newer, arrays)) or any(map(_clamps_booleans, eqns))
+    if pieces > len(eqns) or is_for_newer or _is_slower(counted):
         return False
     return _times_doubled(eqns) <= MOST_DOUBLED
 
@@ -154,24 +151,29 @@ def _is_slower(counted: Sequence[tuple[JaxprEqn, int]]) -> bool:
     functions = reordered = 0
     for eqn, times in counted:
         if eqn.primitive in _FUNCTIONS:
-            functions += times * _size(eqn)
+            functions += times * _size(eqn.outvars[0])
         transposes = [e for e in of_leading_dim(eqn) if e.primitive is lax.transpose_p]
-        reordered += times * sum(map(_size, transposes))
+        reordered += times * sum(_size(e.outvars[0]) for e in transposes)
     if not any(eqn.primitive is lax.dot_general_p for eqn, _ in counted):
         functions = 0
-    return functions > MANY_FUNCTIONS * len(counted) or reordered > MANY_REORDERED * len(counted)
+    return (
+        functions > MANY_FUNCTIONS * len(counted)
+        or reordered > MANY_REORDERED * len(counted)
+        or _drawn(counted) > MANY_DRAWN
+        or _scattered(counted) > MANY_SCATTERED
+    )
 
 
 def _drawn(counted: Sequence[tuple[JaxprEqn, int]]) -> int:
     """How many random numbers a device draws."""
-    return sum(times * _size(eqn) for eqn, times in counted if eqn.primitive is threefry2x32_p)
+    draws = [(eqn, times) for eqn, times in counted if eqn.primitive is threefry2x32_p]
+    return sum(times * _size(eqn.outvars[0]) for eqn, times in draws)
 
 
 def _scattered(counted: Sequence[tuple[JaxprEqn, int]]) -> int:
     """How many numbers a device scatters."""
     scatters = [(eqn, times) for eqn, times in counted if eqn.primitive in _SCATTERS]
-    updates: list[tuple[Any, int]] = [(eqn.invars[2].aval, times) for eqn, times in scatters]
-    return sum(times * aval.size for aval, times in updates)
+    return sum(times * _size(eqn.invars[2]) for eqn, times in scatters)
 
 
 def _times_doubled(eqns: Sequence[JaxprEqn]) -> int:
@@ -194,9 +196,8 @@ def _times_doubled(eqns: Sequence[JaxprEqn]) -> int:
     return max(doubled.values(), default=0)
 
 
-def _size(eqn: JaxprEqn) -> int:
-    made: Any = eqn.outvars[0].aval
-    return made.size
+def _size(atom: Any) -> int:
+    return atom.aval.size
 
 
 def _dtype(aval: Any) -> np.dtype | None:
@@ -221,7 +222,6 @@ def _array_is_for_newer(aval: Any) -> bool:
     return bits < 8 or (bits == 8 and jax.numpy.issubdtype(dtype, np.floating))
 
 
-def _equation_is_for_newer(eqn: JaxprEqn) -> bool:
-    """Whether the older refuses an equation, as clamps of booleans."""
-    made: Any = eqn.outvars[0].aval if eqn.primitive is lax.clamp_p else None
-    return made is not None and made.dtype == np.bool_
+def _clamps_booleans(eqn: JaxprEqn) -> bool:
+    """Whether it is a clamp that the older refuses."""
+    return eqn.primitive is lax.clamp_p and _dtype(eqn.outvars[0].aval) == np.bool_

@@ -56,7 +56,7 @@ LIBRARY_HAS_SINES = jax.__version_info__ >= (0, 11)
 # The most dims of an array, and rows of a product, with which it is right around a reduction.
 LIBRARY_ERRS_OVER = (6, 2**15) if jax.__version_info__ < (0, 11) else (math.inf, math.inf)
 # The library makes nothing but products, each for itself.
-_PRODUCTS_ALONE = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}
+PRODUCTS_ALONE = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}
 
 
 @without_mesh()  # types of what is traced here would speak of a mesh in context
@@ -81,7 +81,7 @@ def cpu_options(
     (`as_wanted`). Borders are better sent early: in that order all are cut into the result's
     buffer, and none is received there. Where its library errs it is given `products_alone`.
     """
-    soon = kernel_options(jaxpr, sizes) | (_PRODUCTS_ALONE if products_alone else {})
+    soon = kernel_options(jaxpr, sizes) | (PRODUCTS_ALONE if products_alone else {})
     if not as_wanted or _bordered(opened(jaxpr)):
         return soon
     return soon | {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}

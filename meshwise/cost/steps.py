@@ -80,6 +80,12 @@ class Step:
         return self.eqn.primitive.name != "while"
 
 
+def longest(step: Step, values: Sequence[Value]) -> int:
+    """The elements of the longest value that a step reads or writes."""
+    known = (v for v in (*step.reads, *step.writes) if v != LITERAL)
+    return max((values[v].elements for v in known), default=0)
+
+
 @dataclass(frozen=True, eq=False)
 class Steps:
     """The steps of a jaxpr in order, and its values by number.

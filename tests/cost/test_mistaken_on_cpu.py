@@ -8,7 +8,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
-from meshwise._jax import LIBRARY_ERRS_OVER
+from meshwise._jax import LIBRARY_ERRS_OVER, PRODUCTS_ALONE
 from meshwise.cost.cpu.mistaken import may_err
 from meshwise.cost.steps import steps_of
 
@@ -120,7 +120,7 @@ def test_it_is_right(name, mesh):
 
 
 def test_what_the_user_says_goes_before_it(mesh):
-    name = "xla_cpu_experimental_ynn_fusion_type"
+    (name,) = PRODUCTS_ALONE
     function, args, shardings, _ = RUN["norm of a gradient of means"]
     step = mw.jit(
         function, mesh=mesh, in_shardings=shardings,
@@ -131,7 +131,6 @@ def test_what_the_user_says_goes_before_it(mesh):
     assert said != ours
 
 
-ALONE = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}
 # Operands of a product: what they are made of, of a shape, and how.
 OPERANDS = {
     "argument": (lambda r, c: (r, c), lambda x, r, c: x),
@@ -181,7 +180,9 @@ def test_random_products_that_go_wrong_are_told(seed):
 
         is_told = may_err(steps_of(jax.make_jaxpr(function)(*args), {}))
         found = np.asarray(jax.jit(function)(*args), np.float64)
-        right_one = np.asarray(jax.jit(function, compiler_options=ALONE)(*args), np.float64)
+        right_one = np.asarray(
+            jax.jit(function, compiler_options=PRODUCTS_ALONE)(*args), np.float64
+        )
         is_right = np.abs(found - right_one).max() <= 1e-4 * np.abs(right_one).max()
         wrong += not is_right
         assert is_right or is_told, (left, right, m, n, k, axes)

@@ -8,7 +8,7 @@ it in on all ways. So do the passes `InstructionFusion` and `CpuInstructionFusio
 
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from meshwise.cost.cpu.instructions import Instruction, Use
 from meshwise.cost.steps import Value
@@ -34,11 +34,7 @@ def fused(
     instructions: Sequence[Instruction], values: Sequence[Value], results: AbstractSet[int]
 ) -> list[Fused]:
     """The kernels of instructions, in their order; without what nobody reads."""
-    fusion = _Fusion(instructions, values, results)
-    for n, instruction in enumerate(instructions):
-        fusion.maker.update(dict.fromkeys(instruction.writes, n))
-        for value in instruction.reads:
-            fusion.readers.setdefault(value, set()).add(n)
+    fusion = _Fusion(instructions, values, results, *makers_and_readers(instructions))
     apart = fusion.never_twice()
     kernels = [
         fusion.kernel(n, apart)
@@ -48,6 +44,19 @@ def fused(
     return kernels[::-1]
 
 
+def makers_and_readers(
+    instructions: Sequence[Instruction],
+) -> tuple[dict[int, int], dict[int, set[int]]]:
+    """The instruction that makes each value, and those that read it."""
+    maker: dict[int, int] = {}
+    readers: dict[int, set[int]] = {}
+    for n, own in enumerate(instructions):
+        maker.update(dict.fromkeys(own.writes, n))
+        for value in own.reads:
+            readers.setdefault(value, set()).add(n)
+    return maker, readers
+
+
 @dataclass
 class _Fusion:
     """Who makes each value, which instructions read it, and which kernels still do."""
@@ -55,8 +64,8 @@ class _Fusion:
     instructions: Sequence[Instruction]
     values: Sequence[Value]
     results: AbstractSet[int]
-    maker: dict[int, int] = field(default_factory=dict)
-    readers: dict[int, set[int]] = field(default_factory=dict)
+    maker: dict[int, int]
+    readers: dict[int, set[int]]
 
     def is_dead(self, n: int) -> bool:
         """Whether all readers of an instruction have made it themselves."""

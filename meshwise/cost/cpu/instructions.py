@@ -24,9 +24,9 @@ from jax import numpy as jnp
 
 from meshwise._jax import WIDENS_PRODUCTS, Literal
 from meshwise.cost.cpu.known import is_made_by_library, is_reduced_by_library
-from meshwise.cost.cpu.products import is_in_order, is_product
+from meshwise.cost.cpu.products import is_in_order, is_product, shape_of
 from meshwise.cost.fusion import is_elementwise, is_reduction, is_view
-from meshwise.cost.steps import LITERAL, Step, Steps, Value, fused_name
+from meshwise.cost.steps import LITERAL, Step, Steps, Value, fused_name, longest
 from meshwise.ir.collectives import is_collective
 from meshwise.rules import describe_all
 from meshwise.rules.registry import OpRule
@@ -159,15 +159,14 @@ class _Made:
 
     def _add_reduction(self, step: Step) -> None:
         eqn, name = step.eqn, step.eqn.primitive.name
-        shape = _shape(eqn.invars[0])
+        shape = shape_of(eqn.invars[0])
         axes = eqn.params.get("axes", eqn.params.get("dimensions", ()))
-        begins = not self.products_alone and is_reduced_by_library(eqn, self._longest(step))
+        begins = not self.products_alone and is_reduced_by_library(eqn, longest(step, self.values))
         is_place = name.startswith("arg")
         is_taken = not begins and not is_place and all(shape[d] <= _WINDOW for d in axes)
         uses = [Use.ONCE] * len(step.reads)
         self._add(step, step.reads, uses, step.writes, is_taken or is_place, is_taken)
-        own = self.instructions[-1]
-        own.of_library, own.begins = own.of_library or begins, begins
+        self.instructions[-1].of_library = self.instructions[-1].begins = begins
 
     def dot(self, step: Step) -> None:
         """A product; one of each two elements, or of none twice, is element by element."""
@@ -186,7 +185,7 @@ class _Made:
         self.products[step.writes[0]] = self.instructions[-1]
         self.instructions[-1].of_library = of_library
         known = zip((*step.eqn.invars, *step.eqn.outvars), (left, right, *step.writes), strict=True)
-        self.instructions[-1].reshapes = frozenset(v for atom, v in known if 1 in _shape(atom))
+        self.instructions[-1].reshapes = frozenset(v for atom, v in known if 1 in shape_of(atom))
 
     def transpose(self, step: Step) -> None:
         """A transpose, which products read through, and XLA may make with a product."""
@@ -292,9 +291,9 @@ class _Made:
 
     def _for_product(self, step: Step, operand: int) -> tuple[int, bool]:
         """An operand as a product wants it: as it is, or what puts it in order; and if in rows."""
-        read, shape = step.reads[operand], _shape(step.eqn.invars[operand])
+        read, shape = step.reads[operand], shape_of(step.eqn.invars[operand])
         made, order = self.transposes.get(read), range(len(shape))
-        if made is not None and _shape(made.eqn.outvars[0]) == shape:
+        if made is not None and shape_of(made.eqn.outvars[0]) == shape:
             source = made.eqn.params["permutation"]
             if is_in_order(step.eqn, operand, source):
                 return made.reads[0], is_in_order(step.eqn, operand, source, may_turn=False)
@@ -307,10 +306,10 @@ class _Made:
         product = self.products.get(step.reads[0])
         if product is None or self.readers[step.reads[0]] > 1:
             return False
-        order, shape = step.eqn.params["permutation"], _shape(step.eqn.invars[0])
+        order, shape = step.eqn.params["permutation"], shape_of(step.eqn.invars[0])
         (_, _), (batch, _) = product.step.eqn.params["dimension_numbers"]
         turned = (*range(len(batch)), len(batch) + 1, len(batch))
-        return tuple(order) == turned and _shape(product.step.eqn.outvars[0]) == shape
+        return tuple(order) == turned and shape_of(product.step.eqn.outvars[0]) == shape
 
     def _spread(self, step: Step, operand: int) -> Use:
         """How an operand is read of which each element may be wanted for several."""
@@ -328,10 +327,6 @@ class _Made:
         out = self._new(read)
         self._add_cheap(step, [read], [use], [out])
         return out
-
-    def _longest(self, step: Step) -> int:
-        """The elements of the longest that a step reads or writes."""
-        return max(self._elements(v) for v in (*step.reads, *step.writes) if v != LITERAL)
 
     def _widened(self, step: Step, read: int) -> int:
         """A value in floats of twice the length."""
@@ -362,13 +357,9 @@ class _Made:
     ) -> None:
         known = [(v, use) for v, use in zip(reads, uses, strict=True) if v != LITERAL]
         own, how = tuple(v for v, _ in known), tuple(use for _, use in known)
-        of_library = is_taken and is_made_by_library(step.eqn, self._longest(step))
+        of_library = is_taken and is_made_by_library(step.eqn, longest(step, self.values))
         more = takes, is_taken, is_cheap, step.name in _BRANCHING, of_library
         self.instructions.append(Instruction(step, own, how, tuple(writes), *more))
-
-
-def _shape(atom: Any) -> tuple[int, ...]:
-    return tuple(atom.aval.shape)
 
 
 def _is_of_short_floats(eqn: Any) -> bool:
@@ -377,7 +368,7 @@ def _is_of_short_floats(eqn: Any) -> bool:
 
 
 def _is_minor(eqn: Any, dim: int) -> bool:
-    return prod(_shape(eqn.invars[0])[:dim]) > 1
+    return prod(shape_of(eqn.invars[0])[:dim]) > 1
 
 
 # Operators that are more than one instruction, or read what they do in ways of their own.

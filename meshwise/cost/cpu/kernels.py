@@ -16,16 +16,12 @@ from meshwise.cost.steps import LITERAL, Body, Step, Steps
 from meshwise.cost.work import Work, updates_operand
 
 
-def cpu_kernels_of(steps: Steps, products_alone: bool = False) -> KernelProgram:
+def cpu_kernels_of(steps: Steps, products_alone: bool = False, scanned: int = 0) -> KernelProgram:
     """The kernels of a per-device program's steps, in their order; their work is not counted.
 
-    Where the library makes `products_alone`, sums and extremes are left to XLA.
+    Where the library makes `products_alone`, sums and extremes are left to XLA. Of a loop's body so
+    many inputs come last that are cut in each step.
     """
-    return _kernels(steps, products_alone)
-
-
-def _kernels(steps: Steps, products_alone: bool, scanned: int = 0) -> KernelProgram:
-    """The kernels of steps, of whose inputs so many come last that are cut in each step."""
     cut = steps.inputs[len(steps.inputs) - scanned :]
     instructions, values = instructions_of(steps, cut, products_alone)
     results = frozenset(steps.outputs) - {LITERAL}
@@ -63,7 +59,7 @@ def _kernel(group: Fused, reshaped: AbstractSet[int], products_alone: bool) -> K
 
 def _body(body: Body, is_choice: bool, products_alone: bool) -> KernelBody:
     scanned = 0 if is_choice else len(body.steps.inputs) - sum(body.carried)
-    return KernelBody(_kernels(body.steps, products_alone, scanned), body)
+    return KernelBody(cpu_kernels_of(body.steps, products_alone, scanned), body)
 
 
 def _is_in_place(step: Step) -> bool:

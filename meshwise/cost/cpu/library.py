@@ -7,10 +7,11 @@ found, which must be long too. Kernels that meet are one, products among them. S
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
+from meshwise.cost.cpu.fusion import makers_and_readers
 from meshwise.cost.cpu.instructions import Instruction, Use
 
 _MOST = 98  # instructions in a kernel; XLA counts what is given, too, to a hundred
@@ -20,7 +21,7 @@ def with_library(
     instructions: Sequence[Instruction], results: AbstractSet[int]
 ) -> list[Instruction]:
     """The instructions, those that the library makes together as one that takes in nothing more."""
-    library = _Library(instructions, results)
+    library = _Library(instructions, results, *makers_and_readers(instructions))
     for n in range(len(instructions) - 1, -1, -1):
         if instructions[n].begins and n not in library.kernel_of:
             library.grow(n)
@@ -46,15 +47,9 @@ class _Library:
 
     instructions: Sequence[Instruction]
     results: AbstractSet[int]
-    maker: dict[int, int] = field(default_factory=dict)
-    readers: dict[int, set[int]] = field(default_factory=dict)
+    maker: dict[int, int]
+    readers: dict[int, set[int]]
     kernel_of: dict[int, _Kernel] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for n, own in enumerate(self.instructions):
-            self.maker.update(dict.fromkeys(own.writes, n))
-            for value in own.reads:
-                self.readers.setdefault(value, set()).add(n)
 
     def grow(self, first: int) -> None:
         """Begin a kernel, and add to it what is next to it until there is nothing more."""
@@ -92,7 +87,7 @@ class _Library:
         kernel.last = kernel.last if is_read else other.last
         self.kernel_of.update(dict.fromkeys(other.members, kernel))
 
-    def _alone_read(self, kernel: _Kernel, members: AbstractSet[int] | Sequence[int]) -> list[int]:
+    def _alone_read(self, kernel: _Kernel, members: Iterable[int]) -> list[int]:
         """What some of a kernel read, and nobody outside of it."""
         reads = dict.fromkeys(v for n in sorted(members) for v in self.instructions[n].reads)
         return [

@@ -14,7 +14,8 @@ from typing import Any
 
 from meshwise._jax import LIBRARY_ERRS_OVER
 from meshwise.cost.cpu.known import may_be_reduced_by_library
-from meshwise.cost.steps import LITERAL, Step, Steps
+from meshwise.cost.cpu.products import free_dims, shape_of
+from meshwise.cost.steps import LITERAL, Step, Steps, longest
 
 _PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
 # What XLA may make where it is read, or simplify to what it is made of.
@@ -41,7 +42,7 @@ def may_err(steps: Steps, of_less: Collection[int] = ()) -> bool:
         errs |= _is_over(step) or (
             is_product and any(_is_of_less(v, steps, largest) for v in step.reads)
         )
-        begins |= may_be_reduced_by_library(step.eqn, _longest(step, steps))
+        begins |= may_be_reduced_by_library(step.eqn, longest(step, steps.values))
         if any(may_err(*body) for body in _bodies(step, steps, largest)):
             return True
         if step.name in _MADE:
@@ -62,11 +63,6 @@ def _bodies(
         first += body.carried[0]
 
 
-def _longest(step: Step, steps: Steps) -> int:
-    known = (v for v in (*step.reads, *step.writes) if v != LITERAL)
-    return max((steps.values[v].elements for v in known), default=0)
-
-
 def _is_of_less(value: int, steps: Steps, largest: Mapping[int, int]) -> bool:
     return value == LITERAL or _largest(value, steps, largest) < steps.values[value].elements
 
@@ -79,23 +75,12 @@ def _largest(value: int, steps: Steps, largest: Mapping[int, int]) -> int:
 def _is_over(step: Step) -> bool:
     """Whether a step has more dims, or a product more rows, than the library makes right."""
     most_dims, most_rows = LIBRARY_ERRS_OVER
-    if any(len(shape) > most_dims for shape in _shapes(step)):
-        return True
-    return step.eqn.primitive.name == "dot_general" and _free_rows(step.eqn) > most_rows
+    atoms = *step.eqn.invars, *step.eqn.outvars
+    dims = max((len(getattr(atom.aval, "shape", ())) for atom in atoms), default=0)
+    return dims > most_dims or (step.name == "dot_general" and _most_rows(step.eqn) > most_rows)
 
 
-def _shapes(step: Step) -> Iterator[tuple[int, ...]]:
-    for atom in (*step.eqn.invars, *step.eqn.outvars):
-        aval: Any = atom.aval
-        yield getattr(aval, "shape", ())
-
-
-def _free_rows(eqn: Any) -> int:
-    """The most that either operand of a product has in dims that are neither batch nor summed."""
-    rows = [1]
-    for operand, contracted, batch in zip(
-        eqn.invars, *eqn.params["dimension_numbers"], strict=True
-    ):
-        shape = operand.aval.shape
-        rows.append(prod(n for d, n in enumerate(shape) if d not in (*contracted, *batch)))
-    return max(rows)
+def _most_rows(eqn: Any) -> int:
+    """The most that either operand of a product has in its free dims together."""
+    shapes = [shape_of(operand) for operand in eqn.invars]
+    return max(prod(shapes[i][d] for d in free_dims(eqn, i)) for i in (0, 1))

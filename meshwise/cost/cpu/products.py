@@ -7,21 +7,27 @@ from typing import Any
 
 def is_product(eqn: Any) -> bool:
     """Whether it sums over elements, and is more than a sum of products element by element."""
-    (contracted, _), (batch, _) = eqn.params["dimension_numbers"]
-    left, right = (len(_shape(a)) - len(batch) - len(contracted) for a in eqn.invars)
-    return prod(_shape(eqn.invars[0])[d] for d in contracted) > 1 and left + right > 0
+    (contracted, _), _ = eqn.params["dimension_numbers"]
+    summed = prod(shape_of(eqn.invars[0])[d] for d in contracted)
+    return summed > 1 and any(free_dims(eqn, operand) for operand in (0, 1))
+
+
+def free_dims(eqn: Any, operand: int) -> tuple[int, ...]:
+    """The dims of an operand that are neither summed over nor of the batch."""
+    contracted, batch = (dims[operand] for dims in eqn.params["dimension_numbers"])
+    rank = len(shape_of(eqn.invars[operand]))
+    return tuple(d for d in range(rank) if d not in contracted and d not in batch)
 
 
 def is_in_order(eqn: Any, operand: int, order: Sequence[int], may_turn: bool = True) -> bool:
     """Whether a product reads an operand where it lies, its dims being those of `order` there."""
     contracted, batch = (tuple(dims[operand]) for dims in eqn.params["dimension_numbers"])
-    shape = _shape(eqn.invars[operand])
-    free = tuple(d for d in range(len(shape)) if d not in contracted and d not in batch)
+    shape = shape_of(eqn.invars[operand])
 
     def lying(dims: Sequence[int]) -> list[int]:
         return [order[d] for d in dims if shape[d] > 1]
 
-    leading, outer, inner = lying(batch), lying(free), lying(contracted)
+    leading, outer, inner = lying(batch), lying(free_dims(eqn, operand)), lying(contracted)
     if operand == 1:
         outer, inner = inner, outer
     ways = [[*leading, *outer, *inner]]
@@ -31,5 +37,6 @@ def is_in_order(eqn: Any, operand: int, order: Sequence[int], may_turn: bool = T
     return any(way == sorted(way) for way in ways)
 
 
-def _shape(atom: Any) -> tuple[int, ...]:
+def shape_of(atom: Any) -> tuple[int, ...]:
+    """The shape of what an equation reads or writes."""
     return tuple(atom.aval.shape)
