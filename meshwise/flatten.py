@@ -8,7 +8,7 @@ stays a computation of its own. Every hint, whichever way it was written
 becomes one `hint` equation. Positions that count along a batch are said to be one (`pairing.py`),
 and moves of rows in several steps are written as one (`borders/`). Equal equations are computed
 once, and dead ones dropped (`simplify.py`); what is laid otherwise and back is what it was
-(`laid_back.py`).
+(`laid_back.py`); products of what is spread are smaller ones, spread (`spread_products.py`).
 
 Loops and conditionals may stay equations of one piece, or be *entered*: their bodies then stand in
 the flat program too, once each, told by marks (`_jax/control.py`). A body reads values around it
@@ -29,6 +29,7 @@ from meshwise.inner_products import unflatten_products
 from meshwise.laid_back import without_laid_back
 from meshwise.pairing import pair_batches
 from meshwise.simplify import live, move_out_of_loops, share_equal
+from meshwise.spread_products import spread_afterwards
 
 Enters = Callable[[JaxprEqn], bool]
 
@@ -73,7 +74,7 @@ def flatten(closed: ClosedJaxpr, enters: Enters = enters_nothing) -> ClosedJaxpr
     eqns, outputs = share_equal(move_out_of_loops(flat.eqns), outputs)
     eqns, outputs = without_laid_back(eqns, outputs)
     constants = dict(zip(flat.constvars, flat.consts, strict=True))
-    eqns = unflatten_products(pair_batches(eqns, constants))
+    eqns = unflatten_products(pair_batches(spread_afterwards(eqns), constants))
     eqns = live(merge_moves(eqns, constants), outputs)
     sliced = slice_splits(eqns)
     if sliced is not eqns:

@@ -12,6 +12,7 @@ LAYERS = (
     "ir",
     "inner_products",
     "laid_back",
+    "spread_products",
     "pairing",
     "borders",
     "simplify",
