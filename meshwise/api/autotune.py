@@ -53,7 +53,7 @@ class Candidate:
     schedule: Schedule
     applied: tuple[Policy, ...]
     predicted_s: float
-    wire_bytes: int
+    wire_bytes: float
     launches: int
     peak_bytes: int
     measured_s: float | None = None

@@ -109,7 +109,7 @@ class SpmdProgram:
         return self.per_device.collectives
 
     @property
-    def wire_bytes(self) -> int:
+    def wire_bytes(self) -> float:
         """Bytes each device sends in one call, loop trips included."""
         return self.per_device.wire_bytes
 

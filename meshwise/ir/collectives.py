@@ -78,7 +78,7 @@ class Collective:
     shape: tuple[int, ...]
     dtype: Any
     count: int
-    wire_bytes: int
+    wire_bytes: float
     source: str = ""
     reason: str = ""
     is_count_known: bool = True
@@ -99,6 +99,12 @@ def wire_bytes(
     if kind is CollectiveKind.PERMUTE:
         return operand_bytes
     return sent * operand_bytes
+
+
+def whole_or_exact(sent: float) -> float:
+    """A number of bytes, as an int where it is whole: of one byte, an all_reduce sends 1.75."""
+    nearest = round(sent)
+    return nearest if math.isclose(sent, nearest, rel_tol=1e-12) else sent
 
 
 def collectives_of(
@@ -162,7 +168,7 @@ def equation_collectives(
             tuple(operand.shape),
             operand.dtype,
             trips,
-            round(sent * trips),
+            whole_or_exact(sent * trips),
             equation=eqn,
         )
 

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from meshwise._jax import ClosedJaxpr, names_of, source_summary
-from meshwise.ir.collectives import Collective, collectives_of
+from meshwise.ir.collectives import Collective, collectives_of, whole_or_exact
 from meshwise.ir.mesh import Mesh
 from meshwise.ir.sharding import Sharding
 
@@ -63,6 +63,6 @@ class PerDeviceProgram:
         return tuple(found)
 
     @property
-    def wire_bytes(self) -> int:
+    def wire_bytes(self) -> float:
         """Bytes each device sends in one call, loop trips included."""
-        return sum(c.wire_bytes for c in self.collectives)
+        return whole_or_exact(sum(c.wire_bytes for c in self.collectives))

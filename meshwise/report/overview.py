@@ -82,7 +82,7 @@ def _held(types: Sequence[Any], shardings: Sequence[Sharding], mesh: Mesh) -> st
 
 def _kinds(collectives: Sequence[Collective]) -> list[str]:
     """How many collectives of each kind, and their bytes; dearest kind first."""
-    sent: dict[str, int] = defaultdict(int)
+    sent: dict[str, float] = defaultdict(float)
     runs: dict[str, int] = defaultdict(int)
     for collective in collectives:
         sent[collective.kind.value] += collective.wire_bytes

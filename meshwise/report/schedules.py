@@ -39,7 +39,7 @@ def _launches(program: PerDeviceProgram) -> int:
 
 
 def _collectives(program: PerDeviceProgram) -> list[str]:
-    alike: dict[tuple[str, ...], list[int]] = defaultdict(list)
+    alike: dict[tuple[str, ...], list[float]] = defaultdict(list)
     for c in program.collectives:
         why = in_user_axes(c.reason, program.mesh)
         alike[c.kind.value, program.mesh.show(c.axes), place(c.source), why].append(c.wire_bytes)
@@ -66,7 +66,7 @@ def listing(view: View) -> str:
 
 
 def candidates_table(
-    rows: Sequence[tuple[str, float, float | None, int, int, int, str]],
+    rows: Sequence[tuple[str, float, float | None, float, int, int, str]],
 ) -> list[str]:
     """Schedules with what was predicted and measured of each."""
     shown = [("schedule", "predicted", "measured", "sent", "launches", "peak memory", "")]

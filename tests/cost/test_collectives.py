@@ -52,6 +52,14 @@ def test_one_entry_for_each_array_of_a_tree():
     assert [c.wire_bytes for c in found(lambda x: lax.psum((x, x[0]), "a"))] == [512, 64]
 
 
+def test_a_few_bytes_are_not_rounded():
+    """Of one byte over eight devices an all_reduce sends 1.75; four times that is whole."""
+    byte = jax.ShapeDtypeStruct((), jnp.uint8)
+    [one] = found(lambda x: lax.pmax(x, ("a", "b")), byte)
+    [four] = found(lambda x: lax.fori_loop(0, 4, lambda _, x: lax.pmax(x, ("a", "b")), x), byte)
+    assert one.wire_bytes == 1.75 and type(four.wire_bytes) is int and four.wire_bytes == 7
+
+
 def test_loops_multiply():
     def loop(x):
         def inner(x, _):

@@ -273,7 +273,7 @@ def _externals(view: View, inside: Collection[int]) -> list[Var]:
     return list(dict.fromkeys(v for v in read if v not in made))
 
 
-def gathered_bytes(view: View) -> int:
+def gathered_bytes(view: View) -> float:
     """Wire bytes of all all_gathers of a program."""
     return sum(
         c.wire_bytes for c in view.program.collectives if c.kind is CollectiveKind.ALL_GATHER
