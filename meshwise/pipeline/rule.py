@@ -81,7 +81,7 @@ def _exchanges(call: PipelineCall, context: LocalContext) -> list[Exchange] | No
     sums += [(float(n), devices) for n in means]
     sums += [(float(sum(means) + row), mesh.size(mesh.sub_axes[a])) for a in over]
     kind = CollectiveKind.ALL_REDUCE
-    found += [Exchange(kind, round(wire_bytes(kind, n, n, group))) for n, group in sums]
+    found += [Exchange(kind, wire_bytes(kind, n, n, group)) for n, group in sums]
     gathers = [] if call.is_packed else [(row, devices)]
     for operand, lead in enumerate(call.leads[: call.params]):
         size, axes = _local_bytes(call, operand), [a for a in lead if a is not None]
@@ -89,7 +89,7 @@ def _exchanges(call: PipelineCall, context: LocalContext) -> list[Exchange] | No
             (size, mesh.size(mesh.sub_axes[a])) for a in axes if not is_sharded(a, context, call)
         ]
     kind = CollectiveKind.ALL_GATHER
-    found += [Exchange(kind, round(wire_bytes(kind, n, n * group, group))) for n, group in gathers]
+    found += [Exchange(kind, wire_bytes(kind, n, n * group, group)) for n, group in gathers]
     return found
 
 

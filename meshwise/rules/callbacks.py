@@ -89,7 +89,7 @@ def _told(context: LocalContext) -> list[Exchange]:
     sizes = [itemsize_of(v) * _size(v) for v in context.eqn.outvars]
     if devices == 1:
         return []
-    return [Exchange(kind, round(wire_bytes(kind, size, size, devices))) for size in sizes]
+    return [Exchange(kind, wire_bytes(kind, size, size, devices)) for size in sizes]
 
 
 def _size(atom: Any) -> int:

@@ -144,7 +144,7 @@ def _scan_exchanges(loop: _Loop, context: LocalContext) -> list[Exchange]:
     sums: list[Any] = [context.eqn.outvars[k].aval for k in loop.summed]
     kind, shards = CollectiveKind.ALL_REDUCE, context.shards(factor)
     sizes = [aval.size * aval.dtype.itemsize for aval in sums]
-    return [Exchange(kind, round(wire_bytes(kind, n, n, shards))) for n in sizes]
+    return [Exchange(kind, wire_bytes(kind, n, n, shards)) for n in sizes]
 
 
 def _scan_local(loop: _Loop, context: LocalContext, *operands: Any) -> Sequence[Any]:

@@ -94,7 +94,7 @@ class ComposedRule:
                 size = math.prod(context.local_result_shape(result)) * itemsize_of(var)
                 kind = CollectiveKind.ALL_REDUCE
                 sent = wire_bytes(kind, size, size, context.mesh.size(axes))
-                found.append(Exchange(kind, round(sent)))
+                found.append(Exchange(kind, sent))
         return found
 
 

@@ -97,7 +97,7 @@ def _exchanges(region: _jax.Region, context: LocalContext) -> list[Exchange] | N
             size = math.prod(context.result_shape(result))
             size *= itemsize_of(context.eqn.outvars[result])
             sent = wire_bytes(CollectiveKind.ALL_GATHER, size // group, size, group)
-            found.append(Exchange(CollectiveKind.ALL_GATHER, round(sent)))
+            found.append(Exchange(CollectiveKind.ALL_GATHER, sent))
     return found
 
 

@@ -41,7 +41,7 @@ def overwriting_exchanges(context: LocalContext, windows: Sequence[int]) -> list
     shape = _noted_shape(context, context.local_shape(0), windows)
     noted = math.prod(shape) * _number_dtype(context).itemsize
     kind = CollectiveKind.ALL_REDUCE
-    return [Exchange(kind, round(wire_bytes(kind, noted, noted, context.mesh.size(axes))))]
+    return [Exchange(kind, wire_bytes(kind, noted, noted, context.mesh.size(axes)))]
 
 
 def overwritten_terms(
