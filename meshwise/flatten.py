@@ -66,11 +66,25 @@ class _Flat:
         return result
 
 
-def flatten(closed: ClosedJaxpr, enters: Enters = enters_nothing) -> ClosedJaxpr:
-    """Inline every call of a jaxpr, turn constraints into hint equations, drop dead ones."""
+def as_written(closed: ClosedJaxpr, enters: Enters = enters_nothing) -> ClosedJaxpr:
+    """Inline every call of a jaxpr, turn constraints into hint equations, drop dead ones.
+
+    Nothing else is simplified: of each value only what is written of it itself is a hint on it.
+    """
+    flat, inputs, outputs = _flat(closed, enters)
+    eqns = live(flat.eqns, outputs)
+    return _jax.close_jaxpr(flat.constvars, inputs, outputs, eqns, flat.consts)
+
+
+def _flat(closed: ClosedJaxpr, enters: Enters) -> tuple[_Flat, list[Any], list[Any]]:
     flat = _Flat(enters)
     inputs = [_jax.new_var(v.aval) for v in closed.jaxpr.invars]
-    outputs = _inline(closed.jaxpr, closed.consts, inputs, flat, None)
+    return flat, inputs, _inline(closed.jaxpr, closed.consts, inputs, flat, None)
+
+
+def flatten(closed: ClosedJaxpr, enters: Enters = enters_nothing) -> ClosedJaxpr:
+    """Inline every call of a jaxpr, turn constraints into hint equations, simplify the program."""
+    flat, inputs, outputs = _flat(closed, enters)
     eqns, outputs = share_equal(move_out_of_loops(flat.eqns), outputs)
     eqns, outputs = without_laid_back(eqns, outputs)
     constants = dict(zip(flat.constvars, flat.consts, strict=True))
@@ -87,12 +101,7 @@ def inline_calls(closed: ClosedJaxpr) -> ClosedJaxpr:
 
     Hints say nothing there, and are dropped.
     """
-    closed = _jax.without_hints_in(closed)
-    flat = _Flat(enters_nothing)
-    inputs = [_jax.new_var(v.aval) for v in closed.jaxpr.invars]
-    outputs = _inline(closed.jaxpr, closed.consts, inputs, flat, None)
-    eqns = live(flat.eqns, outputs)
-    return _jax.close_jaxpr(flat.constvars, inputs, outputs, eqns, flat.consts)
+    return as_written(_jax.without_hints_in(closed))
 
 
 def _inline(

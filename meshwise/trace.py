@@ -3,7 +3,7 @@
 `flatten.py` makes the flat jaxpr; here the hints on it are read and checked.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from jax.sharding import NamedSharding, PartitionSpec
@@ -11,9 +11,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from meshwise import _jax
 from meshwise._jax import ClosedJaxpr, JaxprEqn, Literal, Var
 from meshwise.errors import HintError, message
-from meshwise.flatten import flatten
+from meshwise.flatten import as_written, flatten
 from meshwise.ir.mesh import Axes, Mesh
-from meshwise.ir.program import Hint, OpenDims, Program
+from meshwise.ir.program import Hint, OpenDims, Program, type_of
 
 OPEN = PartitionSpec.UNCONSTRAINED
 
@@ -53,17 +53,30 @@ def make_program(
         read(s, v.aval, p, "out_shardings")
         for s, v, p in zip(out_specs, jaxpr.outvars, out_paths, strict=True)
     )
-    hints: dict[int, Hint] = {}
-    for index, eqn in enumerate(jaxpr.eqns):
-        if eqn.primitive is _jax.hint_p:
-            source = _jax.source_summary(eqn)
-            path = f"value {eqn.outvars[0].aval.str_short()} at {source}"
-            hint = read(eqn.params["sharding"], eqn.outvars[0].aval, path, source)
-            if hint is not None:
-                hints[index] = hint
-    problems += _contradictions(flat, hints)
+    hints, found = _hints_inside(jaxpr.eqns, mesh)
+    problems += found
+    if _contradictions(jaxpr.eqns, hints):
+        # Of what is written twice one value may have been made; who said what of which is asked.
+        written = as_written(closed, enters).jaxpr.eqns
+        problems += _contradictions(written, _hints_inside(written, mesh)[0])
     _raise_hint_error(problems, name, mesh)
     return Program(flat, mesh, in_hints, out_hints, hints, tuple(in_paths), tuple(out_paths), name)
+
+
+def _hints_inside(eqns: Sequence[JaxprEqn], mesh: Mesh) -> tuple[dict[int, Hint], list[str]]:
+    """The hints on values inside, by equation, and what is wrong with others."""
+    hints: dict[int, Hint] = {}
+    problems: list[str] = []
+    for index, eqn in enumerate(eqns):
+        if eqn.primitive is not _jax.hint_p:
+            continue
+        source, aval = _jax.source_summary(eqn), type_of(eqn.outvars[0])
+        path = f"value {aval.str_short()} at {source}"
+        hint, found = read_hint(eqn.params["sharding"], aval.shape, mesh, path, source)
+        problems += found
+        if hint is not None:
+            hints[index] = hint
+    return hints, problems
 
 
 def read_hint(
@@ -124,7 +137,7 @@ def _spec_problems(spec: PartitionSpec, shape: Sequence[int], mesh: Mesh, path: 
     return problems
 
 
-def _contradictions(flat: ClosedJaxpr, hints: dict[int, Hint]) -> list[str]:
+def _contradictions(eqns: Sequence[JaxprEqn], hints: Mapping[int, Hint]) -> list[str]:
     """Values of which two `mw.shard` say different things.
 
     `mw.shard` states what a value is, so stating two things of one value (of the same value
@@ -134,7 +147,7 @@ def _contradictions(flat: ClosedJaxpr, hints: dict[int, Hint]) -> list[str]:
     stated: dict[Var, Hint] = {}
     problems = []
     for index, hint in hints.items():
-        eqn = flat.jaxpr.eqns[index]
+        eqn = eqns[index]
         if eqn.params.get("reshards"):
             continue
         for value in (*eqn.invars, *eqn.outvars):

@@ -59,7 +59,7 @@ from meshwise._jax.dispatch import caller as caller
 from meshwise._jax.dispatch import dispatcher as dispatcher
 from meshwise._jax.dispatch import fast_path as fast_path
 from meshwise._jax.dispatch import guarded as guarded
-from meshwise._jax.dispatch import is_called_by_jit as is_called_by_jit
+from meshwise._jax.dispatch import is_called_by_jax as is_called_by_jax
 from meshwise._jax.dispatch import kept_with_function as kept_with_function
 from meshwise._jax.dispatch import register_array as register_array
 from meshwise._jax.explicit import auto_mesh as auto_mesh
@@ -93,6 +93,7 @@ from meshwise._jax.jaxprs import bind as bind
 from meshwise._jax.jaxprs import cast_literal as cast_literal
 from meshwise._jax.jaxprs import close_jaxpr as close_jaxpr
 from meshwise._jax.jaxprs import extended as extended
+from meshwise._jax.jaxprs import has_checks as has_checks
 from meshwise._jax.jaxprs import has_effects as has_effects
 from meshwise._jax.jaxprs import has_jaxpr as has_jaxpr
 from meshwise._jax.jaxprs import hoisted as hoisted
@@ -114,6 +115,7 @@ from meshwise._jax.jaxprs import source_summary as source_summary
 from meshwise._jax.jaxprs import threefry2x32_p as threefry2x32_p
 from meshwise._jax.jaxprs import with_bodies as with_bodies
 from meshwise._jax.jaxprs import without_names as without_names
+from meshwise._jax.jaxprs import without_references as without_references
 from meshwise._jax.kernels import call_kernel as call_kernel
 from meshwise._jax.kernels import mw_kernel_p as mw_kernel_p
 from meshwise._jax.manual import Names as Names

@@ -32,6 +32,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from meshwise._jax.dispatch import InternalNanError, raise_where_found
 from meshwise._jax.explicit import auto_mesh, is_explicit, is_typed, plain_type
 from meshwise._jax.hints import batched_spec
+from meshwise._jax.jaxprs import without_references
 
 mw_call_p = Primitive("mw_call")
 mw_call_p.multiple_results = True
@@ -76,8 +77,11 @@ def setting_of(jaxpr: ClosedJaxpr, runner: Any) -> AbstractContextManager[Any]:
 
 @_weakref_lru_cache
 def without_consts(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """The constants as leading inputs; the same object for the same jaxpr, as caches need."""
-    return ClosedJaxpr(_pe.convert_constvars_jaxpr(closed.jaxpr), ())
+    """The constants as leading inputs, and no references of its own.
+
+    The same object for the same jaxpr, as caches need.
+    """
+    return without_references(ClosedJaxpr(_pe.convert_constvars_jaxpr(closed.jaxpr), ()))
 
 
 @mw_call_p.def_impl

@@ -125,9 +125,9 @@ def asks_for_devices(closed: Any) -> bool:
     return _jax_dispatch.jaxpr_has_prim_requiring_devices(closed.jaxpr)
 
 
-def is_called_by_jit() -> bool:
-    """Whether the property that asks is being read by the dispatch of `jax.jit`."""
-    return sys._getframe(2).f_globals.get("__name__") == "jax._src.pjit"
+def is_called_by_jax() -> bool:
+    """Whether the property that asks is read by the dispatch of `jax.jit`, or by `zeros_like`."""
+    return sys._getframe(2).f_globals.get("__name__") in ("jax._src.pjit", "jax._src.lax.lax")
 
 
 def dispatcher(

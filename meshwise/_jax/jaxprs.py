@@ -12,6 +12,7 @@ import numpy as np
 from jax._src import core as _core
 from jax._src import effects as _effects
 from jax._src import source_info_util
+from jax._src.interpreters import pxla as _pxla
 from jax.extend.core import ClosedJaxpr as ClosedJaxpr
 from jax.extend.core import Jaxpr as Jaxpr
 from jax.extend.core import JaxprEqn as JaxprEqn
@@ -300,6 +301,18 @@ def _is_real(dtype: Any) -> bool:
 def has_effects(eqn: JaxprEqn) -> bool:
     """Whether an equation does something beside making values; to use a named axis is nothing."""
     return any(not isinstance(effect, _core.NamedAxisEffect) for effect in eqn.effects)
+
+
+def without_references(jaxpr: Any) -> Any:
+    """A closed jaxpr whose own references (`jax.new_ref`) are the values that stand in them."""
+    if not any(isinstance(e, _core.InternalMutableArrayEffect) for e in jaxpr.effects):
+        return jaxpr
+    return _pxla._discharge_internal_refs(jaxpr)
+
+
+def has_checks(jaxpr: Any) -> bool:
+    """Whether a jaxpr has a `checkify.check` that is compiled by no one."""
+    return any(type(e).__name__ == "ErrorEffect" for e in jaxpr.effects)
 
 
 def kept_in_order(jaxpr: Any) -> list[str]:

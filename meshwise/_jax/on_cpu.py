@@ -15,13 +15,14 @@ from what is cut of them; what is wanted late is made late.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 from jax import lax
 from jax import numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
+from jax.interpreters import mlir
 
 from meshwise._jax.cuts import cut_alike
 from meshwise._jax.emitters import is_for_older, kernel_options
@@ -29,6 +30,7 @@ from meshwise._jax.jaxprs import (
     DropVar,
     JaxprEqn,
     Literal,
+    Primitive,
     Var,
     new_eqn,
     opened,
@@ -163,19 +165,24 @@ def _said(eqn: JaxprEqn) -> list[JaxprEqn]:
 def _in_rows(eqn: JaxprEqn) -> list[JaxprEqn]:
     """A transform, and a constraint of its result to the usual layout."""
     (out,) = eqn.outvars
-    aval: Any = out.aval
-    made = Var(aval)
-    closed = jax.make_jaxpr(_row_by_row(len(aval.shape)))(
-        jax.ShapeDtypeStruct(aval.shape, aval.dtype)
-    )
-    (constraint,) = closed.jaxpr.eqns
-    rows = new_eqn(constraint.primitive, [made], [out], constraint.params, eqn)
-    return [eqn.replace(outvars=[made]), rows]
+    made = Var(out.aval)
+    return [eqn.replace(outvars=[made]), new_eqn(_row_by_row_p, [made], [out], {}, eqn)]
 
 
-def _row_by_row(rank: int) -> Callable[[Any], Any]:
-    layout = Layout(major_to_minor=tuple(range(rank)))
-    return lambda x: with_layout_constraint(x, layout)
+def _constrained(x: Any) -> Any:
+    return with_layout_constraint(x, Layout(major_to_minor=tuple(range(x.ndim))))
+
+
+def _lowered_row_by_row(ctx: mlir.LoweringRuleContext, x: Any) -> Any:
+    """A constraint to the usual layout; none in what is exported, which may not have any."""
+    if ctx.module_context.lowering_parameters.for_export:
+        return [x]
+    return mlir.lower_fun(_constrained, multiple_results=False)(ctx, x)
+
+
+_row_by_row_p = Primitive("row_by_row")
+_row_by_row_p.def_abstract_eval(lambda x: x)
+mlir.register_lowering(_row_by_row_p, _lowered_row_by_row)
 
 
 def _whole(eqn: JaxprEqn) -> list[JaxprEqn]:

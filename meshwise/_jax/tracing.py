@@ -81,6 +81,10 @@ def trace_function(
             ours = isinstance(error, MeshwiseError)
             if ours or not jax.sharding.get_abstract_mesh().empty:
                 raise
+            try:
+                return _results(jitted.trace(*args, **kwargs))
+            except Exception:
+                raise error from None  # what is wrong over the mesh that is given
     return _results(jitted.trace(*args, **kwargs))
 
 

@@ -17,6 +17,7 @@ from meshwise.api.arguments import (
     result_paths,
 )
 from meshwise.api.calibrate import figures_of
+from meshwise.api.deleted import refuse_gone
 from meshwise.api.meshes import (
     check_effects,
     check_hint_devices,
@@ -115,9 +116,10 @@ def build(
     typed, captured, out_tree = trace_call(name, fn, options, arguments, in_specs, mesh)
     if captured:
         raise leaked_tracers(name, captured)
+    refuse_gone(name, typed.consts, lambda: _closed_over(typed.consts))
     closed, held = _hold_arrays(_jax.plain_jaxpr(typed), mesh)
     in_specs = [*fill_placements([None] * len(held), held, mesh), *in_specs]
-    paths = [*(f"closed-over array {i}" for i in range(len(held))), *paths]
+    paths = [*_closed_over(held), *paths]
     out_specs = given_out_specs(name, options.out_shardings, out_tree)
     per_device, plan, places = partition_typed(
         closed,
@@ -187,6 +189,11 @@ def partition_typed(
     return per_device, plan, placements(plan, mesh, in_specs, wanted, out_avals)
 
 
+def _closed_over(arrays: Sequence[Any]) -> list[str]:
+    """How errors call the arrays that a function closes over."""
+    return [f"closed-over array {i}" for i in range(len(arrays))]
+
+
 @contextmanager
 def planning(name: str) -> Iterator[None]:
     """What nobody foresaw is an UnplannedError; tracers of our own traces are no leaks."""
@@ -219,6 +226,7 @@ def plan_jaxpr(
 ) -> Plan:
     """Complete and choose: the plan of a jaxpr."""
     refined = refine_mesh(mesh.axis_names, mesh.axis_sizes)
+    closed = _jax.without_references(closed)
     closed = _jax.without_dead(_jax.on_platform(closed, platform_of(mesh)))
     check_effects(name, mesh, closed)
     others = OtherMeshes(mesh, refined)

@@ -11,8 +11,10 @@ from meshwise.errors import (
     ArgumentError,
     HintError,
     MeshError,
+    MeshwiseError,
     NoMeshError,
     UnplannedError,
+    also,
     message,
 )
 from meshwise.ir.mesh import refine_mesh
@@ -274,7 +276,20 @@ def _entries(spec: PartitionSpec, rank: int, sizes: dict[Any, int]) -> list[Any]
 
 
 def check_effects(name: str, mesh: Any, jaxpr: Any) -> None:
-    """An error where something is to be done in order that JAX orders on one device alone."""
+    """An error where something is to be done in order that JAX orders on one device alone.
+
+    Or where something is checked, and nothing collects what it comes to.
+    """
+    if _jax.has_checks(jaxpr):
+        refusal = MeshwiseError(
+            message(
+                f"{name} checks what nobody would be told",
+                ["checkify.check, without checkify.checkify around it"],
+                "checkify.checkify makes a result of a check, and a check is that alone.",
+                f"Partition mw.jit(checkify.checkify({name})), and throw the error it returns.",
+            )
+        )
+        raise also(refusal, ValueError)
     offenders = _jax.kept_in_order(jaxpr)
     if mesh.size > 1 and offenders:
         raise MeshError(

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+from jax.experimental.layout import Format
 from jax.sharding import PartitionSpec, Sharding
 
 from meshwise import _jax
@@ -44,7 +45,12 @@ def broadcast_specs(name: str, what: str, prefix: Any, described: Described) -> 
                 "Give an entry for each subtree; None leaves one to completion.",
             )
         ) from None
-    return [None if _jax.is_unspecified(s) else s for s in specs]
+    return [None if _jax.is_unspecified(s) else _without_format(s) for s in specs]
+
+
+def _without_format(spec: Any) -> Any:
+    """A `Format` that says nothing of layouts is its sharding."""
+    return spec.sharding if isinstance(spec, Format) and spec.layout is None else spec
 
 
 def _mismatches(what: str, prefix: Any, described: Described) -> list[str]:

@@ -73,8 +73,8 @@ class UnevenArray:
     def sharding(self) -> NamedSharding:
         """How the array lies on the user's mesh."""
         sharding: Any = self.padded.sharding
-        if _jax.is_called_by_jit():
-            # jax.jit refuses a sharding that does not divide; it will be handed `value`.
+        if _jax.is_called_by_jax():
+            # JAX refuses a sharding that does not divide; jax.jit will be handed `value`.
             return even_sharding(sharding, self.shape, self.padded.shape)
         return sharding
 

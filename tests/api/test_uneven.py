@@ -145,3 +145,13 @@ def test_other_numbers_of_rows(rows):
     rows_out = mw.jit(lambda x: x + 1, mesh=mesh, in_shardings=P("x"), out_shardings=P("x"))(x)
     assert isinstance(rows_out, mw.UnevenArray if rows % 8 else jax.Array)
     np.testing.assert_array_equal(rows_out, x + 1)
+
+
+@pytest.mark.parametrize("like", [jnp.zeros_like, jnp.ones_like, jnp.empty_like])
+def test_arrays_like_an_uneven_one(mesh8, like):
+    """As an optimizer makes its state: of the logical shape, whole along what does not divide."""
+    uneven = mw.jit(lambda x: x * 2, mesh=mesh8, out_shardings=P("x"))(X)
+    found = like(uneven)
+    assert (found.shape, found.dtype) == (X.shape, X.dtype)
+    assert found.sharding.is_fully_replicated
+    assert mw.jit(jnp.add, mesh=mesh8, out_shardings=P("x"))(uneven, found).shape == X.shape

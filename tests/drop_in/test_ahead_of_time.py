@@ -204,6 +204,9 @@ EXPORTED = {
         put("x")
     ),
     "on one device": lambda jit: export.export(jit(jnp.matmul))(X, X).call(X, X),
+    "of a transform": lambda jit: export.export(
+        jit(lambda x: jnp.fft.fft(x).real, in_shardings=ROWS, out_shardings=ROWS)
+    )(X).call(put("x")),
     "for two platforms": lambda jit: (
         export.export(jit(jnp.sin, in_shardings=ROWS), platforms=("tpu", "cpu"))(X).platforms
     ),

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import checkify
 from jax.extend.core import Primitive
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -186,3 +187,36 @@ def test_leaked_tracers(mesh2x4):
     jax.vmap(leak)(X)
     check_both("a traced float32[8]")
     assert issubclass(mw.TracerLeakError, jax.errors.UnexpectedTracerError)
+
+
+def test_a_constraint_that_names_no_axis_of_the_mesh(mesh2x4):
+    step = mw.jit(lambda x: jax.lax.with_sharding_constraint(x, P("z")), mesh=mesh2x4)
+    with pytest.raises(
+        ValueError, match=r"axis: z of P\('z',\) is not found in mesh: \('x', 'y'\)"
+    ):
+        step(X)
+
+
+def test_checks_that_nobody_collects(mesh2x4):
+    def fn(x):
+        checkify.check(x.sum() < 1e9, "too much")
+        return x
+
+    with pytest.raises(mw.MeshwiseError) as caught:
+        mw.jit(fn, mesh=mesh2x4)(X)
+    assert isinstance(caught.value, ValueError)  # as JAX's is
+    assert str(caught.value) == (
+        "fn checks what nobody would be told: checkify.check, without checkify.checkify around it\n"
+        "checkify.checkify makes a result of a check, and a check is that alone.\n"
+        "Partition mw.jit(checkify.checkify(fn)), and throw the error it returns."
+    )
+    error, result = mw.jit(checkify.checkify(fn), mesh=mesh2x4)(X)
+    error.throw()
+    np.testing.assert_array_equal(result, X)
+
+
+def test_an_array_that_is_closed_over_and_gone(mesh2x4):
+    gone = jnp.ones((4, 8)) * 2
+    gone.delete()
+    with pytest.raises(mw.DeletedArrayError, match=r"closed-over array 0: .* shape=float32\[4,8\]"):
+        mw.jit(lambda x: x + gone, mesh=mesh2x4)(X)
