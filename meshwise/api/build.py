@@ -21,6 +21,7 @@ from meshwise.api.deleted import refuse_gone
 from meshwise.api.meshes import (
     check_effects,
     check_hint_devices,
+    check_regions,
     fill_placements,
     lies_on,
     mesh_said,
@@ -238,6 +239,7 @@ def plan_jaxpr(
         what = closed, refined, in_specs, out_specs, in_paths, out_paths, name
         program = make_program(*what, enters)
         check_hint_devices(name, mesh, program, in_specs, out_specs)
+        check_regions(name, mesh, program)
         return program
 
     driver = DRIVER_OF[choices.completion]

@@ -11,7 +11,7 @@ import dataclasses
 import json
 import os
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import date
 from typing import Any, overload
 
@@ -41,6 +41,7 @@ def calibrate(
     Each kind of collective is run at three sizes, for its latency and its bandwidth; a product and
     a sum on all devices at once. That takes some seconds. Of a `jax.sharding.Mesh` the link of each
     axis is measured too: all groups along it at once. `again` measures although there are figures.
+    Raises ArgumentError for what are no devices.
     """
     if isinstance(devices, Mesh):
         known = None if again else kept_of_mesh(devices)
@@ -51,13 +52,27 @@ def calibrate(
         links = dataclasses.replace(links, device=_dated(links.device), axes=tuple(axes))
         _keep(_path(list(devices.devices.flat), devices), links)
         return links
-    chosen = list(devices or jax.devices())
+    chosen = _devices(jax.devices() if devices is None else devices)
     known = None if again else kept(chosen)
     if known is not None:
         return known
     figures = _dated(measure(chosen))
     _keep(_path(chosen), figures)
     return figures
+
+
+def _devices(given: Any) -> list[Any]:
+    found = list(given) if isinstance(given, Iterable) else []
+    if not found or not all(isinstance(one, jax.Device) for one in found):
+        raise ArgumentError(
+            message(
+                "mw.calibrate was asked for figures of no devices",
+                [f"{given!r:.60}"],
+                "Figures are measured on devices, all at once, or along the axes of a mesh.",
+                "Pass jax.devices(), some of them, a jax.sharding.Mesh, or nothing.",
+            )
+        )
+    return found
 
 
 def kept(devices: Sequence[Any]) -> Hardware | None:

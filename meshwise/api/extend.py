@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from meshwise._jax import Primitive
+from meshwise.errors import RuleError, message
 from meshwise.rules.given import GivenRule, Linear
 from meshwise.rules.registry import Application, LocalRule, OpRule
 
@@ -30,12 +31,21 @@ def register_rule(
             of the sizes of all factors.
 
     Raises:
-        RuleError: for a text that cannot be read, or a primitive that has a rule. When a program
-            is made: for a text that does not fit the operands, or local results that are not
-            what it says.
+        RuleError: for a text that cannot be read, what is no primitive, or has a rule. When a
+            program is made: for a text that does not fit the operands, or local results that are
+            not what it says.
 
     >>> from jax.extend.core import Primitive
     >>> register_rule(Primitive("my_product"), "... i, i o -> ... o | sum=i", linear=((0,), (1,)))
     """
+    if not isinstance(primitive, str | Primitive):
+        raise RuleError(
+            message(
+                "mw.register_rule was given what is no primitive",
+                [f"{primitive!r:.60} is {type(primitive).__name__}"],
+                "A rule is for a jax.extend.core.Primitive, or for one of a name.",
+                "Pass what is bound inside of the function, or its name, as jax.make_jaxpr shows.",
+            )
+        )
     name = primitive if isinstance(primitive, str) else primitive.name
     GivenRule(name, rule, tuple(map(tuple, linear)), local, flops).register()

@@ -336,6 +336,29 @@ def check_hint_devices(
         )
 
 
+def check_regions(name: str, mesh: Any, program: Program) -> None:
+    """An error that names every `jax.shard_map` inside over a mesh of more or fewer devices."""
+    regions = [
+        (i, eqn.params["mesh"])
+        for i, eqn in enumerate(program.equations)
+        if eqn.primitive.name == "shard_map"
+    ]
+    offenders = [
+        f"that at {program.source(i)} is over {dict(own.shape)}, {own.size} devices"
+        for i, own in regions
+        if own.size != mesh.size
+    ]
+    if offenders:
+        raise MeshError(
+            message(
+                f"{name} has a jax.shard_map for other devices than its {mesh.size}",
+                offenders,
+                "All of a program runs on the same devices.",
+                "Give the shard_map the program's mesh, or call it outside of the function.",
+            )
+        )
+
+
 def _show_mesh(mesh: Any) -> str:
     return "no devices" if isinstance(mesh, AbstractMesh) else show_devices(mesh.devices.flat)
 

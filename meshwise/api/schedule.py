@@ -28,6 +28,20 @@ from meshwise.schedule.script import Script, call_text, schedule_function
 from meshwise.schedule.view import View
 
 
+def _partitioned(program: Any, args: Sequence[Any]) -> SpmdProgram:
+    if not hasattr(program, "partition"):
+        raise ArgumentError(
+            message(
+                "a schedule was asked for of what is no program",
+                [f"{program!r:.60} is {type(program).__name__}"],
+                "A schedule is one of an mw.SpmdProgram, or of what has `partition`, as mw.jit(f) "
+                "and mw.program(f) have.",
+                "Pass step.partition(*args), or step and its arguments.",
+            )
+        )
+    return program.partition(*args)
+
+
 class Schedule:
     """A program and the moves made on it (CoCoNeT, section 3). Each move keeps the values.
 
@@ -56,7 +70,7 @@ class Schedule:
 
     def __init__(self, program: Any, *args: Any):
         """A schedule without moves; `args` are for what is still to be partitioned."""
-        original = program if isinstance(program, SpmdProgram) else program.partition(*args)
+        original = program if isinstance(program, SpmdProgram) else _partitioned(program, args)
         self.original: SpmdProgram = original
         per_device = original.per_device
         inlined = replace(per_device, jaxpr=inline_calls(per_device.jaxpr))

@@ -25,11 +25,13 @@ def candidates(
     results: Sequence[Sequence[Sharding]],
     nominal: Sequence[DimAxes],
     current: DimAxes | None,
+    behind: bool = False,
 ) -> list[DimAxes]:
     """Axes of each factor worth pricing, the current ones first.
 
     `operands` are the shardings in which operands exist, `results` those in which each result is
-    wanted, `nominal` what completion gave operands and then results.
+    wanted, `nominal` what completion gave operands and then results. With `behind` the axes of a
+    dim that is exchanged along may also go behind those of another one.
     """
     found = _suggestions(node, mesh, operands, results, nominal)
     assignments = dict.fromkeys([current] if current is not None else [])
@@ -38,6 +40,8 @@ def candidates(
     held = [(*s.dims, s.unreduced) for s in operands]
     held += [s.dims for wishes in results for s in wishes] + list(nominal)
     for assignment in _whole_axis_assignments(node, mesh, held):
+        assignments[_as_axes(assignment, count)] = None
+    for assignment in _moved_behind(node, found) if behind else ():
         assignments[_as_axes(assignment, count)] = None
     assignments[((),) * count] = None
     return [axes for axes in assignments if axes is current or _is_allowed(node, axes, mesh)]
@@ -117,6 +121,23 @@ def _merged(node: Node, base: Assignment, other: Assignment) -> Assignment:
         if axes[: len(own)] == own and not used.intersection(axes[len(own) :]):
             merged[factor] = axes
     return merged
+
+
+def may_move_behind(node: Node, mesh: Mesh, nominal: Sequence[DimAxes]) -> bool:
+    """Whether completion gave a node axes of a dim that is exchanged along, and others."""
+    return any(_moved_behind(node, _suggestions(node, mesh, (), (), nominal)))
+
+
+def _moved_behind(node: Node, found: Sequence[Assignment]) -> Iterable[Assignment]:
+    """Each suggestion with the axes of a dim that is exchanged along behind those of another one.
+
+    They are moved there by one exchange among themselves, which leaves the others where they are.
+    """
+    for base in found:
+        for moved in node.rule.permuted & base.keys():
+            others = {factor: axes for factor, axes in base.items() if factor != moved}
+            for factor, axes in others.items():
+                yield others | {factor: axes + base[moved]}
 
 
 def _whole_axis_assignments(

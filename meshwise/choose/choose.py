@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 
+from meshwise.choose.candidates import may_move_behind
 from meshwise.choose.found import Found, copies_of, descended, total_seconds
 from meshwise.choose.gathering import gathered_once
 from meshwise.choose.graph import Graph, build_graph
-from meshwise.choose.limits import Limits, limits_of
+from meshwise.choose.limits import Limits, limits_of, nominal
 from meshwise.choose.plan import EquationPlan, Plan
 from meshwise.choose.pricing import turned_along, work_seconds
 from meshwise.choose.repeating import with_work_repeated
@@ -52,6 +53,7 @@ def choose(
     if driver == "descend":
         starts = dict.fromkeys((tuple(start), tuple(forward_start(graph, limits))))
         found += [descended(Search(graph, axes), limits) for axes in starts]
+        found += _with_axes_behind(graph, limits)
         found += _with_leading_dims(graph, limits, min(one.seconds for one in found))
         if all(one.moves_results for one in found):
             one = descended(Search(graph, backward_start(graph, limits)), limits)
@@ -75,6 +77,19 @@ def choose(
 def _best(found: Sequence[Found]) -> Found:
     """Fewest bytes, however many launches."""
     return min(found, key=lambda one: (one.large_seconds, one.seconds))
+
+
+def _with_axes_behind(graph: Graph, limits: Limits) -> list[Found]:
+    """What is found where axes of dims that are exchanged along may go behind those of others.
+
+    Each exchange by itself is short then, but several may be longer than one that moves all axes at
+    once: Fourier transforms along three dims of pencils.
+    """
+    nodes = (n for n in graph.nodes if n.rule.permuted)
+    if not any(may_move_behind(n, graph.mesh, nominal(graph, n)) for n in nodes):
+        return []
+    wider = limits.and_behind
+    return [descended(Search(graph, forward_start(graph, wider)), wider)]
 
 
 def _with_leading_dims(graph: Graph, limits: Limits, seconds: float) -> list[Found]:

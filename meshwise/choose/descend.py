@@ -121,12 +121,12 @@ def choices_of(search: Search, node: Node, limits: Limits) -> list[DimAxes]:
     results = tuple([frozenset(search.wanted(graph.values[v])) for v in node.results])
     current = search.placed[node.index].strategy.axes
     natural = tuple(nominal(graph, node))
-    within = limits.work[node.index], limits.held.get(node.index)
+    within = limits.work[node.index], limits.held.get(node.index), limits.behind
     key = "choices", graph.alike[node.index], operands, results, natural, current, within
 
     def find() -> list[DimAxes]:
         wanted = [sorted(wishes, key=str) for wishes in results]
-        found = candidates(node, graph.mesh, operands, wanted, natural, current)
+        found = candidates(node, graph.mesh, operands, wanted, natural, current, limits.behind)
         return [a for a in found if a is current or limits.allow(graph, node, a)]
 
     return graph.once(key, find)

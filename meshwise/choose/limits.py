@@ -5,8 +5,8 @@ And nodes with nothing to decide.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import Any
 
 from meshwise._jax import Var, stack_p, step_p
@@ -28,12 +28,19 @@ class Limits:
     """What a strategy of a node may not exceed.
 
     `work`: in seconds a device, padding aside. `held`: bytes of the stack that a loop reads a step
-    of, or makes a row of, by node. `known` is what descents within these limits found so far.
+    of, or makes a row of, by node. `known` is what descents within these limits found so far. With
+    `behind` axes of a dim that is exchanged along may go behind those of another one.
     """
 
     work: Sequence[float]
     held: Mapping[int, int]
     known: dict[Any, Any] = field(default_factory=dict)
+    behind: bool = False
+
+    @cached_property
+    def and_behind(self) -> "Limits":
+        """The same limits, with axes behind others."""
+        return replace(self, known={}, behind=True)
 
     def or_those_of(self, other: "Limits") -> "Limits":
         """What either of two allows a node."""

@@ -398,3 +398,36 @@ def test_callbacks_whose_functions_give_something_else(mesh2x4):
         "Make the callback and the sharding_rule that are given to def_partition agree.",
         lambda: mw.jit(fn, mesh=mesh2x4, in_shardings=P("x"))(X),
     )
+
+
+def test_a_rule_for_what_is_no_primitive():
+    check(
+        mw.RuleError,
+        "mw.register_rule was given what is no primitive: 3 is int\n"
+        "A rule is for a jax.extend.core.Primitive, or for one of a name.\n"
+        "Pass what is bound inside of the function, or its name, as jax.make_jaxpr shows.",
+        lambda: mw.register_rule(3, "i -> i"),
+    )
+
+
+@pytest.mark.parametrize("ask", [mw.Schedule, mw.autotune])
+def test_a_schedule_of_what_is_no_program(ask):
+    check(
+        mw.ArgumentError,
+        "a schedule was asked for of what is no program: 3 is int\n"
+        "A schedule is one of an mw.SpmdProgram, or of what has `partition`, as mw.jit(f) and"
+        " mw.program(f) have.\n"
+        "Pass step.partition(*args), or step and its arguments.",
+        lambda: ask(3),
+    )
+
+
+@pytest.mark.parametrize("devices", [3, [], "cpu"])
+def test_figures_of_no_devices(devices):
+    check(
+        mw.ArgumentError,
+        f"mw.calibrate was asked for figures of no devices: {devices!r}\n"
+        "Figures are measured on devices, all at once, or along the axes of a mesh.\n"
+        "Pass jax.devices(), some of them, a jax.sharding.Mesh, or nothing.",
+        lambda: mw.calibrate(devices),
+    )

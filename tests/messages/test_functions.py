@@ -220,3 +220,19 @@ def test_an_array_that_is_closed_over_and_gone(mesh2x4):
     gone.delete()
     with pytest.raises(mw.DeletedArrayError, match=r"closed-over array 0: .* shape=float32\[4,8\]"):
         mw.jit(lambda x: x + gone, mesh=mesh2x4)(X)
+
+
+def test_a_region_on_fewer_devices(mesh2x4):
+    three = jax.sharding.Mesh(mesh2x4.devices.flat[:3], ("z",))
+
+    def fn(x):
+        return jax.shard_map(jnp.sin, mesh=three, in_specs=P("z"), out_specs=P("z"))(x)  # region
+
+    check(
+        mw.MeshError,
+        "fn has a jax.shard_map for other devices than its 8:"
+        f" that at {line_of('region')} is over {{'z': 3}}, 3 devices\n"
+        "All of a program runs on the same devices.\n"
+        "Give the shard_map the program's mesh, or call it outside of the function.",
+        lambda: mw.jit(fn, mesh=mesh2x4)(np.zeros((6, 8), np.float32)),
+    )
