@@ -19,7 +19,8 @@ from jax.interpreters import ad, batching, mlir
 
 from meshwise._jax.jaxprs import JaxprEqn, Primitive, Var, new_eqn, opened, with_bodies, with_each
 
-_VIEWS = (
+# What only shows the same numbers as another array.
+VIEWS = (
     lax.reshape_p,
     lax.transpose_p,
     lax.squeeze_p,
@@ -68,7 +69,7 @@ def _cut(eqn: JaxprEqn, sizes: Mapping[str, int], makers: Mapping[Any, JaxprEqn]
 def _is_in(pieces: int, x: Any, makers: Mapping[Any, JaxprEqn]) -> bool:
     """Whether a value is joined from pieces, of which XLA itself finds those that are wanted."""
     maker = makers.get(x)
-    while maker and maker.primitive in _VIEWS:
+    while maker and maker.primitive in VIEWS:
         maker = makers.get(maker.invars[0])
     if maker is None or maker.primitive is not lax.concatenate_p:
         return maker is not None and maker.primitive is lax.all_to_all_p

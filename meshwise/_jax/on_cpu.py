@@ -24,7 +24,7 @@ from jax import numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.interpreters import mlir
 
-from meshwise._jax.cuts import cut_alike
+from meshwise._jax.cuts import VIEWS, cut_alike
 from meshwise._jax.emitters import is_for_older, kernel_options
 from meshwise._jax.jaxprs import (
     DropVar,
@@ -64,7 +64,8 @@ PRODUCTS_ALONE = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_I
 @without_mesh()  # types of what is traced here would speak of a mesh in context
 def as_cpu_compiles(jaxpr: Any, sizes: Mapping[str, int]) -> Any:
     """The same per-device jaxpr over axes of some sizes; itself where nothing is said otherwise."""
-    compiling = _sums_apart(_borders_in_order(in_scattered_order(_compiling(jaxpr))))
+    compiling = _scattered_apart(_compiling(jaxpr))
+    compiling = _sums_apart(_borders_in_order(in_scattered_order(compiling)))
     # The older maker of kernels compiles each piece, and sooner where it is cut at a known place.
     return compiling if is_for_older(jaxpr, sizes) else cut_alike(compiling, sizes)
 
@@ -116,6 +117,43 @@ def _borders_in_order(jaxpr: Any) -> Any:
     barriers = [_barrier(var, held, body.eqns[0]) for var, held in behind.items()]
     eqns = [reading(eqn, behind) for eqn in body.eqns]
     return rewritten(jaxpr, eqns=[*barriers, *eqns])
+
+
+def _scattered_apart(jaxpr: Any) -> Any:
+    """With a barrier behind each reduce_scatter whose result is joined with others and exchanged.
+
+    A piece that is all of that result XLA sends as it lies, which may be in another layout than the
+    other pieces: then it refuses its own all_to_all.
+    """
+    joined = _joined_and_exchanged(opened(jaxpr))
+
+    def behind(eqn: JaxprEqn) -> list[JaxprEqn]:
+        eqn = with_bodies(eqn, _scattered_apart)
+        if eqn.primitive.name != "reduce_scatter" or joined.isdisjoint(eqn.outvars):
+            return [eqn]
+        (out,) = eqn.outvars
+        made = Var(out.aval)
+        return [eqn.replace(outvars=[made]), _barrier(made, out, eqn)]
+
+    return with_each(jaxpr, behind)
+
+
+def _joined_and_exchanged(body: Any) -> set[Var]:
+    """The values that are all of a part of what is joined, and then pieces of an all_to_all."""
+    exchanged: set[Var] = set()
+    joined: set[Var] = set()
+    for eqn in reversed(body.eqns):
+        read = {a for a in eqn.invars if not isinstance(a, Literal)}
+        if eqn.primitive is lax.all_to_all_p:
+            exchanged |= read
+        elif eqn.primitive is lax.pad_p or eqn.primitive in VIEWS:
+            exchanged |= read if not exchanged.isdisjoint(eqn.outvars) else set()
+            joined |= read if not joined.isdisjoint(eqn.outvars) else set()
+        elif eqn.primitive is lax.concatenate_p and not (exchanged | joined).isdisjoint(
+            eqn.outvars
+        ):
+            joined |= read
+    return joined
 
 
 def _sums_apart(jaxpr: Any) -> Any:

@@ -53,6 +53,29 @@ def test_a_transpose_around_what_is_computed_flat(mesh8):
     np.testing.assert_allclose(step(x), np.cos(x), rtol=1e-5)
 
 
+def test_a_scattered_sum_that_is_a_piece_of_what_is_exchanged(mesh2x2x2):
+    """XLA takes it for the piece as it lies, and then refuses its own all_to_all (plain JAX)."""
+
+    def of_device(x, rest):
+        turned = x.transpose(1, 0, 2)
+        scattered = lax.psum_scatter(turned, ("x", "y", "z"), scatter_dimension=0)
+        joined = jnp.concatenate([scattered, rest]).reshape(4, 6, 1)
+        sent = lax.all_to_all(joined, ("z", "y"), 0, 0, tiled=True)
+        columns = sent.reshape(2, 2, 6, 1).transpose(2, 1, 0, 3).reshape(6, 4)
+        received = lax.ppermute(columns[:, 3:], ("x",), [(0, 1)])
+        is_first = lax.axis_index("x") == 0
+        return jnp.where(is_first, jnp.pad(received, ((0, 0), (0, 2))), jnp.ones((6, 3)))
+
+    whole, apart = (P(), P()), P(("x", "y", "z"))
+    specs = {"in_specs": whole, "out_specs": apart}
+    region = jax.shard_map(of_device, mesh=mesh2x2x2, check_vma=False, **specs)
+    rng = np.random.default_rng(0)
+    args = tuple(rng.normal(size=n).astype(np.float32) for n in ((6, 8, 1), (18, 1)))
+    step = mw.jit(region, mesh=mesh2x2x2, in_shardings=whole, out_shardings=apart)
+    ours = step.partition(*args)
+    np.testing.assert_allclose(ours(*args), ours.simulate(*args), rtol=1e-6)
+
+
 def compiled_text(mesh8, shape, before, after, dtype=jnp.float32):
     move = mw.jit(lambda x: x, mesh=mesh8, in_shardings=(before,), out_shardings=after)
     return move.partition(jax.ShapeDtypeStruct(shape, dtype)).compile().as_text()
