@@ -4,7 +4,7 @@ Tangents and cotangents lie as the values they belong to. Derived jaxprs of a ty
 others are made over the Auto axes that the call's own was traced over, whatever mesh is in context.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -14,6 +14,7 @@ from jax._src import source_info_util
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import partial_eval as _pe
 from jax._src.util import weakref_lru_cache as _weakref_lru_cache
+from jax.experimental import jet
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from meshwise._jax.calls import (
@@ -70,6 +71,46 @@ def _jvp(
 
 
 _ad.primitive_jvps[mw_call_p] = _jvp
+
+
+def _jet(
+    primals: Sequence[Any],
+    series: Sequence[Sequence[Any]],
+    *,
+    jaxpr: ClosedJaxpr,
+    in_specs: Specs,
+    out_specs: Specs,
+    **rest: Any,
+) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Values and Taylor coefficients (`jax.experimental.jet`) in one call."""
+    order = len(series[0])
+    given = [*primals, *(term for terms in series for term in terms)]
+    with setting_of(jaxpr, rest["runner"]):
+        taylor = jax.make_jaxpr(_taylor_of(jaxpr, order))(*map(struct_of, map(jax.typeof, given)))
+    terms_in, terms_out = (
+        [s for s in specs for _ in range(order)] for specs in (in_specs, out_specs)
+    )
+    outs = call(taylor, (*in_specs, *terms_in), (*out_specs, *terms_out), rest, given)
+    return _with_terms(outs, len(out_specs), order)
+
+
+def _taylor_of(jaxpr: ClosedJaxpr, order: int) -> Callable[..., list[Any]]:
+    """A flat function of values and their coefficients, which are not scaled by factorials."""
+
+    def taylor(*given: Any) -> list[Any]:
+        primals, series = _with_terms(given, len(jaxpr.in_avals), order)
+        outs, terms = jet.jet(jaxpr_as_fun(jaxpr), primals, series, factorial_scaled=False)
+        return [*outs, *(term for own in terms for term in own)]
+
+    return taylor
+
+
+def _with_terms(flat: Sequence[Any], count: int, order: int) -> tuple[list[Any], list[Any]]:
+    terms = flat[count:]
+    return list(flat[:count]), [list(terms[k * order : (k + 1) * order]) for k in range(count)]
+
+
+jet.jet_rules[mw_call_p] = _jet
 
 
 def _linearize(

@@ -120,9 +120,11 @@ def _older_makes(counted: Sequence[tuple[JaxprEqn, int]], sizes: Mapping[str, in
     """Whether the older maker compiles equations.
 
     It does not where an array is long, where the pieces of exchanges, which are equal kernels, are
-    more than the equations, and where it cannot make all kernels, not soon, or makes slower ones.
+    more than the equations, and where it cannot make all kernels, not soon, or makes slower ones;
+    nor where LLVM is told to do nothing. It writes what a kernel reads twice as two computations,
+    and if they stay two they may be rounded differently: then `x == min(x, y)` holds for no `x`.
     """
-    if jax.__version_info__ >= (0, 11):  # where the older one is gone
+    if jax.__version_info__ >= (0, 11) or not _level_said():  # 0.11 has no older one
         return False
     eqns, arrays = [eqn for eqn, _ in counted], _arrays(counted)
     pieces = sum(group_size(eqn, sizes) for eqn in eqns if eqn.primitive is lax.all_to_all_p)

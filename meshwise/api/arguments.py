@@ -195,3 +195,22 @@ def refuse_others(name: str, arguments: Arguments, paths: Sequence[str], types: 
                 "Leave the mesh= to the shardings, and jax.jit takes them.",
             )
         )
+
+
+def refuse_symbolic(name: str, paths: Sequence[str], types: Sequence[Any]) -> None:
+    """An error for arrays of symbolic shapes, as `jax.export` may have."""
+    unsized = [
+        f"{path} is {kind.dtype}[{', '.join(map(str, kind.shape))}]"
+        for path, kind in zip(paths, types, strict=True)
+        if not all(isinstance(size, int) for size in kind.shape)
+    ]
+    if unsized:
+        raise UnplannedError(
+            message(
+                f"{name} was called with arrays whose sizes are no numbers",
+                unsized,
+                "How a program is partitioned depends on its sizes, so they must be known.",
+                "Export it for each shape that is wanted; or leave the mesh= to the shardings, and "
+                "jax.jit partitions it.",
+            )
+        )

@@ -14,6 +14,7 @@ from meshwise.api.arguments import (
     argument_paths,
     argument_types,
     refuse_others,
+    refuse_symbolic,
     result_paths,
 )
 from meshwise.api.calibrate import figures_of
@@ -226,6 +227,7 @@ def plan_jaxpr(
     out_paths: Sequence[str],
 ) -> Plan:
     """Complete and choose: the plan of a jaxpr."""
+    refuse_symbolic(name, in_paths, closed.in_avals)
     refined = refine_mesh(mesh.axis_names, mesh.axis_sizes)
     closed = _jax.without_references(closed)
     closed = _jax.without_dead(_jax.on_platform(closed, platform_of(mesh)))

@@ -33,6 +33,7 @@ def like(kernel: Callable[..., Any], reference: Callable[..., Any]) -> Callable[
     >>> double(jax.numpy.ones(3)).sum()
     Array(6., dtype=float32)
     """
+    _refuse_no_functions(kernel, reference)
 
     @functools.wraps(kernel)
     def liked(*args: Any, **kwargs: Any) -> Any:
@@ -119,6 +120,20 @@ def _with_own_gradient(twin: Twin, leaves: Sequence[Any], types: Sequence[Any]) 
 
 def _floats(values: Sequence[Any]) -> tuple[int, ...]:
     return tuple(i for i, x in enumerate(values) if jnp.issubdtype(jnp.result_type(x), jnp.inexact))
+
+
+def _refuse_no_functions(kernel: Any, reference: Any) -> None:
+    both = {"kernel": kernel, "reference": reference}
+    offenders = [f"{which}: {describe(f)}" for which, f in both.items() if not callable(f)]
+    if offenders:
+        raise ArgumentError(
+            message(
+                "mw.like was given what is no function",
+                offenders,
+                "A kernel and its reference are functions of the same arrays.",
+                "Pass both, as in mw.like(kernel, reference); the call comes after.",
+            )
+        )
 
 
 def _refuse_no_arrays(name: str, leaves: Sequence[Any]) -> None:

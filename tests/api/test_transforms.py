@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental.jet import jet
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -77,6 +78,9 @@ TRANSFORMS = {
     "while": lambda f: lax.while_loop(lambda c: c[0] < 3, lambda c: (
         c[0] + 1, c[1] + f["layer"](X, W)), (0, CT)),
     "in another jit": lambda f: jax.jit(lambda x: jax.jit(f["layer"])(x, W))(X),
+    "jet": lambda f: jet(f["layer"], (X, W), ((X, 0 * X), (-W, W))),
+    "jet of one": lambda f: jet(lambda x: f["loss"](x, W), (X,), ((X + 1, X, -X),)),
+    "jit of jet": lambda f: jax.jit(lambda x: jet(f["loss"], (x, W), ((x,), (W,))))(X),
     "linear_transpose": lambda f: jax.linear_transpose(
         lambda t: jax.jvp(lambda x: f["layer"](x, W), (X,), (t,))[1], X)(CT),
 }  # fmt: skip
@@ -87,7 +91,16 @@ def test_from_outside(ours, name):
     close(TRANSFORMS[name](ours), TRANSFORMS[name](THEIRS))
 
 
-INSIDE = ["grad of both", "jvp", "hessian", "checkpoint", "vmap", "grad of scan", "linearize"]
+INSIDE = [
+    "grad of both",
+    "jvp",
+    "hessian",
+    "checkpoint",
+    "vmap",
+    "grad of scan",
+    "linearize",
+    "jet",
+]
 
 
 @pytest.mark.parametrize("name", INSIDE)

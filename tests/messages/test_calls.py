@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import export
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -329,3 +330,17 @@ def test_calling_a_program_with_other_arguments(planned):
             "  - args[1] is a str, wanted is float32[4,8]\n" + rest,
             lambda call=call: call({"w": W.T, "b": W[0].astype(np.int32)}, "x"),
         )
+
+
+def test_sizes_that_are_no_numbers(mesh2x4):
+    step = mw.jit(lambda x: x * 2, mesh=mesh2x4, in_shardings=P("x"))
+    rows = jax.ShapeDtypeStruct(export.symbolic_shape("rows, 4"), np.float32)
+    text = (
+        "<lambda> was called with arrays whose sizes are no numbers: args[0] is float32[rows, 4]\n"
+        "How a program is partitioned depends on its sizes, so they must be known.\n"
+        "Export it for each shape that is wanted; or leave the mesh= to the shardings, and jax.jit"
+        " partitions it."
+    )
+    check(mw.UnplannedError, text, lambda: step.partition(rows))
+    with pytest.raises(mw.UnplannedError, match=r"sizes are no numbers"):
+        export.export(jax.jit(step))(rows)

@@ -431,3 +431,15 @@ def test_figures_of_no_devices(devices):
         "Pass jax.devices(), some of them, a jax.sharding.Mesh, or nothing.",
         lambda: mw.calibrate(devices),
     )
+
+
+def test_kernels_that_are_no_functions():
+    check(
+        mw.ArgumentError,
+        "mw.like was given what is no function:\n"
+        "  - kernel: a NumPy array of float32\n"
+        "  - reference: a str: 'x'\n"
+        "A kernel and its reference are functions of the same arrays.\n"
+        "Pass both, as in mw.like(kernel, reference); the call comes after.",
+        lambda: mw.like(np.zeros(3, np.float32), "x"),
+    )

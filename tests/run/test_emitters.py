@@ -93,23 +93,6 @@ NOT_VERY_SHORT = (
 )
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_older(name, mesh8):
-    function, x, wanted = PROGRAMS[name]
-    program = mw.jit(function, mesh=mesh8, in_shardings=P("x"), out_shardings=P("x")).partition(x)
-    options = _jax.cpu_options(program.jaxpr, {"x": 8}, as_wanted=False)
-    assert (OLDER in options) == (wanted and HAS_OLDER)
-
-
-@pytest.mark.parametrize("name", [name for name in PROGRAMS if "one exchange" in name])
-def test_pieces_of_exchanges_are_cut_alike_for_the_newer(name, mesh8):
-    function, x, is_for_older = PROGRAMS[name]
-    program = mw.jit(function, mesh=mesh8, in_shardings=P("x"), out_shardings=P("x")).partition(x)
-    compiling = str(_jax.as_cpu_compiles(program.jaxpr, {"x": 8}))
-    assert "all_to_all" in compiling
-    assert ("cut_and_joined" in compiling) != (is_for_older and HAS_OLDER)
-
-
 @pytest.fixture
 def level(monkeypatch):
     """Says for all programs how much LLVM does, as XLA_FLAGS would: here they say 0."""
@@ -124,6 +107,25 @@ def level(monkeypatch):
         monkeypatch.setattr(COMPILER, "get_compile_options", options)
 
     return say
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_older(name, mesh8, level):
+    level(3)
+    function, x, wanted = PROGRAMS[name]
+    program = mw.jit(function, mesh=mesh8, in_shardings=P("x"), out_shardings=P("x")).partition(x)
+    options = _jax.cpu_options(program.jaxpr, {"x": 8}, as_wanted=False)
+    assert (OLDER in options) == (wanted and HAS_OLDER)
+
+
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if "one exchange" in name])
+def test_pieces_of_exchanges_are_cut_alike_for_the_newer(name, mesh8, level):
+    level(3)
+    function, x, is_for_older = PROGRAMS[name]
+    program = mw.jit(function, mesh=mesh8, in_shardings=P("x"), out_shardings=P("x")).partition(x)
+    compiling = str(_jax.as_cpu_compiles(program.jaxpr, {"x": 8}))
+    assert "all_to_all" in compiling
+    assert ("cut_and_joined" in compiling) != (is_for_older and HAS_OLDER)
 
 
 def options_of(function, x, mesh):
@@ -158,6 +160,13 @@ def test_not_this_level_for_many_random_numbers(steps, wanted, mesh8, level):
 def test_never_more_than_said(said, mesh8, level):
     level(said)
     assert LEVEL not in options_of(jnp.sin, X, mesh8)
+
+
+@pytest.mark.parametrize("said", [0, 1])
+def test_not_by_the_older_where_llvm_does_nothing(said, mesh8, level):
+    """It rounds what a kernel reads twice in two ways then, and no number is the least of two."""
+    level(said)
+    assert (OLDER in options_of(jnp.sin, X, mesh8)) == (said > 0 and HAS_OLDER)
 
 
 def test_compiles_at_this_level(mesh8, level):

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from meshwise.errors import LayoutError, message
 from meshwise.ir.mesh import Axes
 from meshwise.ir.sharding import Reduction
@@ -55,6 +57,10 @@ class Sliced(LayoutSpec):
     dim: int
     axes: str | Axes | None = None
 
+    def __post_init__(self) -> None:
+        is_dim = isinstance(self.dim, int | np.integer) and not isinstance(self.dim, bool)
+        _refuse(self, not is_dim and f"dim={self.dim!r:.60}")
+
     def __repr__(self) -> str:
         return _shown("Sliced", self.dim, self.axes)
 
@@ -67,6 +73,9 @@ class Local(LayoutSpec):
     """
 
     axes: str | Axes | None = None
+
+    def __post_init__(self) -> None:
+        _refuse(self)
 
     def __repr__(self) -> str:
         return "Local" if self.axes is None else _shown("Local", self.axes)
@@ -82,8 +91,37 @@ class Unreduced(LayoutSpec):
     op: str = "sum"
     axes: str | Axes | None = None
 
+    def __post_init__(self) -> None:
+        is_known = isinstance(self.op, str) and self.op in REDUCTIONS
+        _refuse(self, not is_known and f"op={self.op!r:.60}")
+
     def __repr__(self) -> str:
         return _shown("Unreduced", self.op, self.axes)
+
+
+def _refuse(spec: Any, *offenders: str | bool) -> None:
+    """Raise `LayoutError` where a layout is none: if there are offenders, or axes are no names."""
+    found = [offender for offender in offenders if isinstance(offender, str)]
+    if not _are_names(spec.axes):
+        found.append(f"axes={spec.axes!r:.60}")
+    if found:
+        raise LayoutError(
+            message(
+                f"mw.{type(spec).__name__} was given what it does not take",
+                found,
+                "A dim is an integer (from the end, if negative), axes are names of a mesh's axes, "
+                f"and an operator is one of {', '.join(REDUCTIONS)}.",
+                'For example mw.Sliced(0, "data"), mw.Local("data"), mw.Unreduced("max", "data").',
+            )
+        )
+
+
+def _are_names(axes: Any) -> bool:
+    return (
+        axes is None
+        or isinstance(axes, str)
+        or (isinstance(axes, Sequence) and all(isinstance(axis, str) for axis in axes))
+    )
 
 
 @dataclass(frozen=True)
@@ -208,8 +246,8 @@ def _layout(spec: LayoutSpec, parts: Sequence[tuple[LayoutSpec, Axes]], rank: in
     local = sorted(a for part, axes in parts if isinstance(part, Local) for a in axes)
     terms = [(part, axes) for part, axes in parts if isinstance(part, Unreduced)]
     operators = {part.op for part, _ in terms}
-    if len(operators) > 1 or not operators <= REDUCTIONS.keys():
-        raise ValueError(f"{spec!r}: the operator is one of {', '.join(REDUCTIONS)}")
+    if len(operators) > 1:
+        raise ValueError(f"{spec!r}: terms are joined by one operator")
     unreduced = tuple(sorted(a for _, axes in terms for a in axes))
     reduction = REDUCTIONS[operators.pop()] if unreduced else Reduction.SUM
     return Layout(tuple(dims), unreduced, reduction, tuple(local))

@@ -172,7 +172,23 @@ def dropout(key: Any, x: jax.Array, rate: float) -> jax.Array:
 
 
 def _bind(primitive: Primitive, x: Any, **params: Any) -> Any:
-    return jax.tree.map(lambda leaf: primitive.bind(jnp.asarray(leaf), **params), x)
+    arrays = _arrays(verb_name(primitive).removeprefix("mw."), x)
+    return jax.tree.map(lambda leaf: primitive.bind(leaf, **params), arrays)
+
+
+def _arrays(verb: str, x: Any) -> Any:
+    """The tree with each leaf an array. Raises `LayoutError` where one is none."""
+    offenders = [f"{leaf!r:.60}" for leaf in jax.tree.leaves(x) if array_type(leaf) is None]
+    if offenders:
+        raise LayoutError(
+            message(
+                f"mw.{verb} was given what is no array",
+                offenders,
+                "A verb takes an array, or a tree of arrays, and then what is said of it.",
+                f'Write mw.{verb}(x, ...) with the value first, and axes by name: axes="data".',
+            )
+        )
+    return jax.tree.map(jnp.asarray, x)
 
 
 def _operator(verb: str, op: str, x: Any) -> Reduction:
@@ -186,7 +202,7 @@ def _operator(verb: str, op: str, x: Any) -> Reduction:
                 "For a mean, divide the sum by the number of devices.",
             )
         )
-    types = [jnp.asarray(leaf).dtype for leaf in jax.tree.leaves(x)]
+    types = [leaf.dtype for leaf in jax.tree.leaves(_arrays(verb, x))]
     offenders = [f"op={op!r} of {dtype}" for dtype in types if not _joins(op, dtype)]
     if offenders:
         raise LayoutError(

@@ -200,8 +200,8 @@ ARGUMENTS = (
         (mw.Sliced(0, "a") & L("a"), (2, 8), "Sliced(0, 'a') & Local('a') names axis 'a' twice"),
         (S0, (8,), "Sliced(0) names no axes, and the program has no group"),
         (mw.Sliced(0, "c"), (8,), "Sliced(0, 'c') names 'c', which is no axis of ('a', 'b')"),
-        (mw.Unreduced("mean", "a"), (2, 8), "Unreduced('mean', 'a'): the operator is one of sum, "
-         "max, min, prod, and, or"),
+        (mw.Unreduced("max", "a") & mw.Unreduced("sum", "b"), (6, 8), "Unreduced('max', 'a') & "
+         "Unreduced('sum', 'b'): terms are joined by one operator"),
     ],
 )  # fmt: skip
 def test_arguments_that_do_not_fit(layout, shape, why):
@@ -209,6 +209,26 @@ def test_arguments_that_do_not_fit(layout, shape, why):
     assert refused(TWO, lambda x: x, random(*shape), x=layout) == (
         f"<lambda> was called with arguments that do not fit their layouts: x {short}: {why}\n"
         f"{ARGUMENTS}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (lambda: mw.Sliced("x"), "mw.Sliced was given what it does not take: dim='x'"),
+        (lambda: mw.Sliced(True), "mw.Sliced was given what it does not take: dim=True"),
+        (lambda: mw.Local(3), "mw.Local was given what it does not take: axes=3"),
+        (lambda: mw.Unreduced("mean", 3), "mw.Unreduced was given what it does not take:\n"
+         "  - op='mean'\n  - axes=3"),
+    ],
+)  # fmt: skip
+def test_layouts_of_what_is_no_dim_axis_or_operator(make, what):
+    with pytest.raises(mw.MeshwiseError) as caught:
+        make()
+    assert str(caught.value) == (
+        f"{what}\nA dim is an integer (from the end, if negative), axes are names of a mesh's axes,"
+        " and an operator is one of sum, max, min, prod, and, or.\n"
+        'For example mw.Sliced(0, "data"), mw.Local("data"), mw.Unreduced("max", "data").'
     )
 
 

@@ -196,3 +196,14 @@ def test_verbs_outside_of_a_program(call):
         "Call it in a function under @mw.program(mesh); or, in a function of local arrays under "
         "jax.shard_map, use jax.lax's collectives."
     )
+
+
+@pytest.mark.parametrize("verb", ["all_reduce", "reduce_scatter", "all_gather"])
+def test_values_that_are_no_arrays(verb):
+    with pytest.raises(mw.LayoutError) as caught:
+        getattr(mw, verb)({"x": 1.0, "axes": "data"})
+    assert str(caught.value) == (
+        f"mw.{verb} was given what is no array: 'data'\n"
+        "A verb takes an array, or a tree of arrays, and then what is said of it.\n"
+        f'Write mw.{verb}(x, ...) with the value first, and axes by name: axes="data".'
+    )
