@@ -41,6 +41,8 @@ def candidates(
     held += [s.dims for wishes in results for s in wishes] + list(nominal)
     for assignment in _whole_axis_assignments(node, mesh, held):
         assignments[_as_axes(assignment, count)] = None
+    for assignment in _left_whole(node, found):
+        assignments[_as_axes(assignment, count)] = None
     for assignment in _moved_behind(node, found) if behind else ():
         assignments[_as_axes(assignment, count)] = None
     assignments[((),) * count] = None
@@ -138,6 +140,16 @@ def _moved_behind(node: Node, found: Sequence[Assignment]) -> Iterable[Assignmen
             others = {factor: axes for factor, axes in base.items() if factor != moved}
             for factor, axes in others.items():
                 yield others | {factor: axes + base[moved]}
+
+
+def _left_whole(node: Node, found: Sequence[Assignment]) -> Iterable[Assignment]:
+    """Each suggestion without the axes of dims that are exchanged along.
+
+    Where nothing but these is suggested, a local rule may not be able to follow any of it.
+    """
+    for base in found:
+        if not node.rule.permuted.isdisjoint(base):
+            yield {f: axes for f, axes in base.items() if f not in node.rule.permuted}
 
 
 def _whole_axis_assignments(

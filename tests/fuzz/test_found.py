@@ -18,6 +18,7 @@ from tests.fuzz.programs import Case, Input, Step
 X2 = AbstractMesh((2,), ("x",), axis_types=(AxisType.Auto,))
 X4 = AbstractMesh((4,), ("x",), axis_types=(AxisType.Auto,))
 X2Y2 = AbstractMesh((2, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+X2Y2Z2 = AbstractMesh((2, 2, 2), ("x", "y", "z"), axis_types=(AxisType.Auto,) * 3)
 COMPLETIONS = pytest.mark.parametrize("completion", ["gspmd", "improved"])
 
 
@@ -206,6 +207,19 @@ def test_a_write_into_nothing(completion: str):
         (P(None, None, "x"), None, None),
         None,
         (numbers(1, 1, 0), np.zeros((1, 1), np.uint32), numbers(1, 1, 1, 1)),
+        completion=completion,
+    )
+
+
+@COMPLETIONS
+def test_a_transform_along_a_dim_of_two_rows_in_shards(completion: str):
+    """No device can follow it, and nothing else was suggested, with four dims and three axes."""
+    check(
+        lambda x: jnp.fft.fftn(x, axes=(1, 2, 3)),
+        X2Y2Z2,
+        (None,),
+        P(("y", "z"), None, None, "x"),
+        (numbers(3, 2, 2, 2),),
         completion=completion,
     )
 
