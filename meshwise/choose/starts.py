@@ -187,14 +187,17 @@ def _price(
     """Work, reshards of operands from the given shardings, and perhaps of results to them.
 
     `cost` is that of a reshard, or what it is not below. An operand is resharded where it is made,
-    or in the branch that reads it.
+    or in the branch that reads it. What every device can make a part of is free; but with results
+    not what is computed of such: completion has no device compute all of it.
     """
     total = node_seconds(graph, node, axes)
     runs = max(graph.program.runs[member.equation] for member in node.members)
     strategy = Strategy(axes)
     for k, (var, dims) in enumerate(zip((*node.operands, *node.results), tensors, strict=True)):
         value, result = graph.values[var], k - len(node.operands)
-        if dims is None or value.remade or (result >= 0 and not keep_results):
+        is_computed = value.maker is not None and bool(graph.nodes[value.maker].operands)
+        is_free = value.remade and not (keep_results and is_computed)
+        if dims is None or is_free or (result >= 0 and not keep_results):
             continue
         if result < 0:
             source, target = sharding_of(dims), operand_sharding(node.rule, strategy, k)

@@ -4,7 +4,8 @@ A value made of literals alone (zeros, an iota, a mask of iotas) belongs to nobo
 to share it, completion would carry the sharding of the one to the other through it, and one zero
 would tie unrelated arrays together. XLA's partitioner splits constants for the same reason. The
 copies cost nothing: each device makes just the part that is wanted, and equal ones are merged
-again by the compiler.
+again by the compiler. So only what is made within a kernel is copied. A scatter, as of the gradient
+of a diagonal, is written whole where one user wants it so, and lies as another one needs it anyway.
 """
 
 import math
@@ -15,6 +16,7 @@ from typing import Any
 
 from meshwise import _jax
 from meshwise._jax import JaxprEqn, Literal, Var, hint_p
+from meshwise.cost.fusion import is_elementwise, is_view
 from meshwise.ir.bodies import places_to_read
 from meshwise.ir.program import Program, shape_of
 from meshwise.rules.registry import OpRule
@@ -88,7 +90,9 @@ class _Copies:
 
 
 def _is_cheap(eqn: JaxprEqn, rule: OpRule) -> bool:
-    """Element-wise work or less, any part of which can be made by itself."""
+    """Element-wise work or less, any part of which can be made by itself, where it is read."""
+    if eqn.invars and not (is_view(eqn) or is_elementwise(eqn, rule)):
+        return False
     factors = rule.factors
     special = factors.whole or factors.permuted or factors.compound or factors.reductions
     size = sum(math.prod(shape_of(v)) for v in eqn.outvars)

@@ -250,3 +250,17 @@ def test_work_is_not_shared_where_that_costs_more():
     hints = {"in_shardings": P("d"), "out_shardings": P("d")}
     program = mw.jit(halved, mesh=N8, **hints).partition(f32(16))
     assert [(str(c.kind), c.count) for c in program.collectives] == [("all_gather", 1)]
+
+
+def test_a_gradient_of_a_diagonal_is_not_made_whole_on_every_device():
+    """Its sum over rows would need no exchange of 512 bytes then."""
+
+    def loss(scores):
+        return -jnp.diag(jax.nn.log_softmax(scores, 0)).mean()
+
+    hints = {"in_shardings": P("d"), "out_shardings": P("d")}
+    program = mw.jit(jax.grad(loss), mesh=N8, **hints).partition(f32(128, 128))
+    made = {v.aval.shape for eqn in program.per_device.jaxpr.jaxpr.eqns for v in eqn.outvars}
+    assert (16, 128) in made
+    assert (128, 128) not in made
+    assert sum(c.wire_bytes for c in program.collectives) <= 3 * 2 * 512 * 7 / 8
