@@ -144,14 +144,12 @@ def _joined_and_exchanged(body: Any) -> set[Var]:
     joined: set[Var] = set()
     for eqn in reversed(body.eqns):
         read = {a for a in eqn.invars if not isinstance(a, Literal)}
-        if eqn.primitive is lax.all_to_all_p:
+        is_exchanged, is_joined = (not s.isdisjoint(eqn.outvars) for s in (exchanged, joined))
+        shows = eqn.primitive is lax.pad_p or eqn.primitive in VIEWS
+        joins = eqn.primitive is lax.concatenate_p
+        if eqn.primitive is lax.all_to_all_p or (shows and is_exchanged):
             exchanged |= read
-        elif eqn.primitive is lax.pad_p or eqn.primitive in VIEWS:
-            exchanged |= read if not exchanged.isdisjoint(eqn.outvars) else set()
-            joined |= read if not joined.isdisjoint(eqn.outvars) else set()
-        elif eqn.primitive is lax.concatenate_p and not (exchanged | joined).isdisjoint(
-            eqn.outvars
-        ):
+        if (joins and is_exchanged) or ((joins or shows) and is_joined):
             joined |= read
     return joined
 

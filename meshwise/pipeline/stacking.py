@@ -66,10 +66,6 @@ class StackedLayers:
         return jax.tree.map(flat, self.params)
 
 
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
-
-
 def stack_stages(layers: Any, stages: int, repeat: int = 1) -> StackedLayers:
     """Layers dealt out to the stages of `mw.pipeline`, in order, as evenly as may be.
 
@@ -83,17 +79,7 @@ def stack_stages(layers: Any, stages: int, repeat: int = 1) -> StackedLayers:
     >>> layers.params["w"].shape, layers.sizes
     ((2, 2, 2), (2, 2))
     """
-    counts_given = {"stages": stages, "repeat": repeat}
-    no_counts = [f"{k}={v!r:.60}" for k, v in counts_given.items() if not _is_count(v)]
-    if no_counts:
-        raise PipelineError(
-            message(
-                "mw.stack_stages was asked for stages that are no number",
-                no_counts,
-                "Layers are dealt out to a number of stages, each passed `repeat` times.",
-                "Pass the size of the pipeline's axis, as in mw.stack_stages(layers, stages=4).",
-            )
-        )
+    _check_counts(stages=stages, repeat=repeat)
     stacked = layers
     if isinstance(layers, list | tuple):
         _check_alike(layers)
@@ -127,6 +113,24 @@ def stack_stages(layers: Any, stages: int, repeat: int = 1) -> StackedLayers:
         return jnp.swapaxes(x, 0, 1) if repeat > 1 else x[0]
 
     return StackedLayers(jax.tree.map(split, stacked), None, sizes, stages)
+
+
+def _check_counts(**counts: Any) -> None:
+    """An error for what is no whole number."""
+    offenders = [
+        f"{name}={count!r:.60}"
+        for name, count in counts.items()
+        if not isinstance(count, int | np.integer) or isinstance(count, bool)
+    ]
+    if offenders:
+        raise PipelineError(
+            message(
+                "mw.stack_stages was asked for stages that are no number",
+                offenders,
+                "Layers are dealt out to a number of stages, each passed `repeat` times.",
+                "Pass the size of the pipeline's axis, as in mw.stack_stages(layers, stages=4).",
+            )
+        )
 
 
 def _check_alike(layers: Any) -> None:

@@ -5,7 +5,7 @@ to share it, completion would carry the sharding of the one to the other through
 would tie unrelated arrays together. XLA's partitioner splits constants for the same reason. The
 copies cost nothing: each device makes just the part that is wanted, and equal ones are merged
 again by the compiler. So only what is made within a kernel is copied. A scatter, as of the gradient
-of a diagonal, is written whole where one user wants it so, and lies as another one needs it anyway.
+of a diagonal, would be written whole for a user of its own; shared, it lies as others need it.
 """
 
 import math

@@ -59,7 +59,7 @@ class Sliced(LayoutSpec):
 
     def __post_init__(self) -> None:
         is_dim = isinstance(self.dim, int | np.integer) and not isinstance(self.dim, bool)
-        _refuse(self, not is_dim and f"dim={self.dim!r:.60}")
+        _refuse(self, [] if is_dim else [f"dim={self.dim!r:.60}"])
 
     def __repr__(self) -> str:
         return _shown("Sliced", self.dim, self.axes)
@@ -75,7 +75,7 @@ class Local(LayoutSpec):
     axes: str | Axes | None = None
 
     def __post_init__(self) -> None:
-        _refuse(self)
+        _refuse(self, [])
 
     def __repr__(self) -> str:
         return "Local" if self.axes is None else _shown("Local", self.axes)
@@ -93,22 +93,21 @@ class Unreduced(LayoutSpec):
 
     def __post_init__(self) -> None:
         is_known = isinstance(self.op, str) and self.op in REDUCTIONS
-        _refuse(self, not is_known and f"op={self.op!r:.60}")
+        _refuse(self, [] if is_known else [f"op={self.op!r:.60}"])
 
     def __repr__(self) -> str:
         return _shown("Unreduced", self.op, self.axes)
 
 
-def _refuse(spec: Any, *offenders: str | bool) -> None:
+def _refuse(spec: Any, offenders: list[str]) -> None:
     """Raise `LayoutError` where a layout is none: if there are offenders, or axes are no names."""
-    found = [offender for offender in offenders if isinstance(offender, str)]
     if not _are_names(spec.axes):
-        found.append(f"axes={spec.axes!r:.60}")
-    if found:
+        offenders = [*offenders, f"axes={spec.axes!r:.60}"]
+    if offenders:
         raise LayoutError(
             message(
                 f"mw.{type(spec).__name__} was given what it does not take",
-                found,
+                offenders,
                 "A dim is an integer (from the end, if negative), axes are names of a mesh's axes, "
                 f"and an operator is one of {', '.join(REDUCTIONS)}.",
                 'For example mw.Sliced(0, "data"), mw.Local("data"), mw.Unreduced("max", "data").',

@@ -172,7 +172,7 @@ def dropout(key: Any, x: jax.Array, rate: float) -> jax.Array:
 
 
 def _bind(primitive: Primitive, x: Any, **params: Any) -> Any:
-    arrays = _arrays(verb_name(primitive).removeprefix("mw."), x)
+    arrays = _arrays(verb_name(primitive), x)
     return jax.tree.map(lambda leaf: primitive.bind(leaf, **params), arrays)
 
 
@@ -182,10 +182,10 @@ def _arrays(verb: str, x: Any) -> Any:
     if offenders:
         raise LayoutError(
             message(
-                f"mw.{verb} was given what is no array",
+                f"{verb} was given what is no array",
                 offenders,
                 "A verb takes an array, or a tree of arrays, and then what is said of it.",
-                f'Write mw.{verb}(x, ...) with the value first, and axes by name: axes="data".',
+                f'Write {verb}(x, ...) with the value first, and axes by name: axes="data".',
             )
         )
     return jax.tree.map(jnp.asarray, x)
@@ -202,7 +202,7 @@ def _operator(verb: str, op: str, x: Any) -> Reduction:
                 "For a mean, divide the sum by the number of devices.",
             )
         )
-    types = [leaf.dtype for leaf in jax.tree.leaves(_arrays(verb, x))]
+    types = [leaf.dtype for leaf in jax.tree.leaves(_arrays(f"mw.{verb}", x))]
     offenders = [f"op={op!r} of {dtype}" for dtype in types if not _joins(op, dtype)]
     if offenders:
         raise LayoutError(
