@@ -7,6 +7,7 @@ it carry; `Search.put` does both, and tells what it changed.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from meshwise._jax import Var, stack_p
@@ -42,6 +43,7 @@ class Placement:
 COMPUTED_BEFORE = 1e-5
 
 Change = tuple[int, Placement]  # a node, and how it was placed before
+Taking = Callable[[list[Placement]], Any]
 TreeKey = tuple[tuple[int, ...], int, Sharding, frozenset[Sharding]]
 
 
@@ -66,7 +68,10 @@ class Search:
         self._dearer_work = dearer_work
         self._known: dict[tuple[int, DimAxes, Axes], Placement]
         self._known = graph.once(("placements", dearer_work), dict)
-        self._trees: dict[TreeKey, float] = {}
+        self._deciding = graph.once(("deciding",), lambda: _deciding(graph))
+        what = seconds_per_byte, dearer_work
+        self._seconds: dict[Any, float] = graph.once(("seconds", *what), dict)
+        self._at_least: dict[Any, float] = graph.once(("at least", *what), dict)
         self._same: dict[Sharding, Sharding] = graph.once(("shardings",), dict)
         self._around = [values_around(graph, node) for node in graph.nodes]
         self._carriers = carriers(graph)
@@ -109,9 +114,9 @@ class Search:
 
     def state_near(self, nodes: tuple[int, ...]) -> tuple[Any, ...]:
         """All that decides what another placement of some nodes costs in a search of this graph."""
-        near = self.graph.once(("near", nodes), lambda: nodes_near(self.graph, nodes))
-        placed = self.placed
-        return self._seconds_per_byte, self._dearer_work, tuple([placed[i] for i in near])
+        graph = self.graph
+        near = graph.once(("near", nodes), lambda: _taking(nodes_near(graph, nodes)))
+        return self._seconds_per_byte, self._dearer_work, near(self.placed)
 
     def produced(self, value: Value) -> Sharding:
         """The sharding in which a value is produced."""
@@ -129,15 +134,22 @@ class Search:
         return wanted
 
     def value_seconds(self, value: Value) -> float:
-        """Cost of a value's reshards: the cheapest tree from what is produced to all wanted."""
-        key, holding = self._reshards(value), self._holding_seconds(value)
-        if key is None:
+        """Cost of a value's reshards: the cheapest tree from what is produced to all wanted.
+
+        It is remembered by the placements that decide in which shardings those are.
+        """
+        key = value.var, self._deciding[value.var](self.placed)
+        found = self._seconds.get(key)
+        if found is None:
+            found = self._seconds[key] = self._at_least[key] = self._find_seconds(value)
+        return found
+
+    def _find_seconds(self, value: Value) -> float:
+        what, holding = self._reshards(value), self._holding_seconds(value)
+        if what is None:
             return holding
-        seconds = self._trees.get(key)
-        if seconds is None or value.read_in is not None:
-            tree = reshard_tree(*key[:2], self.graph.mesh, *key[2:], self.graph.hardware)
-            self._trees[key] = tree[0]
-            seconds = self.likely_seconds(value, *tree)
+        tree = reshard_tree(*what[:2], self.graph.mesh, *what[2:], self.graph.hardware)
+        seconds = self.likely_seconds(value, *tree)
         made = 1.0 if value.maker is None else 1 + COMPUTED_BEFORE
         return seconds * made * value.trips + holding
 
@@ -183,14 +195,19 @@ class Search:
 
     def _least_seconds(self, value: Value) -> float:
         """What `value_seconds` is not below, found without looking for reshards."""
-        key, holding = self._reshards(value), self._holding_seconds(value)
-        if key is None:
+        key = value.var, self._deciding[value.var](self.placed)
+        found = self._at_least.get(key)
+        if found is None:
+            found = self._at_least[key] = self._find_least_seconds(value)
+        return found
+
+    def _find_least_seconds(self, value: Value) -> float:
+        what, holding = self._reshards(value), self._holding_seconds(value)
+        if what is None:
             return holding
-        seconds = self._trees.get(key)
-        if seconds is None or value.read_in is not None:
-            seconds = tree_bound(*key[:2], self.graph.mesh, *key[2:], self.graph.hardware)
-            if value.read_in is not None:
-                seconds *= min(map(times_made, self._read_in(value).values()))
+        seconds = tree_bound(*what[:2], self.graph.mesh, *what[2:], self.graph.hardware)
+        if value.read_in is not None:
+            seconds *= min(map(times_made, self._read_in(value).values()))
         return seconds * value.trips + holding
 
     def _reshards(self, value: Value) -> TreeKey | None:
@@ -306,6 +323,20 @@ class Search:
     def total(self) -> float:
         """Cost of everything in seconds."""
         return sum(self.value_cost.values()) + sum(p.seconds for p in self.placed)
+
+
+def _taking(nodes: Sequence[int]) -> Taking:
+    """How to take of all placements those of some nodes."""
+    return itemgetter(*nodes) if nodes else lambda _: ()
+
+
+def _deciding(graph: Graph) -> dict[Var, Taking]:
+    """For each value how to take the placements that decide what its reshards cost."""
+    found: dict[Var, Taking] = {}
+    for var, value in graph.values.items():
+        made = () if value.maker is None else (value.maker,)
+        found[var] = _taking(list(dict.fromkeys((*made, *(node for node, _ in value.uses)))))
+    return found
 
 
 def _produced(node: Node, strategy: Strategy, result: int, turned: Axes) -> Sharding:

@@ -206,6 +206,8 @@ def _price(
             operator = node.reduced[result][0][1] if over else Reduction.SUM
             made = dims_sharding(node.rule.results[result], axes)
             source, target = unreduced(made, over, operator), sharding_of(dims)
+        if source == target:
+            continue
         what = value.shape, value.itemsize, graph.mesh
         total += min(value.trips, runs) * cost(Reshard(*what, source, target, graph.hardware))
     return total
