@@ -343,8 +343,12 @@ def _partial_eval_custom(*args: Any) -> Any:
 _pe.partial_eval_jaxpr_custom_rules[mw_call_p] = _partial_eval_custom
 
 
-def _dce(used_out: list[bool], eqn: Any) -> tuple[list[bool], Any]:
-    """Drop results that nobody uses, and what only they need."""
+def _dce(used_out: list[bool], *of_equation: Any) -> tuple[list[bool], Any]:
+    """Drop results that nobody uses, and what only they need.
+
+    JAX gives the equation; since 0.12 it says before which of the arguments are alive.
+    """
+    eqn = of_equation[-1]
     if not any(used_out) and not eqn.effects:
         return [False] * len(eqn.invars), None
     jaxpr, used_in = _pe.dce_jaxpr(eqn.params["jaxpr"].jaxpr, used_out)

@@ -24,6 +24,8 @@ from jaxlib.mlir import ir as _ir
 from meshwise._jax.jaxprs import ClosedJaxpr, extended
 from meshwise._jax.lowering import lowered, mlir_context
 
+# Since 0.12 JAX takes what replicas return for global arrays, and cuts them up again.
+KEEPS_WHAT_REPLICAS_RETURN = jax.__version_info__ < (0, 12)
 # In partitioned programs these name a channel, and what is numbered are partitions.
 _CHANNELED = ("stablehlo.all_to_all", "stablehlo.collective_permute")
 
@@ -36,7 +38,7 @@ def runs_as_replicas(jaxpr: ClosedJaxpr) -> bool:
     """
     avals = [*jaxpr.in_avals, *jaxpr.out_avals]
     shardings = _dispatch.get_intermediate_shardings(jaxpr.jaxpr)
-    return not (
+    return KEEPS_WHAT_REPLICAS_RETURN and not (
         _dispatch.jaxpr_has_prim_requiring_devices(jaxpr.jaxpr)
         or any(isinstance(s, jax.sharding.Sharding) for s, _ in shardings)
         or any(not isinstance(e, _core.NamedAxisEffect) for e in jaxpr.effects)

@@ -89,7 +89,18 @@ def trace_function(
 
 
 def _results(traced: Any) -> tuple[ClosedJaxpr, list[Any], Any]:
-    return traced.jaxpr, list(traced._consts), jax.tree.structure(traced.out_info)
+    jaxpr = _of_low_types(traced.jaxpr)
+    return jaxpr, list(traced._consts), jax.tree.structure(traced.out_info)
+
+
+def _of_low_types(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
+    """The same of primitives that XLA knows, where it has some that JAX takes apart by itself.
+
+    Not where it takes or returns what is no array.
+    """
+    if not jaxpr.jaxpr.is_high or any(a.is_high for a in (*jaxpr.in_avals, *jaxpr.out_avals)):
+        return jaxpr
+    return _partial_eval.lower_jaxpr2(jaxpr)
 
 
 @contextmanager

@@ -45,7 +45,7 @@ _KEPT = "copy name stage stop_gradient xla_metadata_value".split()
 
 # Identities that say where a value lies, which is decided by now.
 _PLACING = """
-layout_constraint pvary reduced_vary_cast_p reshard sharding_constraint
+layout_constraint pvary reduced_vary_cast reduced_vary_cast_p reshard sharding_constraint
 """.split()
 
 
@@ -60,6 +60,14 @@ def _elementwise(application: Application, linear: Linear = ()) -> OpRule:
 @register(*_NONLINEAR)
 def _elementwise_rule(application: Application) -> OpRule:
     return _elementwise(application)
+
+
+@register("polynomial")
+def _polynomial_rule(application: Application) -> OpRule:
+    """Horner's rule: a product and a sum for each coefficient but the last. Linear in all these."""
+    coefficients = tuple(range(1, len(application.operands)))
+    rule = _elementwise(application, (coefficients,))
+    return replace(rule, flops=2 * (len(coefficients) - 1) * rule.flops)
 
 
 # An unreduced sum passes where the operator is linear in a set of operands taken together.

@@ -79,7 +79,7 @@ ROUNDED: dict[str, Draw] = {
 }
 DRAWS = EXACT | ROUNDED
 UNTIL_ACCEPTED = ("binomial", "multinomial")
-NO_DRAWS = {"PRNGKey", "key", "key_data", "key_dtype", "key_impl", "random_gamma_p"}
+NO_DRAWS = {"Key", "PRNGKey", "key", "key_data", "key_dtype", "key_impl", "random_gamma_p"}
 ONLY_THREEFRY = {"poisson", "poisson of many", "multinomial"}
 # What takes long to compile is drawn in the slow tests; its bits are those of the others.
 QUICK = (*EXACT, "normal", "truncated_normal", "laplace", "orthogonal", "gamma", "poisson")

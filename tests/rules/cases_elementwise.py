@@ -118,3 +118,10 @@ CASES = [
     Case("threefry2x32", "threefry2x32", threefry2x32_p.bind,
          "u32[] u32[] u32[5,6] u32[5,6]", ", , i j, i j -> i j, i j"),
 ]  # fmt: skip
+if hasattr(lax, "polynomial"):  # since 0.12
+    CASES += [
+        Case("polynomial", "polynomial", lambda x, *a: lax.polynomial(x, a),
+             "f32[5,6] f32[5,6] f32[5,6] f32[1,6]", "i j, i j, i j, 1 j -> i j"),
+        Case("polynomial of known numbers", "polynomial",
+             lambda x: lax.polynomial(x, [1.0, -0.5, 0.25]), "f32[5,6]", "i j, , ,  -> i j"),
+    ]  # fmt: skip

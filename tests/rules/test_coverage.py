@@ -70,12 +70,13 @@ OWN = {  # primitives of this package
     *(f"mark_{name}" for name in MARKS),
 }
 
-# Primitives that only some of the supported versions of JAX have: up to 0.10, and some of 0.11.
+# Primitives that only some versions of JAX have: up to 0.10, some of 0.11, and since 0.12.
 OF_SOME_VERSIONS = set(
     "call closed_call pbroadcast_done pbroadcast_start psum_start unreduced_psum_start"
     " unreduced_reduce_scatter_start"
     " shard_alike log2 one_minus_square program_order relayout unreduced_pmax"
-    " unreduced_pmin xla_metadata_call".split()
+    " unreduced_pmin xla_metadata_call reduced_vary_cast_p vary_unreduced_cast_p"
+    " pbroadcast_dynamic polynomial reduced_vary_cast vary_unreduced_cast".split()
 )
 
 

@@ -13,6 +13,8 @@ from meshwise.schedule.view import View
 from tests.schedule.steps import kinds, mesh_of, only, random, simulate
 
 MESH = mesh_of(pp=2, tp=4)
+# Since 0.12 XLA adds up a product of fewer rows in another order.
+ROUNDING = 0.0 if jax.__version_info__ < (0, 12) else 4e-6
 
 
 def to_next_stage(tokens=24):
@@ -57,7 +59,7 @@ def test_a_chain_in_chunks_computes_the_same(first, chunks):
     assert done.view.program.wire_bytes == view.program.wire_bytes
     assert {c.reason[:7] for c in done.view.program.collectives} == {"overlap"}
     (got,), (want,) = simulate(program, done.view, args), simulate(program, view, args)
-    np.testing.assert_array_equal(got, want)
+    np.testing.assert_allclose(got, want, rtol=0, atol=ROUNDING)
 
 
 def test_no_chunk_waits_for_another():
@@ -160,7 +162,7 @@ def test_attention_in_chunks_of_the_batch():
     assert sorted(kinds(done.view)) == ["all_gather"] * 4 + ["reduce_scatter"] * 4
     assert {v.aval.shape[0] for v in made_by(done.view, "exp")} == {1}
     (got,), (want,) = simulate(program, done.view, args), simulate(program, view, args)
-    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6 + ROUNDING)
 
 
 def refused(fn, specs, out, args, names, match, **options):

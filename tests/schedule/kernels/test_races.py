@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 from meshwise.schedule.kernels import all_gather_matmul, fused_all_reduce, matmul_reduce_scatter
 from meshwise.schedule.kernels.scatter import Scatter
-from tests.schedule.kernels.running import WATCHED, mesh_of, races_found, run
+from tests.schedule.kernels.running import WATCHED, mesh_of, races, run
 
 
 def draw(*shape):
@@ -51,8 +51,7 @@ def scattered(n=4):
 
 @pytest.mark.parametrize("kernel", [sums, gathered, scattered])
 def test_kernels_do_not_race(kernel):
-    kernel()
-    assert not races_found()
+    assert not races(kernel)
 
 
 @pytest.mark.parametrize(
@@ -61,8 +60,7 @@ def test_kernels_do_not_race(kernel):
 )
 def test_a_slot_that_is_not_waited_for_is_found(monkeypatch, kernel, module):
     without_handshake(monkeypatch, module)
-    kernel()
-    assert races_found()
+    assert races(kernel)
 
 
 def test_a_sum_that_is_read_before_it_arrives_is_found(monkeypatch):
@@ -73,5 +71,4 @@ def test_a_sum_that_is_read_before_it_arrives_is_found(monkeypatch):
         wait(self, piece)
 
     monkeypatch.setattr(Scatter, "wait", read_early)
-    sums(2)
-    assert races_found()
+    assert races(lambda: sums(2))
