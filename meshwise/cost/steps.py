@@ -14,7 +14,7 @@ from typing import Any
 
 from meshwise._jax import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, call_body, mw_kernel_p, scan_counts
 from meshwise._jax.jaxprs import opened
-from meshwise.ir.collectives import equation_collectives, is_collective
+from meshwise.ir.collectives import equation_collectives, group_size, is_collective
 
 LITERAL = -1  # stands where an operand is a literal
 
@@ -55,7 +55,8 @@ class Step:
     """One equation that runs, by the numbers of the values it reads and writes.
 
     `equation` is where it, or the call around it, stands in the whole jaxpr. `bodies` are those of
-    a loop (all of them run) or of a choice (one of them runs).
+    a loop (all of them run) or of a choice (one of them runs). A collective is over so many
+    `devices`.
     """
 
     eqn: JaxprEqn
@@ -63,6 +64,7 @@ class Step:
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     bodies: tuple[Body, ...] = ()
+    devices: int = 1
 
     @property
     def name(self) -> str:
@@ -156,7 +158,8 @@ class _Walk:
             return
         written = tuple(self.bind(names, v) for v in eqn.outvars)
         bodies = tuple(_bodies_of(eqn, self.axis_sizes))
-        self.steps.append(Step(eqn, index, tuple(operands), written, bodies))
+        devices = group_size(eqn, self.axis_sizes) if is_collective(eqn) else 1
+        self.steps.append(Step(eqn, index, tuple(operands), written, bodies, devices))
 
     def _enter_call(
         self,

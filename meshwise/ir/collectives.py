@@ -152,8 +152,7 @@ def equation_collectives(
     None over a group of one device, where nothing is sent.
     """
     kind = _KIND_OF_PRIMITIVE[eqn.primitive.name]
-    axes = axes_of(eqn)
-    group = _group_size(eqn, math.prod(axis_sizes[a] for a in axes))
+    axes, group = axes_of(eqn), group_size(eqn, axis_sizes)
     if group <= 1:
         return
     data = 1 if eqn.primitive.name.startswith("ragged") else len(eqn.invars)
@@ -180,9 +179,10 @@ def axes_of(eqn: JaxprEqn) -> Axes:
     return tuple(n for n in names if isinstance(n, str))
 
 
-def _group_size(eqn: JaxprEqn, whole: int) -> int:
+def group_size(eqn: JaxprEqn, axis_sizes: Mapping[str, int]) -> int:
+    """How many devices take part in one collective equation together."""
     groups = eqn.params.get("axis_index_groups")
-    return len(groups[0]) if groups else whole
+    return len(groups[0]) if groups else math.prod(axis_sizes[a] for a in axes_of(eqn))
 
 
 def _bytes_of(aval: Any) -> int:

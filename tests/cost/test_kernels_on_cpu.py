@@ -4,8 +4,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
+from jax.sharding import PartitionSpec as P
 
+import meshwise as mw
 from meshwise.cost.cpu.held import Held, held_by_xla
+from meshwise.cost.cpu.together import together_where_it_fits
 
 
 def f32(*shape):
@@ -191,6 +194,30 @@ def test_what_is_held_is_what_xla_says(name):
     compiled = jax.jit(function).lower(*args).compile()
     actual = compiled.memory_analysis().temp_size_in_bytes
     assert held == pytest.approx(actual, rel=0.02, abs=1024), (held, actual)
+
+
+ROWS, COLUMNS = P("x"), P(None, "x")
+EXCHANGES = {
+    "rows to columns": (lambda x: x, COLUMNS),
+    "computed, and moved": (jnp.exp, COLUMNS),
+    "transposed": (lambda x: x.T, ROWS),
+    "there and back": (lambda x: jnp.sort(x, 0) + x, ROWS),
+    "one after the other": (lambda x: jnp.fft.fft2(x).real, ROWS),
+}
+
+
+@pytest.mark.parametrize("name", EXCHANGES)
+def test_exchanges_are_held_in_pieces(name):
+    """What is sent, what comes, and what is made of that: in the whole would be a third less."""
+    function, out = EXCHANGES[name]
+    mesh = jax.make_mesh((8,), ("x",))
+    program = mw.jit(function, mesh=mesh, in_shardings=ROWS, out_shardings=out).partition(
+        f32(256, 512)
+    )
+    assert program.collectives
+    _, held = together_where_it_fits(program.jaxpr, dict(mesh.shape))
+    actual = program.compile().memory_analysis().temp_size_in_bytes
+    assert held.as_compiled == pytest.approx(actual, rel=0.02, abs=1024), (held, actual)
 
 
 def test_a_long_chain_beside_what_began_it_is_decided():

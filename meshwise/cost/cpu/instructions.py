@@ -76,6 +76,8 @@ _CHEAP = frozenset(
 )
 # Other reductions of more than a window in a dim are made by windows first, which take in nothing.
 _WINDOW = 32
+# An exchange among more devices is counted as one of so many, in longer pieces.
+_MOST_PIECES = 16
 
 
 def instructions_of(
@@ -265,8 +267,14 @@ class _Made:
         self._add_cheap(step, [summed], [Use.ONCE], step.writes)
 
     def exchanged(self, step: Step) -> None:
-        """An exchange of pieces that are cut."""
-        self._add_joined(step, self._moved(step, step.reads[0], Use.AGAIN))
+        """An exchange of pieces, each of which is cut by itself; what came is joined."""
+        (read,), pieces = step.reads, min(step.devices, _MOST_PIECES)
+        sent, came = (self._pieces(step.writes[0], pieces) for _ in range(2))
+        for piece in sent:
+            self._add_cheap(step, [read], [Use.AGAIN], [piece])
+        self._add(step, sent, [Use.ONCE] * pieces, came)
+        self._add_cheap(step, came, [Use.ONCE] * pieces, step.writes)
+        self.instructions[-1].branches = True
 
     def gathered(self, step: Step) -> None:
         """An all_gather; what came of a minor dim is put in order."""
@@ -339,6 +347,12 @@ class _Made:
         value = self.values[like]
         self.values.append(Value(value.elements, times * value.bytes))
         return len(self.values) - 1
+
+    def _pieces(self, of: int, pieces: int) -> list[int]:
+        whole, first = self.values[of], len(self.values)
+        piece = Value(whole.elements // pieces, whole.bytes // pieces)
+        self.values += [piece] * pieces
+        return list(range(first, first + pieces))
 
     def _add_cheap(
         self, step: Step, reads: Sequence[int], uses: Sequence[Use], writes: Sequence[int]
