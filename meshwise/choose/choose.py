@@ -11,6 +11,7 @@ from meshwise.choose.plan import EquationPlan, Plan
 from meshwise.choose.pricing import turned_along, work_seconds
 from meshwise.choose.repeating import with_work_repeated
 from meshwise.choose.search import Search
+from meshwise.choose.spreading import spread_out
 from meshwise.choose.starts import (
     backward_start,
     completion_start,
@@ -71,6 +72,7 @@ def choose(
         if gathered is not None:
             one, bound = gathered
             best = weighed(_best([one, *found]), [one, *found], limits, bound)
+        best = spread_out(best, limits)
     return _plan(best, completion, completion_seconds, driver)
 
 

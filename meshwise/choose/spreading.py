@@ -1,0 +1,60 @@
+"""What is found from where every device holds least.
+
+A descent moves one node, or the users of one value. Where all that leads from one to another lies
+whole on every device, none of it moves to shards by itself: its neighbours would be brought there
+and back. So one more descent begins where each node holds as little as it may, all at once. What it
+ends with is taken only where it is no worse in anything: it is cheaper, sends no more, and neither
+holds nor computes more.
+"""
+
+from meshwise.choose.descend import choices_of
+from meshwise.choose.found import Found, descended
+from meshwise.choose.limits import Limits, fixed_axes
+from meshwise.choose.regions import Node
+from meshwise.choose.search import Search
+from meshwise.ir.sharding import DimAxes, local_bytes
+
+# So many times what is held at least is worth another descent.
+MUCH = 1.2
+# And so many times the work is no more of it.
+HARDLY = 1.01
+
+
+def spread_out(best: Found, limits: Limits) -> Found:
+    """The plan that is found from where every device holds least, or the best one so far."""
+    search = best.search
+    start = _least_held(search, limits)
+    held, least = 0, 0
+    for node, axes in zip(search.graph.nodes, start, strict=True):
+        held += _held_bytes(search, node, search.placed[node.index].strategy.axes)
+        least += _held_bytes(search, node, axes)
+    if held <= MUCH * least:
+        return best
+    one = descended(Search(search.graph, start), limits)
+    is_cheaper = one.seconds < best.seconds and one.sent_bytes <= best.sent_bytes
+    is_no_more = (
+        one.peak_bytes <= best.peak_bytes and one.work_seconds <= HARDLY * best.work_seconds
+    )
+    return one if is_cheaper and is_no_more else best
+
+
+def _least_held(search: Search, limits: Limits) -> list[DimAxes]:
+    """Every node as it holds least of what suits its neighbours; as it is where that is as much."""
+    fixed = fixed_axes(search.graph)
+    return [
+        fixed[node.index]
+        if node.index in fixed
+        else min(choices_of(search, node, limits), key=lambda a: _held_bytes(search, node, a))
+        for node in search.graph.nodes
+    ]
+
+
+def _held_bytes(search: Search, node: Node, axes: DimAxes) -> int:
+    """Bytes that a device holds of what a node reads and makes."""
+    values, placed = search.graph.values, search.placement(node, axes)
+    around = zip((*node.operands, *node.results), (*placed.operands, *placed.results), strict=True)
+    return sum(
+        local_bytes(value.shape, value.itemsize, sharding.straight, search.graph.mesh)
+        for var, sharding in around
+        if not (value := values[var]).remade
+    )
