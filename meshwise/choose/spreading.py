@@ -15,7 +15,7 @@ from meshwise.choose.search import Search
 from meshwise.ir.sharding import DimAxes, local_bytes
 
 # So many times what is held at least is worth another descent.
-MUCH = 1.2
+MUCH = 1.3
 # And so many times the work is no more of it.
 HARDLY = 1.01
 

@@ -268,10 +268,12 @@ class _Made:
 
     def exchanged(self, step: Step) -> None:
         """An exchange of pieces, each of which is cut by itself; what came is joined."""
-        (read,), pieces = step.reads, min(step.devices, _MOST_PIECES)
-        sent, came = (self._pieces(step.writes[0], pieces) for _ in range(2))
+        pieces = min(step.devices, _MOST_PIECES)
+        sent, came = (
+            [self._new(step.writes[0], 1, pieces) for _ in range(pieces)] for _ in range(2)
+        )
         for piece in sent:
-            self._add_cheap(step, [read], [Use.AGAIN], [piece])
+            self._add_cheap(step, step.reads, [Use.AGAIN], [piece])
         self._add(step, sent, [Use.ONCE] * pieces, came)
         self._add_cheap(step, came, [Use.ONCE] * pieces, step.writes)
         self.instructions[-1].branches = True
@@ -343,16 +345,10 @@ class _Made:
             self._add_cheap(step, [read], [Use.SAME], [self.widened[read]])
         return self.widened.get(read, LITERAL)
 
-    def _new(self, like: int, times: int = 1) -> int:
+    def _new(self, like: int, times: int = 1, parts: int = 1) -> int:
         value = self.values[like]
-        self.values.append(Value(value.elements, times * value.bytes))
+        self.values.append(Value(value.elements // parts, times * value.bytes // parts))
         return len(self.values) - 1
-
-    def _pieces(self, of: int, pieces: int) -> list[int]:
-        whole, first = self.values[of], len(self.values)
-        piece = Value(whole.elements // pieces, whole.bytes // pieces)
-        self.values += [piece] * pieces
-        return list(range(first, first + pieces))
 
     def _add_cheap(
         self, step: Step, reads: Sequence[int], uses: Sequence[Use], writes: Sequence[int]
