@@ -268,14 +268,12 @@ class _Made:
 
     def exchanged(self, step: Step) -> None:
         """An exchange of pieces, each of which is cut by itself; what came is joined."""
-        pieces = min(step.devices, _MOST_PIECES)
-        sent, came = (
-            [self._new(step.writes[0], 1, pieces) for _ in range(pieces)] for _ in range(2)
-        )
+        n = min(step.devices, _MOST_PIECES)
+        sent, came = ([self._new(step.writes[0], 1, parts=n) for _ in range(n)] for _ in (0, 1))
         for piece in sent:
             self._add_cheap(step, step.reads, [Use.AGAIN], [piece])
-        self._add(step, sent, [Use.ONCE] * pieces, came)
-        self._add_cheap(step, came, [Use.ONCE] * pieces, step.writes)
+        self._add(step, sent, [Use.ONCE] * n, came)
+        self._add_cheap(step, came, [Use.ONCE] * n, step.writes)
         self.instructions[-1].branches = True
 
     def gathered(self, step: Step) -> None:
