@@ -20,6 +20,7 @@ from meshwise.cost.memory import inside_bytes
 
 _MOST_TRIES = 64  # results that are tried for a value, those of the least memory first
 _ALIGNED = 64  # bytes
+_FAR = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True)
@@ -163,24 +164,33 @@ def _places(held: Sequence[_Life], kernels: Sequence[Kernel]) -> list[_Place]:
 
 def _packed(places: Iterable[_Place]) -> int:
     """Bytes in which all places lie, each in the smallest gap that is left for it."""
-    found = np.zeros((4, 0), np.int64)  # where each begins and ends, and when it is taken and freed
-    most = 0
+    places = list(places)
+    # Where each lies: from where to where, and when it is taken and freed.
+    found = np.empty((4, sum(len(place.spans) for place in places)), np.int64)
+    most = count = 0
     for place in places:
-        begins, ends, taken, freed = found
-        busy = np.zeros(len(begins), bool)
+        begins, ends, taken, freed = found[:, :count]
+        busy = np.zeros(count, bool)
         for start, end in place.spans:
             busy |= (taken <= end) & (freed >= start)
         at = _smallest_gap(begins[busy], ends[busy], place.size)
         most = max(most, at + place.size)
-        own = [(at, at + place.size, start, end) for start, end in place.spans]
-        found = np.concatenate([found, np.array(own, np.int64).T], axis=1)
+        for start, end in place.spans:
+            found[:, count] = at, at + place.size, start, end
+            count += 1
     return most
 
 
 def _smallest_gap(begins: np.ndarray, ends: np.ndarray, size: int) -> int:
     """Where the smallest gap between pieces of memory begins that is large enough."""
+    if not len(begins):
+        return 0
     order = np.argsort(begins, kind="stable")
-    starts = -(-np.maximum.accumulate(np.append(0, ends[order])) // _ALIGNED) * _ALIGNED
-    rooms = np.append(begins[order], np.iinfo(np.int64).max) - starts
-    rooms[rooms < size] = np.iinfo(np.int64).max
+    starts = np.zeros(len(begins) + 1, np.int64)
+    np.maximum.accumulate(ends[order], out=starts[1:])
+    starts = -(-starts // _ALIGNED) * _ALIGNED
+    rooms = -starts
+    rooms[:-1] += begins[order]
+    rooms[-1] += _FAR
+    rooms[rooms < size] = _FAR
     return int(starts[rooms.argmin()])
