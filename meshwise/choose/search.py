@@ -69,12 +69,12 @@ class Search:
         self._known: dict[tuple[int, DimAxes, Axes], Placement]
         self._known = graph.once(("placements", dearer_work), dict)
         self._deciding = graph.once(("deciding",), lambda: _deciding(graph))
+        self._around = graph.once(("around",), lambda: _around(graph, self._deciding))
         what = seconds_per_byte, dearer_work
         self._seconds: dict[Any, float] = graph.once(("seconds", *what), dict)
         self._at_least: dict[Any, float] = graph.once(("at least", *what), dict)
         self._same: dict[Sharding, Sharding] = graph.once(("shardings",), dict)
-        self._around = [values_around(graph, node) for node in graph.nodes]
-        self._carriers = carriers(graph)
+        self._carriers = graph.once(("carriers",), lambda: carriers(graph))
         self._scattered = [_scattered(graph, node) for node in graph.nodes]
         self.placed = [
             self.placement(node, own) for node, own in zip(graph.nodes, axes, strict=True)
@@ -110,7 +110,7 @@ class Search:
 
     def around(self, node: Node) -> Sequence[Value]:
         """The values a node touches."""
-        return self._around[node.index]
+        return [value for value, _ in self._around[node.index].values()]
 
     def state_near(self, nodes: tuple[int, ...]) -> tuple[Any, ...]:
         """All that decides what another placement of some nodes costs in a search of this graph."""
@@ -282,26 +282,33 @@ class Search:
 
     def delta(self, changes: Sequence[Change], without: Value | None = None) -> float:
         """Seconds that changes cost (negative: save); reshards of one value may be left out."""
-        return self._delta(self.value_seconds, changes, without)
+        return self._delta(self._seconds, self.value_seconds, changes, without)
 
     def least_delta(self, changes: Sequence[Change], without: Value | None = None) -> float:
         """What `delta` is not below, but for rounding, found without looking for reshards."""
-        return self._delta(self._least_seconds, changes, without)
+        return self._delta(self._at_least, self._least_seconds, changes, without)
 
     def _delta(
         self,
+        known: Mapping[Any, float],
         seconds_of: Callable[[Value], float],
         changes: Sequence[Change],
         without: Value | None,
     ) -> float:
+        """`known` has what `seconds_of` has found before."""
+        placed, cost = self.placed, self.value_cost
         first: dict[int, Placement] = {}
         for index, before in changes:
             first.setdefault(index, before)
-        total = sum(self.placed[i].seconds - before.seconds for i, before in first.items())
-        touched = {v.var: v for i in first for v in self._around[i]}
-        for var, value in touched.items():
+        total = 0.0
+        touched: dict[Var, tuple[Value, Taking]] = {}
+        for index, before in first.items():
+            total += placed[index].seconds - before.seconds
+            touched.update(self._around[index])
+        for var, (value, deciding) in touched.items():
             if value is not without:
-                total += seconds_of(value) - self.value_cost[var]
+                seconds = known.get((var, deciding(placed)))
+                total += (seconds_of(value) if seconds is None else seconds) - cost[var]
                 if total == IMPOSSIBLE:
                     break
         return total
@@ -312,7 +319,7 @@ class Search:
         near: set[int] = set()
         for index, _ in changes:
             near.add(index)
-            touched.update({v.var: v for v in self._around[index]})
+            touched.update({v.var: v for v in self.around(self.graph.nodes[index])})
         for var, value in touched.items():
             self.value_cost[var] = self.value_seconds(value)
             near.update(n for n, _ in value.uses)
@@ -337,6 +344,14 @@ def _deciding(graph: Graph) -> dict[Var, Taking]:
         made = () if value.maker is None else (value.maker,)
         found[var] = _taking(list(dict.fromkeys((*made, *(node for node, _ in value.uses)))))
     return found
+
+
+def _around(graph: Graph, deciding: Mapping[Var, Taking]) -> list[dict[Var, tuple[Value, Taking]]]:
+    """For each node the values that it touches, and how to take what decides their cost."""
+    return [
+        {value.var: (value, deciding[value.var]) for value in values_around(graph, node)}
+        for node in graph.nodes
+    ]
 
 
 def _produced(node: Node, strategy: Strategy, result: int, turned: Axes) -> Sharding:
