@@ -81,13 +81,11 @@ def cpu_options(
 
     XLA computes what is ready as early as it can, and gathers at once what is read in the end. In
     the order that holds least each value is made where it is wanted, which is worth it for some
-    (`as_wanted`). Borders are better sent early: in that order all are cut into the result's
-    buffer, and none is received there. Where its library errs it is given `products_alone`.
+    (`as_wanted`). Where its library errs it is given `products_alone`.
     """
     soon = kernel_options(jaxpr, sizes) | (PRODUCTS_ALONE if products_alone else {})
-    if not as_wanted or _bordered(opened(jaxpr)):
-        return soon
-    return soon | {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
+    late = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
+    return soon | (late if as_wanted else {})
 
 
 def _bordered(body: Any) -> set[Any]:

@@ -6,9 +6,10 @@ say where that does not conflict. Axes over which an operand is unreduced may al
 factor: that is a reduce_scatter on entry (sequence parallelism is found this way).
 """
 
-from collections.abc import Iterable, Sequence
-from itertools import product
+from collections.abc import Iterable, Sequence, Set
+from itertools import chain, product
 
+from meshwise.choose.graph import Graph
 from meshwise.choose.regions import Node
 from meshwise.ir.factors import Strategy, factor_axes, fits
 from meshwise.ir.mesh import Axes, Mesh
@@ -19,8 +20,8 @@ MOST_COMBINATIONS = 64
 
 
 def candidates(
+    graph: Graph,
     node: Node,
-    mesh: Mesh,
     operands: Sequence[Sharding],
     results: Sequence[Sequence[Sharding]],
     nominal: Sequence[DimAxes],
@@ -33,26 +34,38 @@ def candidates(
     wanted, `nominal` what completion gave operands and then results. With `behind` the axes of a
     dim that is exchanged along may also go behind those of another one.
     """
-    found = _suggestions(node, mesh, operands, results, nominal)
-    assignments = dict.fromkeys([current] if current is not None else [])
-    assignments.update(dict.fromkeys(_merges(node, found)))
-    count = len(node.rule.sizes)
+    found = _suggestions(graph, node, operands, results, nominal)
     held = [(*s.dims, s.unreduced) for s in operands]
     held += [s.dims for wishes in results for s in wishes] + list(nominal)
-    for assignment in _whole_axis_assignments(node, mesh, held):
-        assignments[_as_axes(assignment, count)] = None
-    for assignment in _left_whole(node, found):
-        assignments[_as_axes(assignment, count)] = None
-    for assignment in _moved_behind(node, found) if behind else ():
-        assignments[_as_axes(assignment, count)] = None
-    assignments[((),) * count] = None
-    return [axes for axes in assignments if axes is current or _is_allowed(node, axes, mesh)]
+    in_play = frozenset([a for dims in held for axes in dims for a in axes])
+    suggested = tuple([tuple(assignment.items()) for assignment in found])
+    key = "candidates", graph.alike[node.index], suggested, in_play, behind
+    options = graph.once(key, lambda: _options(graph, node, found, in_play, behind))
+    if current is None:
+        return list(options)
+    return [current, *[axes for axes in options if axes != current]]
 
 
-def natural_candidates(node: Node, mesh: Mesh, nominal: Sequence[DimAxes]) -> list[DimAxes]:
+def _options(
+    graph: Graph, node: Node, found: Sequence[Assignment], in_play: Set[str], behind: bool
+) -> list[DimAxes]:
+    """Allowed axes of each factor by what is suggested, and by the axes that tensors lie over."""
+    count = len(node.rule.sizes)
+    options = dict.fromkeys(_merges(node, found))
+    for assignment in chain(
+        _whole_axis_assignments(node, graph.mesh, in_play),
+        _left_whole(node, found),
+        _moved_behind(node, found) if behind else (),
+    ):
+        options[_as_axes(assignment, count)] = None
+    options[((),) * count] = None
+    return _allowed(graph, node, options)
+
+
+def natural_candidates(graph: Graph, node: Node, nominal: Sequence[DimAxes]) -> list[DimAxes]:
     """What the shardings of a node's own values suggest, taken together where they agree."""
-    merges = dict.fromkeys(_merges(node, _suggestions(node, mesh, (), (), nominal)))
-    return [axes for axes in merges if _is_allowed(node, axes, mesh)]
+    found = _suggestions(graph, node, (), (), nominal)
+    return _allowed(graph, node, dict.fromkeys(_merges(node, found)))
 
 
 def _merges(node: Node, found: Sequence[Assignment]) -> Iterable[DimAxes]:
@@ -66,8 +79,13 @@ def _merges(node: Node, found: Sequence[Assignment]) -> Iterable[DimAxes]:
         yield _as_axes(merged, count)
 
 
-def _is_allowed(node: Node, axes: DimAxes, mesh: Mesh) -> bool:
-    return fits(node.rule, Strategy(axes), mesh, node.together) and _one_operator(node, axes)
+def _allowed(graph: Graph, node: Node, options: Iterable[DimAxes]) -> list[DimAxes]:
+    known: dict[DimAxes, bool] = graph.once(("allowed", graph.alike[node.index]), dict)
+    for axes in options:
+        if axes not in known:
+            fit = fits(node.rule, Strategy(axes), graph.mesh, node.together)
+            known[axes] = fit and _one_operator(node, axes)
+    return [axes for axes in options if known[axes]]
 
 
 def _one_operator(node: Node, axes: DimAxes) -> bool:
@@ -76,22 +94,22 @@ def _one_operator(node: Node, axes: DimAxes) -> bool:
 
 
 def _suggestions(
+    graph: Graph,
     node: Node,
-    mesh: Mesh,
     operands: Sequence[Sharding],
     results: Sequence[Sequence[Sharding]],
     nominal: Sequence[DimAxes],
 ) -> list[Assignment]:
-    tensors = (*node.rule.operands, *node.rule.results)
-    found: dict[tuple[tuple[int, Axes], ...], Assignment] = {}
-    # Only a factor that may be split unevenly is split otherwise where shards are to divide it.
-    ways = (False, True) if node.rule.permuted & node.rule.compound else (False,)
+    known: dict[tuple[int, DimAxes], list[Assignment]]
+    known = graph.once(("projected", graph.alike[node.index]), dict)
+    found: dict[frozenset[tuple[int, Axes]], Assignment] = {}
 
     def suggest(position: int, dims: DimAxes) -> None:
-        for dividing in ways:
-            assignment = factor_axes(tensors[position], node.rule, dims, mesh, dividing)
-            if assignment:
-                found.setdefault(tuple(sorted(assignment.items())), assignment)
+        key = position, dims
+        if key not in known:
+            known[key] = _projected(node, graph.mesh, position, dims)
+        for assignment in known[key]:
+            found.setdefault(frozenset(assignment.items()), assignment)
 
     for position, sharding in enumerate(operands):
         suggest(position, sharding.dims)
@@ -103,6 +121,16 @@ def _suggestions(
     for position, dims in enumerate(nominal):
         suggest(position, dims)
     return list(found.values())
+
+
+def _projected(node: Node, mesh: Mesh, position: int, dims: DimAxes) -> list[Assignment]:
+    """The sharding of an operand or result on a node's factors; none where it is on none."""
+    rule = node.rule
+    tensor = (*rule.operands, *rule.results)[position]
+    # Only a factor that may be split unevenly is split otherwise where shards are to divide it.
+    ways = (False, True) if rule.permuted & rule.compound else (False,)
+    found = [factor_axes(tensor, rule, dims, mesh, dividing) for dividing in ways]
+    return [assignment for assignment in found if assignment]
 
 
 def _scattered(sharding: Sharding) -> Iterable[DimAxes]:
@@ -125,9 +153,9 @@ def _merged(node: Node, base: Assignment, other: Assignment) -> Assignment:
     return merged
 
 
-def may_move_behind(node: Node, mesh: Mesh, nominal: Sequence[DimAxes]) -> bool:
+def may_move_behind(graph: Graph, node: Node, nominal: Sequence[DimAxes]) -> bool:
     """Whether completion gave a node axes of a dim that is exchanged along, and others."""
-    return any(_moved_behind(node, _suggestions(node, mesh, (), (), nominal)))
+    return any(_moved_behind(node, _suggestions(graph, node, (), (), nominal)))
 
 
 def _moved_behind(node: Node, found: Sequence[Assignment]) -> Iterable[Assignment]:
@@ -152,9 +180,7 @@ def _left_whole(node: Node, found: Sequence[Assignment]) -> Iterable[Assignment]
             yield {f: axes for f, axes in base.items() if f not in node.rule.permuted}
 
 
-def _whole_axis_assignments(
-    node: Node, mesh: Mesh, held: Sequence[DimAxes]
-) -> Iterable[Assignment]:
+def _whole_axis_assignments(node: Node, mesh: Mesh, in_play: Set[str]) -> Iterable[Assignment]:
     """Every way to put each axis group of the tensors on one factor, where that is a small number.
 
     An axis of a dim that must be whole may go to another one. Regions follow their neighbours, so
@@ -162,7 +188,6 @@ def _whole_axis_assignments(
     """
     if node.is_region:
         return
-    in_play = {a for dims in held for axes in dims for a in axes}
     groups = [g for _, subs in mesh.user_axes if (g := tuple(a for a in subs if a in in_play))]
     factors = [f for f, size in enumerate(node.rule.sizes) if size > 1 and f not in node.rule.whole]
     if not groups or (len(factors) + 1) ** len(groups) > MOST_COMBINATIONS:

@@ -88,7 +88,7 @@ def _with_axes_behind(graph: Graph, limits: Limits) -> list[Found]:
     once: Fourier transforms along three dims of pencils.
     """
     nodes = (n for n in graph.nodes if n.rule.permuted)
-    if not any(may_move_behind(n, graph.mesh, nominal(graph, n)) for n in nodes):
+    if not any(may_move_behind(graph, n, nominal(graph, n)) for n in nodes):
         return []
     wider = limits.and_behind
     return [descended(Search(graph, forward_start(graph, wider)), wider)]

@@ -126,7 +126,7 @@ def choices_of(search: Search, node: Node, limits: Limits) -> list[DimAxes]:
 
     def find() -> list[DimAxes]:
         wanted = [sorted(wishes, key=str) for wishes in results]
-        found = candidates(node, graph.mesh, operands, wanted, natural, current, limits.behind)
+        found = candidates(graph, node, operands, wanted, natural, current, limits.behind)
         return [a for a in found if a is current or limits.allow(graph, node, a)]
 
     return graph.once(key, find)

@@ -83,7 +83,7 @@ def _held_limits(graph: Graph, gathers_steps: bool) -> dict[int, int]:
         if gathers_steps and any(dims[_stack_position(node)][:1]):
             continue
         operands = [sharding_of(d) for d in dims[: len(node.operands)]]
-        options = candidates(node, graph.mesh, operands, (), dims, None)
+        options = candidates(graph, node, operands, (), dims, None)
         least = min(_stack_bytes(graph, node, axes) for axes in options)
         value, own = _stack(graph, node), dims[_stack_position(node)]
         given = local_bytes(value.shape, value.itemsize, sharding_of(own), graph.mesh)
@@ -149,7 +149,7 @@ def _least_work(graph: Graph, node: Node, held: Sequence[DimAxes | None]) -> flo
     `held` are the shardings of operands that have hints, where one of them may be against a sum
     over what another one is sharded over.
     """
-    natural = natural_candidates(node, graph.mesh, nominal(graph, node))
+    natural = natural_candidates(graph, node, nominal(graph, node))
     natural = [_summed_as_held(node, axes, held) for axes in natural]
     natural = [_exchanged_where_worth(graph, node, axes) for axes in natural]
     followed = [a for a in natural if node_seconds(graph, node, a) < IMPOSSIBLE]

@@ -87,6 +87,6 @@ def _is_hardly_any(graph: Graph, node: Node) -> bool:
     whole = computing + moved / hardware.memory_bytes_per_s
     if whole <= HARDLY * hardware.launch_s:
         return True
-    natural = natural_candidates(node, graph.mesh, nominal(graph, node))
+    natural = natural_candidates(graph, node, nominal(graph, node))
     split = min((node_seconds(graph, node, axes) for axes in natural), default=0.0)
     return 0 < node.serial_flops == node.flops and whole * runs <= split

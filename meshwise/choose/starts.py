@@ -155,8 +155,8 @@ def _find_cheapest(
 def _allowed(graph: Graph, node: Node, tensors: Sequence[DimAxes], limits: Limits) -> list[DimAxes]:
     """The strategies within limits that shardings of a node's values, and completion, suggest."""
     operands = [sharding_of(dims) for dims in tensors[: len(node.operands)]]
-    found = candidates(node, graph.mesh, operands, (), tensors, None, limits.behind)
-    found += natural_candidates(node, graph.mesh, nominal(graph, node))
+    found = candidates(graph, node, operands, (), tensors, None, limits.behind)
+    found += natural_candidates(graph, node, nominal(graph, node))
     return [axes for axes in dict.fromkeys(found) if limits.allow(graph, node, axes)]
 
 
