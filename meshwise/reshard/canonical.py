@@ -13,7 +13,7 @@ Where an end shards a dim over several groups, the dim is first *taken apart* (`
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
@@ -28,6 +28,10 @@ from meshwise.reshard.plan import Part, Reshard
 from meshwise.reshard.problem import MAX_FREE_SEARCH, Prices, Problem
 
 Groups = tuple[Axes, ...]
+
+# Dims that are whole at both ends are places that axes may pass through. With so many dims that axes
+# are of or may pass through others are folded away, as are those that no axis divides.
+ENOUGH_DIMS = 5
 
 # A plan this close to the lower bound is final: finer groups of axes are not tried. Not closer,
 # as the bound prices every byte as the cheapest kind does. Where bytes come first, all that send
@@ -175,9 +179,10 @@ def _number(
     def ids(axes: Axes) -> tuple[int, ...]:
         return tuple(id_of[a] for a in axes if a in id_of)
 
+    idle_dims = _idle_dims(ends, sizes)
     kept, folded, before, between = [], itemsize, [], 1
     for d, size in enumerate(ends.shape):
-        if ends.source[d] or ends.target[d] or (size > 1 and any(size % g == 0 for g in sizes)):
+        if ends.source[d] or ends.target[d] or d in idle_dims:
             kept.append(d)
             before.append(between)
             between = 1
@@ -199,6 +204,21 @@ def _number(
         tuple(before),
     )
     return problem, Naming(groups, tuple(kept), ends)
+
+
+def _idle_dims(ends: Ends, sizes: Sequence[int]) -> list[int]:
+    """Dims, whole at both ends, that groups of axes may pass through: the largest few of them.
+
+    One more of two rows is of no use, and an array of ten such dims would be searched for minutes.
+    """
+    used = [bool(pair[0] or pair[1]) for pair in zip(ends.source, ends.target, strict=True)]
+    able = [
+        d
+        for d, size in enumerate(ends.shape)
+        if not used[d] and size > 1 and any(size % group == 0 for group in sizes)
+    ]
+    most = max(1, ENOUGH_DIMS - sum(used))
+    return sorted(able, key=lambda d: -ends.shape[d])[:most]
 
 
 def _runs(ends: Ends) -> Groups:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from meshwise.cost.hardware import CPU, GENERIC, LARGE_ARRAYS
 from meshwise.ir.mesh import refine_mesh
 from meshwise.ir.sharding import Reduction, Sharding, local_bytes, replicated, unreduced
+from meshwise.reshard.canonical import levels
 from meshwise.reshard.plan import Reshard, StepKind
 from meshwise.reshard.search import plan_reshard, reshard_bound, reshard_cost
 from tests.reshard.cases import MESHES, all_shardings, check_values, run_plans, shards
@@ -31,6 +32,22 @@ def test_slices_come_before_the_gather():
     plan = plan_reshard(Reshard((64, 64), 4, MESH, Sharding((X, ())), Sharding(((), Y)), GENERIC))
     assert [step.kind for step in plan.steps] == [StepKind.SLICE, StepKind.ALL_GATHER]
     assert plan.wire_bytes == 512 * 4
+
+
+def test_dims_that_axes_may_pass_through_are_few():
+    mesh = MESHES["2x2x2"]
+    x, y, z = (mesh.refine((name,)) for name in "xyz")
+    whole = [()] * 9
+    asked = [
+        Reshard((2,) * 12, 4, mesh, Sharding((x, y, z, *whole)), Sharding(target), GENERIC)
+        for target in ((*whole, x, y, z), (x, y, *whole, z), (z, *whole, x, y), (y, x, z, *whole))
+    ]
+    for one in asked:
+        shapes = [level.whole[0].shape for level in levels(one)]
+        used = sum(any(pair) for pair in zip(one.source.dims, one.target.dims, strict=True))
+        assert all(len(shape) <= max(5, used + 1) for shape in shapes)
+    launches = [plan_reshard(one).launches for one in asked]
+    assert launches == [1, 1, 2, 1]
 
 
 def test_one_exchange_between_two_pairs_of_dims():

@@ -6,7 +6,7 @@ import pytest
 
 from tests.reshard.cases import MESHES, all_shardings, check_values
 
-EVEN = [(24,), (24, 24), (24, 4, 24)]
+EVEN = [(24,), (24, 24), (24, 4, 24), (2, 2, 2, 2, 2, 2)]
 UNEVEN = [(17,), (3,), (1,), (17, 24), (3, 17), (0, 8), (5, 1, 12)]
 
 
