@@ -7,7 +7,8 @@ stays a computation of its own. Every hint, whichever way it was written
 (`mw.shard`, `lax.with_sharding_constraint`, `jax.sharding.reshard`, shardings of a nested call),
 becomes one `hint` equation. Positions that count along a batch are said to be one (`pairing.py`),
 and moves of rows in several steps are written as one (`borders/`). Equal equations are computed
-once, and dead ones dropped (`simplify.py`); what is laid otherwise and back is what it was
+once, and dead ones dropped (`simplify.py`); what is one number everywhere is that number, spread
+(`one_number.py`); what is laid otherwise and back is what it was
 (`laid_back.py`); products of what is spread are smaller ones, spread (`spread_products.py`).
 
 Loops and conditionals may stay equations of one piece, or be *entered*: their bodies then stand in
@@ -27,6 +28,7 @@ from meshwise.borders.merge import merge_moves
 from meshwise.borders.rows import slice_splits
 from meshwise.inner_products import unflatten_products
 from meshwise.laid_back import without_laid_back
+from meshwise.one_number import spread_at_once
 from meshwise.pairing import pair_batches
 from meshwise.simplify import live, move_out_of_loops, share_equal
 from meshwise.spread_products import spread_afterwards
@@ -86,7 +88,7 @@ def flatten(closed: ClosedJaxpr, enters: Enters = enters_nothing) -> ClosedJaxpr
     """Inline every call of a jaxpr, turn constraints into hint equations, simplify the program."""
     flat, inputs, outputs = _flat(closed, enters)
     eqns, outputs = share_equal(move_out_of_loops(flat.eqns), outputs)
-    eqns, outputs = without_laid_back(eqns, outputs)
+    eqns, outputs = without_laid_back(spread_at_once(eqns), outputs)
     constants = dict(zip(flat.constvars, flat.consts, strict=True))
     eqns = unflatten_products(pair_batches(spread_afterwards(eqns), constants))
     eqns = live(merge_moves(eqns, constants), outputs)

@@ -14,6 +14,7 @@ LAYERS = (
     "laid_back",
     "pairing",
     "borders",
+    "one_number",
     "spread_products",
     "simplify",
     "flatten",

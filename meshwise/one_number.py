@@ -1,0 +1,67 @@
+"""What is one number everywhere is that number, spread, however it is cut, joined or padded.
+
+A first guess of zeros is padded and shifted like any other array. Of zeros each device makes just
+the part that is wanted, but of a pad or a join it would make all, and cut its part.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jax import lax
+
+from meshwise._jax import JaxprEqn, Literal, Var
+from meshwise.borders.equations import equations_of
+from meshwise.ir.program import atom_key, shape_of
+
+# Operators whose result has no number that the first operand has not.
+_LAYING = frozenset(
+    {
+        lax.broadcast_in_dim_p,
+        lax.reshape_p,
+        lax.squeeze_p,
+        lax.transpose_p,
+        lax.rev_p,
+        lax.slice_p,
+        lax.dynamic_slice_p,
+        lax.copy_p,
+    }
+)
+# And those that have the numbers of all their operands.
+_JOINING = frozenset({lax.concatenate_p, lax.pad_p})
+
+
+def spread_at_once(eqns: Sequence[JaxprEqn]) -> list[JaxprEqn]:
+    """The equations, in which what is one number everywhere is a broadcast of that."""
+    numbers: dict[Var, Any] = {}
+    made: list[JaxprEqn] = []
+    for eqn in eqns:
+        number = _number_of(eqn, numbers)
+        spread = None
+        if number is not None:
+            (out,) = eqn.outvars
+            numbers[out] = number
+            if eqn.primitive is not lax.broadcast_in_dim_p:
+                spread = equations_of(eqn, [number], _spread_to(shape_of(out)))
+        made += [eqn] if spread is None else spread
+    return made
+
+
+def _number_of(eqn: JaxprEqn, numbers: Mapping[Var, Any]) -> Any:
+    """The number that is all of a result, where that is known; else None."""
+    if eqn.primitive in _LAYING:
+        return _one(eqn.invars[0], numbers)
+    if eqn.primitive in _JOINING:
+        found = [_one(atom, numbers) for atom in eqn.invars]
+        if all(atom is not None and atom_key(atom) == atom_key(found[0]) for atom in found):
+            return found[0]
+    return None
+
+
+def _one(atom: Any, numbers: Mapping[Var, Any]) -> Any:
+    if not shape_of(atom):
+        return atom
+    return None if isinstance(atom, Literal) else numbers.get(atom)
+
+
+def _spread_to(shape: tuple[int, ...]) -> Any:
+    return lambda number: lax.broadcast(number, shape)

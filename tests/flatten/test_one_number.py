@@ -1,0 +1,114 @@
+"""What is one number everywhere is made as that number, spread."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import PartitionSpec as P
+
+import meshwise as mw
+from meshwise import _jax
+from meshwise.cost.memory import peak_memory
+from meshwise.flatten import flatten
+
+T = np.float32(1.5)
+
+
+def padded(t):
+    return jnp.pad(jnp.zeros((4, 6)), ((1, 2), (0, 3)))
+
+
+def shifted(t):
+    return jnp.roll(jnp.full((4, 6), t), 1, 0)
+
+
+def joined_in_two_ways(t):
+    return jnp.concatenate([jnp.full((2, 3), t), jnp.full((3, 2), t).T])
+
+
+def cut_where_told(t):
+    return lax.dynamic_slice(jnp.full((4, 6), t), (t.astype(int), 0), (2, 6))[::-1].reshape(3, 4)
+
+
+def in_a_loop(t):
+    return lax.fori_loop(0, 3, lambda i, x: x + jnp.pad(jnp.full((2,), t), (0, 0)).sum() * i, t)
+
+
+def of_a_pad(t):
+    return jnp.pad(jnp.pad(jnp.full((2,), t), 1, constant_values=t), 2, constant_values=t)
+
+
+def padded_with_another(t):
+    return jnp.pad(jnp.zeros((4, 6)), 1, constant_values=1)
+
+
+def padded_with_the_other_zero(t):
+    return lax.pad(jnp.zeros((4, 6)), np.float32(-0.0), ((1, 1, 0), (0, 0, 2)))
+
+
+def joined_of_two(t):
+    return jnp.concatenate([jnp.zeros((2, 3)), jnp.ones((2, 3))])
+
+
+def of_an_argument(t):
+    return jnp.pad(jnp.stack([t, t]), 1)
+
+
+def hinted(t):
+    return jnp.pad(mw.shard(jnp.zeros((8, 6)), P("x")), 1)
+
+
+@pytest.mark.parametrize(
+    "function", [padded, shifted, joined_in_two_ways, cut_where_told, of_a_pad]
+)
+def test_what_is_one_number_is_spread(function):
+    assert written(function) == ["broadcast_in_dim"]
+
+
+@pytest.mark.parametrize(
+    "function, move",
+    [
+        (padded_with_another, "pad"),
+        (padded_with_the_other_zero, "pad"),
+        (joined_of_two, "concatenate"),
+        (of_an_argument, "pad"),
+        (hinted, "pad"),
+    ],
+)
+def test_what_is_more_is_left(function, move):
+    assert move in written(function)
+
+
+def test_in_a_loop():
+    assert "scan" in written(in_a_loop)
+
+
+def written(function):
+    """The operators that are left of a function, which makes what it did; casts aside."""
+    closed = jax.make_jaxpr(function)(T)
+    flat = flatten(closed)
+    (found,), (wanted,) = _jax.jaxpr_as_fun(flat)(T), _jax.jaxpr_as_fun(closed)(T)
+    assert found.dtype == wanted.dtype and found.shape == wanted.shape
+    np.testing.assert_array_equal(found, wanted)
+    np.testing.assert_array_equal(np.signbit(found), np.signbit(wanted))
+    names = [eqn.primitive.name for eqn in flat.jaxpr.eqns]
+    return [name for name in names if name != "convert_element_type"]
+
+
+def test_no_device_makes_all_of_a_first_guess():
+    def around(u):
+        p = jnp.pad(u, 1)
+        return p[2:, 1:-1] + p[:-2, 1:-1] + p[1:-1, 2:] + p[1:-1, :-2] - 4 * u
+
+    def step(f):
+        return around(f - around(jnp.zeros_like(f)))
+
+    mesh = AbstractMesh((8,), ("x",), axis_types=(AxisType.Auto,))
+    jitted = mw.jit(step, mesh=mesh, in_shardings=P("x"), out_shardings=P("x"))
+    found = jitted.partition(jax.ShapeDtypeStruct((256, 512), jnp.float32)).per_device
+    memory = peak_memory(found.jaxpr, found.mesh.axis_size)
+    shard = 256 * 512 * 4 // 8
+    assert memory.argument_bytes == memory.result_bytes == shard
+    assert memory.temporary_bytes < 1.5 * shard
