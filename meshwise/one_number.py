@@ -47,7 +47,9 @@ def spread_at_once(eqns: Sequence[JaxprEqn]) -> list[JaxprEqn]:
 
 
 def _number_of(eqn: JaxprEqn, numbers: Mapping[Var, Any]) -> Any:
-    """The number that is all of a result, where that is known; else None."""
+    """The number that is all of an array, where that is known; else None."""
+    if not all(map(shape_of, eqn.outvars)):
+        return None
     if eqn.primitive in _LAYING:
         return _one(eqn.invars[0], numbers)
     if eqn.primitive in _JOINING:

@@ -29,8 +29,8 @@ from meshwise.reshard.problem import MAX_FREE_SEARCH, Prices, Problem
 
 Groups = tuple[Axes, ...]
 
-# Dims that are whole at both ends are places that axes may pass through. With so many dims that axes
-# are of or may pass through others are folded away, as are those that no axis divides.
+# Dims that are whole at both ends are places that axes may pass through. With so many dims that
+# axes are of or may pass through others are folded away, as are those that no axis divides.
 ENOUGH_DIMS = 5
 
 # A plan this close to the lower bound is final: finer groups of axes are not tried. Not closer,

@@ -187,13 +187,10 @@ def solve(problem: Problem, max_bytes: int | None = None) -> tuple[Path, bool]:
     it fits in so much. Where there is no such path, it is one of least peak.
     """
     moves = moves_of(problem)
-    path = shortest_path(moves, math.inf)
-    assert path is not None, f"no path: {problem}"
     allowed = _allowed(moves, max_bytes)
-    if path.peak_bytes > allowed:
-        caps = (allowed, moves.end_bytes, least_peak(moves))
-        fitting = (shortest_path(moves, cap) for cap in caps)
-        path = next(filter(None, fitting), path)
+    path = shortest_path(moves, allowed) or shortest_path(moves, moves.end_bytes)
+    path = path or shortest_path(moves, least_peak(moves))
+    assert path is not None, f"no path: {problem}"
     return path, _is_close(path, moves) and path.peak_bytes <= allowed
 
 

@@ -32,6 +32,10 @@ def cut_where_told(t):
     return lax.dynamic_slice(jnp.full((4, 6), t), (t.astype(int), 0), (2, 6))[::-1].reshape(3, 4)
 
 
+def one_of_them(t):
+    return lax.copy_p.bind(jnp.full((1, 1), t).reshape(()))[None]
+
+
 def in_a_loop(t):
     return lax.fori_loop(0, 3, lambda i, x: x + jnp.pad(jnp.full((2,), t), (0, 0)).sum() * i, t)
 
@@ -75,6 +79,7 @@ def test_what_is_one_number_is_spread(function):
         (joined_of_two, "concatenate"),
         (of_an_argument, "pad"),
         (hinted, "pad"),
+        (one_of_them, "reshape"),
     ],
 )
 def test_what_is_more_is_left(function, move):

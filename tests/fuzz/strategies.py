@@ -71,7 +71,7 @@ def _suggested(graph: Graph, node: Node, placed: list[DimAxes]) -> list[DimAxes]
             sources.append(Sharding(made))
         else:
             sources.append(Sharding(dims))
-    found = candidates(node, graph.mesh, sources, (), own, None)
+    found = candidates(graph, node, sources, (), own, None)
     return [axes for axes in found if node_seconds(graph, node, axes) < IMPOSSIBLE]
 
 
