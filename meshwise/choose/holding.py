@@ -3,18 +3,21 @@
 Counted are the arguments and what lies on the edges of the cost graph: each value as it is made,
 from there to its last reader, and each copy in another sharding, from its first reader to its last.
 What a loop reads from around it is held until the loop ends. What each reader makes for itself is
-held where it is no element-wise one: zeros that are scattered into. What stays inside a region is
-not counted, as it is mostly fused; nor is what a reshard takes on its way. So this serves to
-compare plans of one program; `cost/memory.py` counts the program that is emitted.
+held where it is no element-wise one: zeros that are scattered into. What is cut, joined or laid
+otherwise, and so only read once more, is made as it is read, and what it is of is held until then.
+What stays inside a region is not counted, as it is mostly fused; nor is what a reshard takes on its
+way. So this serves to compare plans of one program; `cost/memory.py` counts the program that is
+emitted.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from meshwise import _jax
 from meshwise.choose.graph import Graph, Value
 from meshwise.choose.search import Search
+from meshwise.cost.fusion import is_laid
 from meshwise.ir.program import shape_of
 from meshwise.ir.sharding import Sharding, local_bytes
 
@@ -26,12 +29,13 @@ class _Order:
     """Where values are made and read, and where loops and choices begin and end.
 
     `made` has the equation of each value that no argument is, `read` for each node the equations
-    in it that read a value.
+    in it that read a value, `through` the values that may be made as they are read.
     """
 
     made: Mapping[_jax.Var, int]
     read: Mapping[tuple[int, _jax.Var], Sequence[int]]
     spans: Sequence[Span]
+    through: Set[_jax.Var]
 
 
 def peak_bytes(search: Search) -> int:
@@ -70,6 +74,8 @@ def _lifetimes(search: Search, value: Value, order: _Order) -> Iterator[tuple[Sh
                 if _is_read_whole(graph, position):
                     yield search.placed[node].operands[operand], position, position
         return
+    if value.var in order.through and search.wanted(value) == {search.produced(value)}:
+        return
     end = len(graph.program.equations)
     made = -1 if value.maker is None else order.made[value.var]
     readers: dict[Sharding, list[int]] = defaultdict(list)
@@ -103,15 +109,41 @@ def _is_read_whole(graph: Graph, equation: int) -> bool:
 
 
 def _order(graph: Graph) -> _Order:
+    equations = graph.program.equations
     made: dict[_jax.Var, int] = {}
     read: dict[tuple[int, _jax.Var], list[int]] = defaultdict(list)
-    for node in graph.nodes:
-        for member in node.members:
-            eqn = graph.program.equations[member.equation]
-            made.update(dict.fromkeys(eqn.outvars, member.equation))
-            for var in {a for a in eqn.invars if isinstance(a, _jax.Var)}:
-                read[node.index, var].append(member.equation)
-    return _Order(made, read, _spans(graph))
+    through = {
+        var
+        for var, value in graph.values.items()
+        if value.maker is not None and not value.returned and _is_read_through(graph, value)
+    }
+    when: dict[_jax.Var, list[int]] = defaultdict(list)  # what is read through, when that is
+    for index in reversed(range(len(equations))):
+        eqn = equations[index]
+        own = [place for var in through.intersection(eqn.outvars) for place in when[var]] or [index]
+        made.update(dict.fromkeys(eqn.outvars, index))
+        for var in {a for a in eqn.invars if isinstance(a, _jax.Var)}:
+            when[var] += own
+            for node, _ in graph.nodes_of[index]:
+                read[node, var] += own
+    return _Order(made, read, _spans(graph), through)
+
+
+def _is_read_through(graph: Graph, value: Value) -> bool:
+    """Whether a value is only laid otherwise, or joined of others, and so is what is made of it."""
+    assert value.maker is not None
+    equations = graph.program.equations
+    own = graph.nodes[value.maker].members
+    return (
+        len(own) == 1
+        and is_laid(equations[own[0].equation])
+        and all(
+            is_laid(equations[member.equation])
+            for node, _ in value.uses
+            for member in graph.nodes[node].members
+            if value.var in equations[member.equation].invars
+        )
+    )
 
 
 def _spans(graph: Graph) -> list[Span]:

@@ -82,6 +82,11 @@ def is_view(eqn: JaxprEqn) -> bool:
     return eqn.primitive.name in _VIEWS
 
 
+def is_laid(eqn: JaxprEqn) -> bool:
+    """Whether the result's elements are those of the operands, joined perhaps."""
+    return is_view(eqn) or eqn.primitive.name in _JOINING
+
+
 def is_elementwise(eqn: JaxprEqn, rule: OpRule) -> bool:
     """Whether each element of the results comes of the same elements of the operands."""
     factors = rule.factors

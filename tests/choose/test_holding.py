@@ -41,8 +41,20 @@ def in_a_loop(w, x):
     return lax.scan(lambda h, _: ((h @ w) @ x, None), x, None, length=3)[0]
 
 
+def joined_and_cut(w, x):
+    """Of the join only a part is made; `w` and `x` are gathered, and held until then."""
+    return lax.slice(jnp.concatenate([w, x], 1), (0, 32), (64, 96))
+
+
+def joined_and_read(w, x):
+    """All of the join is read."""
+    return jnp.cumsum(jnp.concatenate([w, x], 1), 1)
+
+
 SHARD, WHOLE = 2048, 16384
 CASES = {
+    "no join that is cut": (joined_and_cut, 2 * SHARD + SHARD),
+    "a join that is read": (joined_and_read, 2 * SHARD + 2 * SHARD + 2 * SHARD),
     "a copy, while it is read": (gathered, 2 * SHARD + WHOLE + 2 * SHARD),
     "what a loop reads, throughout": (in_a_loop, 2 * SHARD + 2 * WHOLE + 2 * SHARD),
 }
@@ -52,6 +64,14 @@ CASES = {
 def test_what_is_held(function, held):
     hints = {"in_shardings": P("d"), "out_shardings": P("d")}
     assert peak_bytes(completed(function, f32(64, 64), f32(64, 64), **hints)) == held
+
+
+def test_a_vector_is_gathered_to_be_rolled_by_what_is_told():
+    """The join that `jnp.roll` cuts is in no memory: two of the vector are not held."""
+    rolled = mw.jit(jnp.roll, mesh=N8, in_shardings=(P("d"), P()), out_shardings=P("d"))
+    program = rolled.partition(f32(1024), jax.ShapeDtypeStruct((), jnp.int32))
+    assert [one.kind.value for one in program.collectives] == ["all_gather"]
+    assert program.wire_bytes == 7 * 1024 * 4 / 8
 
 
 def stages(weights, batches):
