@@ -2,11 +2,12 @@
 
 What both ends share at the front of a dim stays where it is and is left out. Sub-axes that stand
 together in the same order at both ends become one axis (a *group*), unused ones are left out or
-joined, dims that cannot take part are folded into the size of an element, and axes are numbered
-in the order in which they appear. Each way to group is a *level*, from few groups to more; the
-first level whose plan meets the lower bound is final, so most reshards are searched with two or
-three axes however large the mesh. The last level cuts groups where another group, or two
-together, could take the place of a part: 32 of 64 may change places with another axis of 32.
+joined, dims that cannot take part are folded into the size of an element (of those whole at both
+ends all but a few), and axes are numbered in the order in which they appear. Each way to group is a
+*level*, from few groups to more; the first level whose plan meets the lower bound is final, so most
+reshards are searched with two or three axes however large the mesh. The last level cuts groups
+where another group, or two together, could take the place of a part: 32 of 64 may change places
+with another axis of 32.
 
 Where an end shards a dim over several groups, the dim is first *taken apart* (`apart`): rows over
 `x, y` are a dim over `x` and a dim over `y`, and each may leave without the other.
