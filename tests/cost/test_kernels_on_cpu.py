@@ -217,7 +217,7 @@ def test_exchanges_are_held_in_pieces(name):
     assert program.collectives
     _, held = together_where_it_fits(program.jaxpr, dict(mesh.shape))
     actual = program.compile().memory_analysis().temp_size_in_bytes
-    assert held.as_compiled == pytest.approx(actual, rel=0.02, abs=1024), (held, actual)
+    assert held.in_order_of(held) == pytest.approx(actual, rel=0.02, abs=1024), (held, actual)
 
 
 def test_a_long_chain_beside_what_began_it_is_decided():

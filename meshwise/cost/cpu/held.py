@@ -36,10 +36,9 @@ class Held:
         """Whether it is worth it to wait until what a kernel makes is wanted."""
         return self.at_once > 0 and LESS * self.waiting <= self.at_once
 
-    @property
-    def as_compiled(self) -> int:
-        """Bytes in the order in which a program is compiled."""
-        return self.waiting if self.is_less_as_wanted else self.at_once
+    def in_order_of(self, other: "Held") -> int:
+        """Bytes in the order in which another program is compiled."""
+        return self.waiting if other.is_less_as_wanted else self.at_once
 
 
 def held_by_xla(jaxpr: ClosedJaxpr | Jaxpr, axis_sizes: Mapping[str, int]) -> Held:

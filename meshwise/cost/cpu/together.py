@@ -16,15 +16,16 @@ def together_where_it_fits(
 ) -> tuple[ClosedJaxpr, Held]:
     """The same per-device jaxpr with fewer collectives, and what it holds: no more than it did.
 
-    By what kernels here hold: where XLA copies what came, it may be a little more.
+    By what kernels here hold, in the order in which it would be compiled as it is: where XLA copies
+    what came, it may be a little more.
     """
     apart = held_by_xla(jaxpr, axis_sizes)
-    most = max(apart.as_compiled, LITTLE_BYTES)
+    most = max(apart.in_order_of(apart), LITTLE_BYTES)
     for most_bytes in MOST_BYTES:
         found = together(jaxpr, axis_sizes, most_bytes)
         if found is jaxpr:
             break
         held = held_by_xla(found, axis_sizes)
-        if held.as_compiled <= most:
+        if held.in_order_of(apart) <= most:
             return found, held
     return jaxpr, apart
