@@ -6,7 +6,7 @@ say where that does not conflict. Axes over which an operand is unreduced may al
 factor: that is a reduce_scatter on entry (sequence parallelism is found this way).
 """
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Collection, Iterable, Sequence, Set
 from itertools import chain, product
 
 from meshwise.choose.graph import Graph
@@ -79,7 +79,7 @@ def _merges(node: Node, found: Sequence[Assignment]) -> Iterable[DimAxes]:
         yield _as_axes(merged, count)
 
 
-def _allowed(graph: Graph, node: Node, options: Iterable[DimAxes]) -> list[DimAxes]:
+def _allowed(graph: Graph, node: Node, options: Collection[DimAxes]) -> list[DimAxes]:
     known: dict[DimAxes, bool] = graph.once(("allowed", graph.alike[node.index]), dict)
     for axes in options:
         if axes not in known:
