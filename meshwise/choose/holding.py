@@ -42,7 +42,7 @@ def peak_bytes(search: Search) -> int:
     """The most bytes that a device holds at once, arguments included."""
     graph = search.graph
     changes: dict[int, int] = defaultdict(int)
-    order = _order(graph)
+    order = graph.once(("order",), lambda: _order(graph))
     alive = 0
     for value in graph.values.values():
         for sharding, first, last in _lifetimes(search, value, order):

@@ -180,10 +180,10 @@ def _number(
     def ids(axes: Axes) -> tuple[int, ...]:
         return tuple(id_of[a] for a in axes if a in id_of)
 
-    idle_dims = _idle_dims(ends, sizes)
+    taking_part = _taking_part(ends, sizes)
     kept, folded, before, between = [], itemsize, [], 1
     for d, size in enumerate(ends.shape):
-        if ends.source[d] or ends.target[d] or d in idle_dims:
+        if d in taking_part:
             kept.append(d)
             before.append(between)
             between = 1
@@ -207,19 +207,20 @@ def _number(
     return problem, Naming(groups, tuple(kept), ends)
 
 
-def _idle_dims(ends: Ends, sizes: Sequence[int]) -> list[int]:
-    """Dims, whole at both ends, that groups of axes may pass through: the largest few of them.
+def _taking_part(ends: Ends, sizes: Sequence[int]) -> set[int]:
+    """Dims that have axes at an end, and the largest few of those that others may pass through.
 
     One more of two rows is of no use, and an array of ten such dims would be searched for minutes.
     """
-    used = [bool(pair[0] or pair[1]) for pair in zip(ends.source, ends.target, strict=True)]
-    able = [
-        d
-        for d, size in enumerate(ends.shape)
-        if not used[d] and size > 1 and any(size % group == 0 for group in sizes)
-    ]
-    most = max(1, ENOUGH_DIMS - sum(used))
-    return sorted(able, key=lambda d: -ends.shape[d])[:most]
+    dims = range(len(ends.shape))
+    used = {d for d in dims if ends.source[d] or ends.target[d]}
+    able = [d for d in dims if d not in used and _may_be_split(ends.shape[d], sizes)]
+    most = max(1, ENOUGH_DIMS - len(used))
+    return used.union(sorted(able, key=lambda d: -ends.shape[d])[:most])
+
+
+def _may_be_split(rows: int, sizes: Sequence[int]) -> bool:
+    return rows > 1 and any(rows % size == 0 for size in sizes)
 
 
 def _runs(ends: Ends) -> Groups:

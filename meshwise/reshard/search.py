@@ -188,8 +188,11 @@ def solve(problem: Problem, max_bytes: int | None = None) -> tuple[Path, bool]:
     """
     moves = moves_of(problem)
     allowed = _allowed(moves, max_bytes)
-    path = shortest_path(moves, allowed) or shortest_path(moves, moves.end_bytes)
-    path = path or shortest_path(moves, least_peak(moves))
+    path = shortest_path(moves, allowed)
+    if path is None and allowed < moves.end_bytes:
+        path = shortest_path(moves, moves.end_bytes)
+    if path is None:
+        path = shortest_path(moves, least_peak(moves))
     assert path is not None, f"no path: {problem}"
     return path, _is_close(path, moves) and path.peak_bytes <= allowed
 

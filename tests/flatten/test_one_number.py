@@ -36,12 +36,12 @@ def one_of_them(t):
     return lax.copy_p.bind(jnp.full((1, 1), t).reshape(()))[None]
 
 
-def in_a_loop(t):
-    return lax.fori_loop(0, 3, lambda i, x: x + jnp.pad(jnp.full((2,), t), (0, 0)).sum() * i, t)
-
-
 def of_a_pad(t):
     return jnp.pad(jnp.pad(jnp.full((2,), t), 1, constant_values=t), 2, constant_values=t)
+
+
+def in_a_loop(t):
+    return lax.fori_loop(0, 3, lambda i, x: x + of_a_pad(t).sum() * i, t)
 
 
 def padded_with_another(t):
@@ -88,6 +88,10 @@ def test_what_is_more_is_left(function, move):
 
 def test_in_a_loop():
     assert "scan" in written(in_a_loop)
+    entered = flatten(jax.make_jaxpr(in_a_loop)(T), _jax.has_bodies)
+    assert "pad" not in [eqn.primitive.name for eqn in entered.jaxpr.eqns]
+    jitted = mw.jit(in_a_loop, mesh=AbstractMesh((8,), ("x",)), in_shardings=P(), out_shardings=P())
+    np.testing.assert_allclose(jitted.partition(T).simulate(T), in_a_loop(T), rtol=1e-6)
 
 
 def written(function):
