@@ -96,14 +96,17 @@ def place(
 
 def stage_key(found: Cut, number: int, placement: Placement) -> Any:
     """Equal for stages that one partitioned stage serves, each with parameters of its own."""
-    stage = found.stages[number]
+    stage, is_last = found.stages[number], number == len(found.stages) - 1
+    # What a `custom_vjp` says of gradients is no part of the forward program's key.
+    backward = make_backward(stage.jaxpr, len(stage.params), len(stage.arriving), is_last)
     return (
         _jax.structure_key(stage.jaxpr),
+        _jax.structure_key(backward),
         tuple(placement.params[i] for i in stage.params),
         stage.held,
         tuple((i, placement.fed[i]) for i in stage.fed),
         placement.boundaries[max(number - 1, 0) : number + 1],
-        (number == 0, number == len(found.stages) - 1),
+        (number == 0, is_last),
     )
 
 

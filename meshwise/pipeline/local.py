@@ -82,8 +82,10 @@ class LocalStage:
     @cached_property
     def key(self) -> Any:
         """Equal for stages that run the same code on the same leaves."""
-        counts = len(self.params), self.held, self.fed, self.is_last
-        return _jax.structure_key(self.forward or self.backward), counts
+        counts = len(self.params), self.held, self.fed
+        # Both: what a `custom_vjp` says of gradients is no part of the forward program's key.
+        forward = _jax.structure_key(self.forward) if self.forward else None
+        return forward, _jax.structure_key(self.backward), counts
 
 
 def has_gradient(aval: Any) -> bool:

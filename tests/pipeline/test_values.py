@@ -35,6 +35,27 @@ def assert_same(got, want, tolerance=1e-5):
         np.testing.assert_allclose(a, b, atol=tolerance * max(np.abs(b).max(initial=0), 1e-2))
 
 
+@pytest.mark.parametrize("shardings", [None, (P(None, "data"), None)])
+def test_stages_that_differ_in_their_gradients_alone(shardings):
+    def scaled(factor):
+        same = jax.custom_vjp(lambda x: x)
+        same.defvjp(lambda x: (x, None), lambda _, gradient: (gradient * factor,))
+        return same
+
+    def loss(weights, x):
+        for k, w in enumerate(weights):
+            x = mw.stage_boundary(x) if k else x
+            x = scaled(10.0**k)(jnp.tanh(x @ w))
+        return jnp.mean(x**2)
+
+    random = np.random.default_rng(0)
+    weights = [jnp.asarray(random.normal(size=(8, 8)) * 0.3, jnp.float32) for _ in range(4)]
+    x = jnp.asarray(random.normal(size=(16, 8)), jnp.float32)
+    step = mw.pipeline_value_and_grad(loss, axis="stage", microbatches=4, in_shardings=shardings)
+    got = mw.jit(step, mesh=mesh_of(stage=4, data=2))(weights, x)
+    assert_same(got, jax.value_and_grad(loss)(weights, x))
+
+
 CASES = [  # model, devices, microbatches, schedule, chunks; then whether parameters are in rows
     (mlp(4), 4, 8, "1f1b", 1, False),
     (mlp(3), 3, 1, "1f1b", 1, True),
