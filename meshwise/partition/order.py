@@ -32,14 +32,16 @@ def emission_order(items: Sequence[Item], plan: Plan) -> list[Item]:
             if found in order or not missing.isdisjoint(reads[found]):
                 continue
             order[found] = None
-            missing -= makes[found]
+            missing -= makes[found].keys()
             waiting += [followers[v] for v in makes[found] if v in followers]
     return [items[place] for place in order]
 
 
-def _reads_and_makes(item: Item, eqns: Sequence[JaxprEqn]) -> tuple[set[Var], set[Var]]:
-    """What an item reads from around it, and what it makes."""
+def _reads_and_makes(
+    item: Item, eqns: Sequence[JaxprEqn]
+) -> tuple[set[Var], dict[Var, None]]:  # fmt: skip
+    """What an item reads from around it, and what it makes, in an order."""
     positions = [item] if isinstance(item, int) else list(item.positions())
     reads = {a for p in positions for a in eqns[p].invars if not isinstance(a, Literal)}
-    makes = {v for p in positions for v in eqns[p].outvars}
-    return reads - makes, makes
+    makes = dict.fromkeys(v for p in positions for v in eqns[p].outvars)
+    return reads - makes.keys(), makes
