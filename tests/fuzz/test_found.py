@@ -246,12 +246,13 @@ def test_a_start_outside_before_a_reshard_that_slices(start: int, mesh2x4: jax.s
     )
 
 
-@pytest.mark.parametrize("how", ["set", "add", "max"])
+@pytest.mark.parametrize("how", ["set", "add", "max", "apply"])
 def test_one_position_of_what_a_reshard_sliced(how: str, mesh2x4: jax.sharding.Mesh):
     """The same, of the slice and update that XLA makes of a scatter at one position."""
 
     def write(x: Any, i: Any) -> Any:
-        return getattr(mw.shard(x * 2, P()).at[i], how)(7.0)
+        joined = jnp.negative if how == "apply" else 7.0
+        return getattr(mw.shard(x * 2, P()).at[i], how)(joined)
 
     for row in (-1, 0, 19, 20, 45):
         check_on_devices(write, mesh2x4, (P(), P()), P("x"), (numbers(40, 5), np.int32(row)))

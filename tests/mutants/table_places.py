@@ -40,7 +40,7 @@ UPDATING = (
     Mutant(
         "updating",
         "what was there counts on every device",
-        "meshwise/rules/updating.py",
+        "meshwise/rules/scattering.py",
         "    return lax.select(first, operand, nothing)\n",
         "    return operand\n",
         alone("scatter"),
@@ -48,7 +48,7 @@ UPDATING = (
     Mutant(
         "updating",
         "windows that leave the operand are written",
-        "meshwise/rules/updating.py",
+        "meshwise/rules/scattering.py",
         "            here = here if kept is None else lax.bitwise_and(here, kept)\n",
         "",
         alone("scatter", "by_row"),
@@ -56,7 +56,7 @@ UPDATING = (
     Mutant(
         "updating",
         "a window is written a row further on",
-        "meshwise/rules/updating.py",
+        "meshwise/rules/dynamic_update.py",
         "begin = lax.sub(start.dtype.type(local), start)",
         "begin = lax.sub(start.dtype.type(local - 1), start)",
         alone("window_at"),
@@ -64,7 +64,7 @@ UPDATING = (
     Mutant(
         "updating",
         "an overwriting scatter carries sums although positions meet",
-        "meshwise/rules/updating.py",
+        "meshwise/rules/scattering.py",
         'return ((0, 2),) if params["unique_indices"] or vectors <= 1 else ()',
         "return ((0, 2),)",
         truth("sums_pass_only and scatter"),

@@ -1,4 +1,4 @@
-"""Scatters and dynamic updates: writing at positions that are data.
+"""Scatters: writing at positions that are data.
 
 A dim of which positions or windows are written may be sharded: each device writes what it owns
 and drops the rest. The updates may be sharded; then every device has a term of the result, and
@@ -6,31 +6,28 @@ what was there before counts on one of them.
 """
 
 import math
-from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from jax import lax
 from jax.dtypes import extended
 from jax.numpy import issubdtype
 
-from meshwise._jax import JaxprEqn
+from meshwise._jax import ClosedJaxpr, JaxprEqn, jaxpr_as_fun
 from meshwise.ir.sharding import Reduction
 from meshwise.rules.contraction import sum_of
+from meshwise.rules.dynamic_update import Join, write_window
 from meshwise.rules.factoring import Dim, Factoring, Kind, shapes
 from meshwise.rules.identity import OF_BOOLS, nothing_like
 from meshwise.rules.ordered import are_ordered_alike, extreme_as_integers
 from meshwise.rules.overwriting import joined_factors, overwriting_exchanges, overwritten_terms
 from meshwise.rules.positions import (
     IndexVectors,
-    all_of,
     clamp_position,
     dims_of_windows,
-    from_offset,
     in_bounds,
-    inside_starts,
     is_first_shard,
-    local_start,
     signed_positions,
     start_dtype,
 )
@@ -38,8 +35,6 @@ from meshwise.rules.registry import Application, Exchange, LocalContext, OpRule,
 
 FILL = lax.GatherScatterMode.FILL_OR_DROP
 CLIP = lax.GatherScatterMode.CLIP
-
-Join = Callable[[Any, Any], Any]
 
 # How an update is joined with what was there; None where it takes its place.
 _JOINS: dict[str, Join | None] = {
@@ -148,8 +143,7 @@ def _has_function(eqn: JaxprEqn) -> bool:
 
 def _writes_once(application: Application) -> bool:
     """Whether a scatter writes a single window, which may then be cut like a dynamic update."""
-    positions = application.operands[1].shape[:-1]
-    return math.prod(positions) == 1 and not _has_function(application.eqn)
+    return math.prod(application.operands[1].shape[:-1]) == 1
 
 
 def written_windows(
@@ -180,7 +174,7 @@ def _scatter_local(context: LocalContext, operand: Any, indices: Any, updates: A
     if joined and context.eqn.primitive.name == "scatter":
         return [overwritten_terms(context, operand, vectors, updates, windows, numbers)]
     cut = _cut_dims(context, windows)
-    if cut and math.prod(indices.shape[:-1]) == 1 and not _has_function(context.eqn):
+    if cut and math.prod(indices.shape[:-1]) == 1:
         return _scatter_window(context, operand, vectors, updates, windows, cut)
     if vectors.factors:
         kept = None if params["mode"] is CLIP else vectors.in_range()
@@ -270,8 +264,21 @@ def _scatter_window(
     kept = None
     if context.params["mode"] is not CLIP:
         kept = lax.reshape(vectors.given_in_range(), ())
-    join, updates = _JOINS[context.eqn.primitive.name], lax.reshape(updates, sizes)
-    return _write_window(context, operand, updates, starts, windows, cut, join, kept)
+    updates = lax.reshape(updates, sizes)
+    return write_window(context, operand, updates, starts, windows, cut, _join(context.eqn), kept)
+
+
+def _join(eqn: JaxprEqn) -> Join | None:
+    """How a scatter joins updates with what was there, array by array."""
+    if not _has_function(eqn):
+        return _JOINS[eqn.primitive.name]
+    of_numbers = jaxpr_as_fun(ClosedJaxpr(eqn.params["update_jaxpr"], eqn.params["update_consts"]))
+    of_rows = jax.vmap(lambda old, new: of_numbers(old, new)[0])
+
+    def join(old: Any, new: Any) -> Any:
+        return lax.reshape(of_rows(old.ravel(), new.ravel()), old.shape)
+
+    return join
 
 
 def _term_of_operand(context: LocalContext, operand: Any, joined: list[int]) -> Any:
@@ -286,114 +293,3 @@ def _term_of_operand(context: LocalContext, operand: Any, joined: list[int]) -> 
     product = reduction is Reduction.PROD
     nothing = lax.full_like(operand, 1) if product else nothing_like(operand)
     return lax.select(first, operand, nothing)
-
-
-@register("dynamic_update_slice")
-def _dynamic_update_slice_rule(application: Application) -> OpRule:
-    """Every dim of the operand may be sharded: each device writes the part that it owns."""
-    operand, update = shapes(application.operands[:2])
-    starts: list[list[Dim]] = [[]] * (len(application.operands) - 2)
-    factoring = Factoring()
-    dims: list[Dim] = []
-    written: list[Dim] = []
-    for n, size in zip(operand, update, strict=True):
-        dims.append(factoring.new(n))
-        written.append(dims[-1] if size == n else factoring.new(size, "whole"))
-    factors = factoring.rule([dims, written, *starts], [dims])
-    return OpRule(factors, linear=((0, 1),), local=_dynamic_update_slice_local)
-
-
-def _dynamic_update_slice_local(
-    context: LocalContext, operand: Any, update: Any, *starts: Any
-) -> list[Any]:
-    before, after = context.rule.operands[:2]
-    split = {
-        d: dim[0]
-        for d, dim in enumerate(before)
-        if dim and dim != after[d] and context.axes(dim[0])
-    }
-    if not split:
-        return context.bind(operand, update, *starts)
-    windows = context.global_shape(1)
-    inside = inside_starts(context, starts, windows)
-    return _write_window(context, operand, update, inside, windows, split)
-
-
-def _write_window(
-    context: LocalContext,
-    operand: Any,
-    update: Any,
-    starts: list[Any],
-    windows: Sequence[int],
-    split: dict[int, int],
-    join: Join | None = None,
-    kept: Any = None,
-) -> list[Any]:
-    """Write this device's part of a window that starts, globally, at `starts`, all of it inside.
-
-    The update may be joined with what was there, and nothing is written where `kept` is false.
-    """
-    write = _write_one if all(windows[d] == 1 for d in split) else _write_part
-    return write(context, operand, update, starts, split, join, kept)
-
-
-def _write_one(
-    context: LocalContext,
-    operand: Any,
-    update: Any,
-    starts: list[Any],
-    split: dict[int, int],
-    join: Join | None,
-    kept: Any,
-) -> list[Any]:
-    """Write one position of each split dim, or what was there already where it is not ours."""
-    owned = [] if kept is None else [kept]
-    for d, factor in split.items():
-        starts[d], here = local_start(context, factor, starts[d])
-        owned.append(here)
-    old = lax.dynamic_slice(operand, starts, update.shape, allow_negative_indices=False)
-    update = update if join is None else join(old, update)
-    new = lax.select(lax.broadcast(all_of(owned), update.shape), update, old)
-    return [_write(operand, new, starts)]
-
-
-def _write_part(
-    context: LocalContext,
-    operand: Any,
-    update: Any,
-    starts: list[Any],
-    split: dict[int, int],
-    join: Join | None,
-    kept: Any,
-) -> list[Any]:
-    """Write all local positions of the split dims: the update's where it reaches, else the old.
-
-    The update is surrounded by as many elements as a device holds, so that a slice of the local
-    size can be taken at any distance from it.
-    """
-    around = [(0, 0, 0)] * operand.ndim
-    sizes, begins = list(update.shape), [np.int32(0)] * operand.ndim
-    reached = []
-    for d, factor in split.items():
-        local, window = operand.shape[d], update.shape[d]
-        start = from_offset(context, factor, starts[d])
-        begin = lax.sub(start.dtype.type(local), start)
-        begin = lax.clamp(start.dtype.type(0), begin, start.dtype.type(window + local))
-        begins[d] = lax.convert_element_type(begin, np.int32)
-        around[d], sizes[d], starts[d] = (local, local, 0), local, starts[d].dtype.type(0)
-        reached.append((d, start, window))
-    masks = [] if kept is None else [lax.broadcast(kept, sizes)]
-    for d, start, window in reached:
-        position = lax.broadcasted_iota(start.dtype, sizes, d)
-        masks.append(in_bounds(lax.sub(position, start), window - 1))
-    padded = lax.pad(update, lax.full((), 0, update.dtype), around)
-    part = lax.dynamic_slice(padded, begins, sizes, allow_negative_indices=False)
-    old = lax.dynamic_slice(operand, starts, sizes, allow_negative_indices=False)
-    part = part if join is None else join(old, part)
-    return [_write(operand, lax.select(all_of(masks), part, old), starts)]
-
-
-def _write(operand: Any, update: Any, starts: list[Any]) -> Any:
-    if update.shape == operand.shape:
-        return update
-    return lax.dynamic_update_slice(operand, update, starts, allow_negative_indices=False)
