@@ -15,6 +15,9 @@ from meshwise._jax import Control, JaxprEqn, Literal, Var
 from meshwise.ir.bodies import OUTERMOST, Scope, is_visible, scopes
 from meshwise.ir.program import application_key, atom_key, itemsize_of, shape_of
 
+# Operators that give others each time they are run, and count for no effect.
+_DRAWING = frozenset({lax.rng_uniform_p})
+
 # Operators that put the elements of an array in another order or shape.
 _RELAYING = frozenset(
     {
@@ -60,9 +63,15 @@ def share_equal(eqns: list[JaxprEqn], outputs: list[Any]) -> tuple[list[JaxprEqn
 
 def _equation_key(eqn: JaxprEqn) -> Any:
     """Equal for equations that compute the same; None for those that must stay."""
-    if eqn.effects or eqn.primitive is lax.optimization_barrier_p:
+    if _stays(eqn):
         return None
     return application_key(eqn, tuple(atom_key(a) for a in eqn.invars))
+
+
+def _stays(eqn: JaxprEqn) -> bool:
+    """Whether an equation is run where it stands, as often as it stands there."""
+    is_held = eqn.primitive is lax.optimization_barrier_p
+    return bool(eqn.effects) or is_held or eqn.primitive in _DRAWING
 
 
 def live(eqns: list[JaxprEqn], outputs: Sequence[Any]) -> list[JaxprEqn]:
@@ -173,7 +182,7 @@ def _is_relaid(eqn: JaxprEqn) -> bool:
 def _may_move(eqn: JaxprEqn) -> bool:
     """Whether an equation reads something, may run though the loop does not, and adds no memory."""
     held = [a for a in eqn.invars if not isinstance(a, Literal)]
-    if not held or eqn.effects or eqn.primitive is lax.optimization_barrier_p:
+    if not held or _stays(eqn):
         return False
     return _bytes(eqn.outvars) <= _bytes(held)
 

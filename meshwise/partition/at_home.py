@@ -47,11 +47,14 @@ def cut_at_home(closed: ClosedJaxpr, held: Sequence[Sharding], mesh: Mesh) -> Cl
 
 @dataclass
 class _Walk:
-    """The equations so far; `varies` are axes over which devices differ in a value."""
+    """The equations so far, and which of them makes a value.
+
+    `varies` are axes over which devices differ in a value.
+    """
 
     mesh: Mesh
     varies: dict[Var, frozenset[str]]
-    makers: dict[Var, JaxprEqn] = field(default_factory=dict)
+    makers: dict[Var, int] = field(default_factory=dict)
     eqns: list[JaxprEqn] = field(default_factory=list)
     constants: dict[Var, Any] = field(default_factory=dict)
     found: bool = False
@@ -63,10 +66,10 @@ class _Walk:
             made = self._at_home(eqn, eqn.invars[0])
         self.found = self.found or made is not None
         for new in [eqn] if made is None else made:
-            self.eqns.append(new)
             over = self._over(new)
             self.varies.update((v, over) for v in new.outvars)
-            self.makers.update((v, new) for v in new.outvars)
+            self.makers.update((v, len(self.eqns)) for v in new.outvars)
+            self.eqns.append(new)
 
     def _over(self, eqn: JaxprEqn) -> frozenset[str]:
         if _jax.has_jaxpr(eqn):
@@ -85,11 +88,10 @@ class _Walk:
         """
         axes = eqn.params["axis_name"]
         axes = axes if isinstance(axes, tuple) else (axes,)
-        steps: dict[Var, JaxprEqn] = {}
-        leaves: dict[Var, None] = {}
-        if not self._made_of(piece, frozenset(axes), steps, leaves):
+        made_of = self._made_of(piece, frozenset(axes))
+        if made_of is None:
             return None
-        order = list({id(e): e for e in steps.values()}.values())
+        steps, leaves = made_of
         senders = list(range(self.mesh.size(axes)))
         receives = [0] * len(senders)
         for sender, receiver in eqn.params["perm"]:
@@ -97,7 +99,7 @@ class _Walk:
 
         def cut(*values: Any) -> Any:
             env: dict[Var, Any] = dict(zip(leaves, values, strict=True))
-            for step in order:
+            for step in steps:
                 if step.primitive is lax.axis_index_p:
                     places = [self._place(axes, step.params["axis_name"], s) for s in senders]
                     made = [shard_entry(places, axes, self.mesh)]
@@ -127,22 +129,29 @@ class _Walk:
         return _jax.in_place_of(eqn, ClosedJaxpr(own, []), [*constants, *leaves])
 
     def _made_of(
-        self, value: Var, axes: frozenset[str], steps: dict[Var, JaxprEqn], leaves: dict[Var, None]
-    ) -> bool:
-        """Whether a value is moves of what devices share over some axes; notes moves, and these."""
-        if value in steps or value in leaves:
-            return True
-        if axes.isdisjoint(self.varies.get(value, frozenset())):
-            leaves[value] = None
-            return True
-        maker = self.makers.get(value)
-        if maker is None or maker.primitive.name not in _MOVES or len(steps) >= _MOST:
-            return False
-        read = [a for a in maker.invars if not isinstance(a, Literal)]
-        if not all(self._made_of(a, axes, steps, leaves) for a in read):
-            return False
-        steps.update(dict.fromkeys(maker.outvars, maker))
-        return True
+        self, piece: Var, axes: frozenset[str]
+    ) -> tuple[list[JaxprEqn], dict[Var, None]] | None:
+        """The moves, in order, that make a value of what devices share over some axes, and this.
+
+        None where something else makes it, or too many.
+        """
+        steps: set[int] = set()
+        leaves: dict[Var, None] = {}
+        waiting = [piece]
+        while waiting:
+            value = waiting.pop()
+            if axes.isdisjoint(self.varies.get(value, frozenset())):
+                leaves[value] = None
+                continue
+            index = self.makers.get(value)
+            if index is None or self.eqns[index].primitive.name not in _MOVES:
+                return None
+            if index not in steps:
+                steps.add(index)
+                waiting += [a for a in self.eqns[index].invars if not isinstance(a, Literal)]
+            if len(steps) > _MOST:
+                return None
+        return [self.eqns[index] for index in sorted(steps)], leaves
 
     def _place(self, axes: Axes, axis: str, shard: int) -> int:
         """Where along one of some axes a shard over all of them lies."""

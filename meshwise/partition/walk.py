@@ -120,11 +120,10 @@ def copy_of(walk: Walk, atom: Any, sharding: Sharding, user: JaxprEqn | None) ->
     found = walk.copies.get((atom, sharding))
     if found is not None:
         return found
-    maker = walk.makers.get(atom)
-    is_remade = maker is not None and walk.plan.equations[maker].remade
-    if maker is not None and is_remade and not sharding.unreduced:
-        walk.copies[atom, sharding] = _remake(walk, atom, maker, sharding)
+    if _is_remade(walk, atom, sharding):
+        _remake(walk, atom, sharding)
         return walk.copies[atom, sharding]
+    is_remade = _is_remade(walk, atom, sharding.reduced)
     source = sharding.reduced if is_remade else _source(walk, atom, sharding)
     array = copy_of(walk, atom, source, user)
     edge = (source, sharding)
@@ -145,18 +144,35 @@ def _source(walk: Walk, var: Var, sharding: Sharding) -> Sharding:
     return source
 
 
-def _remake(walk: Walk, var: Var, maker: int, sharding: Sharding) -> Any:
-    """Compute this device's part of a value that depends on no placed operand."""
+def _is_remade(walk: Walk, atom: Any, sharding: Sharding) -> bool:
+    """Whether each device computes its part of a value in this sharding."""
+    maker = None if isinstance(atom, Literal) else walk.makers.get(atom)
+    return maker is not None and walk.plan.equations[maker].remade and not sharding.unreduced
+
+
+def _remake(walk: Walk, atom: Var, wanted: Sharding) -> None:
+    """Compute this device's part of a value that depends on no placed operand.
+
+    First what it is made of, without recursion: that may be a thousand equations.
+    """
     plan = walk.plan
-    eqn, rule = plan.program.equations[maker], plan.rules[maker]
-    result = eqn.outvars.index(var)
-    strategy = _strategy_for(rule.factors, result, sharding)
-    with _jax.at_source(eqn):
-        operands = [
-            copy_of(walk, atom, operand_sharding(rule.factors, strategy, i), eqn)
-            for i, atom in enumerate(eqn.invars)
-        ]
-        return compute(eqn, rule, strategy, plan, operands)[result]
+    waiting = [(atom, wanted)]
+    while waiting:
+        var, sharding = waiting[-1]
+        maker = walk.makers[var]
+        eqn, rule = plan.program.equations[maker], plan.rules[maker]
+        result = eqn.outvars.index(var)
+        strategy = _strategy_for(rule.factors, result, sharding)
+        reads = [(a, operand_sharding(rule.factors, strategy, i)) for i, a in enumerate(eqn.invars)]
+        remade: list[Any] = [read for read in reads if _is_remade(walk, *read)]
+        missing = [read for read in remade if read not in walk.copies]
+        if missing:
+            waiting.append(missing[0])
+            continue
+        waiting.pop()
+        with _jax.at_source(eqn):
+            operands = [copy_of(walk, *read, eqn) for read in reads]
+            walk.copies[var, sharding] = compute(eqn, rule, strategy, plan, operands)[result]
 
 
 def _strategy_for(rule: FactorRule, result: int, sharding: Sharding) -> Strategy:
@@ -186,8 +202,8 @@ def _reason(walk: Walk, moved: Sequence[tuple[Var, Edge]], user: JaxprEqn | None
         values = f"{len(moved)} values, first {values}"
     wanted_by = "the result" if user is None else user.primitive.name
     maker = walk.makers.get(var)
-    origin = user if user is not None else maker and walk.plan.program.equations[maker]
-    line = _jax.source_summary(origin) if origin else "out_shardings"
+    origin = walk.plan.program.equations[maker] if user is None and maker is not None else user
+    line = _jax.source_summary(origin) if origin is not None else "out_shardings"
     return _because(walk, Reason(f"{values} {source} -> {target} for {wanted_by}", line))
 
 

@@ -4,8 +4,9 @@ A value made of literals alone (zeros, an iota, a mask of iotas) belongs to nobo
 to share it, completion would carry the sharding of the one to the other through it, and one zero
 would tie unrelated arrays together. XLA's partitioner splits constants for the same reason. The
 copies cost nothing: each device makes just the part that is wanted, and equal ones are merged
-again by the compiler. So only what is made within a kernel is copied. A scatter, as of the gradient
-of a diagonal, would be written whole for a user of its own; shared, it lies as others need it.
+again by the compiler. So only what is made within a kernel is copied, and of few equations. A
+scatter, as of the gradient of a diagonal, would be written whole for a user of its own; shared, it
+lies as others need it.
 """
 
 import math
@@ -21,15 +22,23 @@ from meshwise.ir.bodies import places_to_read
 from meshwise.ir.program import Program, shape_of
 from meshwise.rules.registry import OpRule
 
+# So many equations at most are copied for each user.
+_MOST = 64
+
 
 def split_constants(
     program: Program, rules: Sequence[OpRule]
 ) -> tuple[Program, tuple[OpRule, ...]]:
     """The program with a copy of each constant for each of its users, and its rules."""
     makers: dict[Var, int] = {}
+    made_of: dict[Var, frozenset[int]] = {}
     for index, (eqn, rule) in enumerate(zip(program.equations, rules, strict=True)):
-        if _is_cheap(eqn, rule) and all(isinstance(a, Literal) or a in makers for a in eqn.invars):
-            makers.update(dict.fromkeys(eqn.outvars, index))
+        read = [a for a in eqn.invars if not isinstance(a, Literal)]
+        if _is_cheap(eqn, rule) and made_of.keys() >= set(read):
+            equations = frozenset({index}).union(*(made_of[a] for a in read))
+            if len(equations) <= _MOST:
+                makers.update(dict.fromkeys(eqn.outvars, index))
+                made_of.update(dict.fromkeys(eqn.outvars, equations))
     if not makers:
         return program, tuple(rules)
     copies = _Copies(program, rules, makers)
@@ -97,4 +106,5 @@ def _is_cheap(eqn: JaxprEqn, rule: OpRule) -> bool:
     special = factors.whole or factors.permuted or factors.compound or factors.reductions
     size = sum(math.prod(shape_of(v)) for v in eqn.outvars)
     plain = not (rule.opaque or special or eqn.effects) and eqn.primitive is not hint_p
+    plain = plain and rule.exchanges is None
     return bool(eqn.outvars) and plain and rule.flops <= size

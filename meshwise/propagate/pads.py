@@ -114,36 +114,46 @@ class _Inside:
     def equations(self) -> list[JaxprEqn] | None:
         """The equations in place of the pad; None where something else than slices is read."""
         eqn = self._pad.eqn
-        inside = self._written(eqn.invars[0])
-        if inside is None or inside not in {v for e in self._made for v in e.outvars}:
+        padded, fill = eqn.invars
+        if isinstance(padded, Literal) or not shape_of(padded) or not self._find(padded):
             return None
-        filled = equations_of(eqn, [inside, eqn.invars[1]], self._pad.fill_outside)
+        for index in sorted(self.read):
+            found = self._program.equations[index]
+            is_slice = found.primitive is lax.slice_p
+            made = self._shifted(found) if is_slice else self._computed(found)
+            if made is None:
+                return None
+            self._known[found.outvars[0]] = made
+        filled = equations_of(eqn, [self._known[padded], fill], self._pad.fill_outside)
         return None if filled is None else [*self._made, *filled]
 
-    def _written(self, atom: Any) -> Any:
-        """A value with the rows that the pad adds, whatever these are; None if it is not known."""
-        if not shape_of(atom):
-            return atom
-        if isinstance(atom, Literal) or atom not in self._makers:
-            return None
-        if atom not in self._known:
-            index = self._makers[atom]
-            eqn, rule = self._program.equations[index], self._rules[index]
+    def _find(self, atom: Any) -> bool:
+        """Find the equations from slices to a value; whether nothing else is read by them."""
+        waiting = [atom]
+        while waiting:
+            atom = waiting.pop()
+            if not shape_of(atom):
+                continue
+            index = None if isinstance(atom, Literal) else self._makers.get(atom)
+            if index is None:
+                return False
+            eqn = self._program.equations[index]
+            if index not in self.read and eqn.primitive is not lax.slice_p:
+                if not self._may_grow(index):
+                    return False
+                waiting += eqn.invars
             self.read.add(index)
-            if eqn.primitive is lax.slice_p:
-                self._known[atom] = self._shifted(eqn)
-            elif index not in self._program.hints and is_of_any_size(rule, eqn):
-                self._known[atom] = self._computed(eqn)
-            else:
-                self._known[atom] = None
-        return self._known[atom]
+        return True
 
-    def _computed(self, eqn: JaxprEqn) -> Var | None:
+    def _may_grow(self, index: int) -> bool:
+        """Whether an equation can be computed with more rows in its place."""
+        eqn, rule = self._program.equations[index], self._rules[index]
         if len(eqn.outvars) > 1 or eqn.effects or self._reads[eqn.outvars[0]] > 1:
-            return None
-        operands = [self._written(a) for a in eqn.invars]
-        if any(a is None for a in operands):
-            return None
+            return False
+        return index not in self._program.hints and is_of_any_size(rule, eqn)
+
+    def _computed(self, eqn: JaxprEqn) -> Var:
+        operands = [self._known.get(a, a) if isinstance(a, Var) else a for a in eqn.invars]
         result = self._grown(eqn)
         params = dict(eqn.params)
         if eqn.primitive is lax.broadcast_in_dim_p:

@@ -1,9 +1,10 @@
-"""What calls the host, with whole arrays, as on one device.
+"""What calls the host, or draws from a generator that keeps its state, with whole arrays.
 
-Where it matters how often, the first device of the mesh calls, and tells the others what it was
-answered: bit patterns are added up that are zero elsewhere. A pure function is called by every
-device, as none then waits for one whose call failed. Of a callback that is said to be `partitioned`
-each device calls with its own part. Who inspects a sharding is told while the program is written.
+Where it matters how often, or each device would get something else, the first device of the mesh
+does it, and tells the others what it got: bit patterns are added up that are zero elsewhere. A pure
+function is called by every device, as none then waits for one whose call failed. Of a callback that
+is said to be `partitioned` each device calls with its own part. Who inspects a sharding is told
+while the program is written.
 """
 
 from collections.abc import Sequence
@@ -34,7 +35,7 @@ def _pure_rule(application: Application) -> OpRule:
     return replace(rule, local=lambda context, *arrays: context.bind(*arrays), masked=())
 
 
-@register("debug_callback", "debug_print", "io_callback")
+@register("debug_callback", "debug_print", "io_callback", "rng_uniform")
 def _callback_rule(application: Application) -> OpRule:
     if application.params.get("partitioned"):
         return _each_with_its_own(application)

@@ -202,7 +202,7 @@ def _keys_of(words: Sequence[Any]) -> Any:
     return jax.random.wrap_key_data(data, impl=THREEFRY)
 
 
-@register("rng_bit_generator", "rng_uniform")
+@register("rng_bit_generator")
 def _generator_rule(application: Application) -> OpRule:
     """One running counter for all elements: whole."""
     factoring = Factoring()

@@ -98,3 +98,11 @@ def test_every_collective_is_counted_once():
 
 def test_lines_fit_a_terminal():
     assert max(map(len, megatron().splitlines())) <= 120
+
+
+@pytest.mark.parametrize("function", [lambda x: x * 2, lambda x: jnp.sin(x * 2)])
+def test_the_line_of_what_a_result_is_gathered_of(function):
+    mesh = AbstractMesh((8,), ("x",))
+    fn = mw.jit(function, mesh=mesh, in_shardings=P("x"), out_shardings=P())
+    (gather,) = fn.partition(jax.ShapeDtypeStruct((16,), "float32")).collectives
+    assert "test_explain.py" in gather.source

@@ -6,7 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
 
+import meshwise as mw
 from meshwise.ir.factors import Strategy
 from meshwise.ir.mesh import refine_mesh
 from meshwise.rules.random import counts_at
@@ -90,3 +93,21 @@ def test_dropout_mask_is_the_same():
     eqn = random_equation(lambda k: jax.random.bits(k, (1000, 7)), key)
     found = jnp.asarray(split_in_two(eqn, key)) >> 9
     np.testing.assert_array_equal(found, jax.random.bits(key, (1000, 7)) >> 9)
+
+
+def test_what_a_generator_with_a_state_draws_is_the_same_on_all_devices(mesh8):
+    def drawn(x):
+        first, second = (lax.rng_uniform(0.0, 1.0, (8,)) for _ in range(2))
+        x, steps = lax.scan(lambda c, _: (c, lax.rng_uniform(0.0, 1.0, ())), x, None, length=4)
+        return first, second, steps, x + first
+
+    fn = mw.jit(drawn, mesh=mesh8, in_shardings=P("x"), out_shardings=P())
+    first, second, steps, added = fn(jnp.zeros(8))
+    for found in (first, second, steps, added):
+        shards = [np.asarray(shard.data) for shard in found.addressable_shards]
+        assert all((shard == shards[0]).all() for shard in shards)
+    np.testing.assert_array_equal(added, first)
+    together = np.concatenate([first, second, steps])
+    assert len(set(together.tolist())) == 20
+    assert together.min() >= 0
+    assert together.max() < 1
