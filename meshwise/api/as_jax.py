@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from meshwise import _jax
 from meshwise.api.arguments import Arguments
-from meshwise.api.options import Options
+from meshwise.api.options import Choices, Options
 from meshwise.errors import FallbackWarning, MeshwiseError, NoMeshError, also, message
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -48,9 +48,7 @@ class AsJax:
     @property
     def may_run(self) -> bool:
         """Whether everything that was said is said in JAX's words."""
-        choices = self.options.choices
-        ours = choices.strict or choices.schedule is not None or choices.hoist_bytes is not None
-        return self.options.mesh is None and not ours
+        return self.options.mesh is None and self.options.choices == Choices()
 
     @property
     def _names_axes(self) -> bool:

@@ -18,7 +18,7 @@ from jax.sharding import AbstractMesh
 
 from meshwise import _jax
 from meshwise.api.calibrate import kept, kept_of_mesh
-from meshwise.api.meshes import platform_of
+from meshwise.api.meshes import platform_of, process_count
 from meshwise.api.policies import Policy, policies
 from meshwise.api.schedule import Schedule
 from meshwise.api.spmd_program import SpmdProgram
@@ -183,14 +183,18 @@ def _check(measure: str, mesh: Any) -> None:
                 'Leave it out to have finalists timed, or give "cost" to go by the cost model.',
             )
         )
-    if measure == "time" and isinstance(mesh, AbstractMesh):
+    said: tuple[str, str, str] | None = None
+    if isinstance(mesh, AbstractMesh):
+        why_not = "An AbstractMesh has the shape of a mesh, and nothing to run on."
+        said = "that has no devices", f"its mesh is {mesh}", why_not
+    elif (processes := process_count(mesh)) > 1:
+        why_not = "All processes must come to one schedule, and each has a clock of its own."
+        said = "of several processes", f"its mesh is of {processes}", why_not
+    if measure == "time" and said is not None:
+        asked, offender, rule = said
+        way_out = 'Give measure="cost", or the mesh of devices of one process.'
         raise ArgumentError(
-            message(
-                "mw.autotune was asked to time a program that has no devices",
-                [f"its mesh is {mesh}"],
-                "An AbstractMesh has the shape of a mesh, and nothing to run on.",
-                'Give measure="cost", or a jax.sharding.Mesh.',
-            )
+            message(f"mw.autotune was asked to time a program {asked}", [offender], rule, way_out)
         )
 
 

@@ -17,7 +17,7 @@ from meshwise.api.arguments import (
     refuse_symbolic,
     result_paths,
 )
-from meshwise.api.calibrate import figures_of
+from meshwise.api.calibrate import figures_of, measured_so_far
 from meshwise.api.deleted import refuse_gone
 from meshwise.api.meshes import (
     check_effects,
@@ -56,7 +56,7 @@ from meshwise.partition.partition import partition
 from meshwise.propagate.complete import Completed, complete
 from meshwise.rules import describe_all
 from meshwise.rules.control_flow import has_independent_steps
-from meshwise.rules.registry import OpRule
+from meshwise.rules.registry import OpRule, settings_key
 from meshwise.run.garbage import garbage_later
 from meshwise.run.placement import value_off_mesh
 from meshwise.trace import make_program
@@ -84,6 +84,11 @@ class Resolved:
         """Equal for calls that one program serves, wherever their arguments come from."""
         types = tuple([(t.shape, t.dtype, t.weak_type, t.sharding) for t in self.types])
         return self.mesh, types, tuple([spec_key(s) for s in self.in_specs])
+
+
+def circumstances(choices: Choices) -> Any:
+    """What a program depends on that no call says: JAX's settings, rules, what was measured."""
+    return settings_key(), measured_so_far(choices.hardware)
 
 
 def resolve(
@@ -282,17 +287,16 @@ def loops_to_share(completed: Completed) -> set[int]:
     That is another plan, to be compared: each device takes steps of its own and all of each, where
     steps do not depend on each other, and lie in shards.
     """
-    found = set()
+    sharded: dict[int, _jax.JaxprEqn] = {}
     program, _, completion = completed
     for eqn in program.equations:
         if eqn.primitive is not _jax.step_p and eqn.primitive is not _jax.stack_p:
             continue
         stack = eqn.invars[0] if eqn.primitive is _jax.step_p else eqn.outvars[0]
         original = eqn.params["control"].original
-        is_sharded = not isinstance(stack, _jax.Literal) and completion.dims[stack][0]
-        if is_sharded and has_independent_steps(original):
-            found.add(id(original))
-    return found
+        if not isinstance(stack, _jax.Literal) and completion.dims[stack][0]:
+            sharded[id(original)] = original
+    return {key for key, original in sharded.items() if has_independent_steps(original)}
 
 
 def in_specs_of(name: str, options: Options, arguments: Arguments) -> list[Any]:

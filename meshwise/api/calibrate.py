@@ -18,6 +18,7 @@ from typing import Any, overload
 import jax
 from jax.sharding import AbstractMesh, Mesh
 
+from meshwise.api.meshes import process_count
 from meshwise.cost.hardware import Hardware
 from meshwise.cost.links import Links
 from meshwise.errors import ArgumentError, message
@@ -101,6 +102,15 @@ def figures_of(hardware: Hardware | str, mesh: Any) -> Hardware:
                 "Leave it out to plan by bytes.",
             )
         )
+    if process_count(mesh) > 1:
+        raise ArgumentError(
+            message(
+                'hardware="measured" asks for figures that processes measured, each its own',
+                [f"the mesh is of {process_count(mesh)} processes"],
+                "All processes must make one plan, of one set of figures.",
+                "Give these in each of them: hardware=, with what mw.calibrate measured in one.",
+            )
+        )
     known = None
     if not isinstance(mesh, AbstractMesh):
         known = kept(list(mesh.devices.flat)) or getattr(kept_of_mesh(mesh), "device", None)
@@ -114,6 +124,13 @@ def figures_of(hardware: Hardware | str, mesh: Any) -> Hardware:
             )
         )
     return known
+
+
+def measured_so_far(hardware: Hardware | str) -> Any:
+    """Where figures are those measured: something that every `calibrate` makes another."""
+    if hardware != "measured":
+        return None
+    return tuple(sorted((path.name, path.stat().st_mtime_ns) for path in _folder().glob("*.json")))
 
 
 def _dated(figures: Hardware) -> Hardware:
@@ -148,10 +165,14 @@ def _links(fields: Any) -> Links:
 
 def _path(devices: Sequence[Any], mesh: Mesh | None = None) -> pathlib.Path:
     """Where figures of devices like these are kept, or of a mesh of them."""
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     kind = str(devices[0].device_kind).replace(" ", "_").replace("/", "_")
     hosts = len({d.process_index for d in devices})
     axes = [f"-{axis}{size}" for axis, size in mesh.shape.items()] if mesh else []
     where = f"{len(devices)}{''.join(axes)}-of-{hosts}-{os.cpu_count()}"
     name = f"{devices[0].platform}-{kind}-{where}.json"
-    return pathlib.Path(cache) / "meshwise" / name
+    return _folder() / name
+
+
+def _folder() -> pathlib.Path:
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return pathlib.Path(cache) / "meshwise"

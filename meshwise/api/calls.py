@@ -11,7 +11,7 @@ from meshwise import _jax
 from meshwise.api.arguments import Arguments, argument_paths, leaf_key, take_apart
 from meshwise.api.as_jax import AsJax
 from meshwise.api.autotune import scheduled
-from meshwise.api.build import Resolved, build, donated_leaves, planning, resolve
+from meshwise.api.build import Resolved, build, circumstances, donated_leaves, planning, resolve
 from meshwise.api.calibrate import figures_of
 from meshwise.api.deleted import refuse_gone
 from meshwise.api.meshes import lies_as
@@ -20,7 +20,6 @@ from meshwise.api.spmd_program import SpmdProgram
 from meshwise.api.transform import Runner, call_in_trace
 from meshwise.cost.hardware import GENERIC
 from meshwise.errors import MeshwiseError, NoMeshError, forgotten
-from meshwise.rules.registry import REGISTRY
 
 
 @dataclass(frozen=True)
@@ -170,7 +169,7 @@ class Calls:
         return (
             arguments.key,
             self.options.mesh or _jax.context_mesh() or _jax.block_mesh(),
-            _settings_key(),
+            circumstances(self.options.choices),
             tuple([leaf_key(leaf) for leaf in arguments.leaves]),
         )
 
@@ -199,7 +198,7 @@ class Calls:
         the host: the hints are the same, and so is the program.
         """
         resolved = resolve(self.name, self.options, arguments, self._as_jax.mesh)
-        call = arguments.key, _settings_key()
+        call = arguments.key, circumstances(self.options.choices)
         key = call, resolved.key
         program = self._kept.shared.get(key)
         if program is None:
@@ -226,8 +225,3 @@ class Calls:
                 if all(map(lies_as, arguments.leaves, placements)):
                     return program
         return None
-
-
-def _settings_key() -> Any:
-    """What a program depends on that no call says: JAX's configuration, and the rules there are."""
-    return _jax.settings_key(), REGISTRY.key

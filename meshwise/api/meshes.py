@@ -379,6 +379,13 @@ def platform_of(mesh: Any) -> str | None:
     return None if isinstance(mesh, AbstractMesh) else mesh.devices.flat[0].platform
 
 
+def process_count(mesh: Any) -> int:
+    """How many processes the devices of a mesh belong to."""
+    if isinstance(mesh, AbstractMesh):
+        return 1
+    return len({device.process_index for device in mesh.devices.flat})
+
+
 def lies_as(leaf: Any, placement: NamedSharding) -> bool:
     """Whether an argument lies as a program wants it, or nowhere in particular."""
     if not getattr(leaf, "committed", isinstance(leaf, UnevenArray)):

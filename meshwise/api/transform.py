@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec
 
 from meshwise import _jax
 from meshwise.api.arguments import Arguments, argument_paths, argument_types
-from meshwise.api.build import in_specs_of, partition_typed
+from meshwise.api.build import circumstances, in_specs_of, partition_typed
 from meshwise.api.meshes import fill_placements, find_mesh, refuse_region
 from meshwise.api.options import Choices, Options
 from meshwise.api.specs import given_out_specs
@@ -54,7 +54,7 @@ class Runner:
     def _executable(
         self, jaxpr: Any, in_specs: tuple[Any, ...], out_specs: tuple[Any, ...]
     ) -> Executable:
-        key = _jax.structure_key(jaxpr), in_specs, out_specs
+        key = _jax.structure_key(jaxpr), in_specs, out_specs, circumstances(self.choices)
         found = self.executables.get(key)
         if found is None:
             names, results = _names("argument", in_specs), _names("result", out_specs)

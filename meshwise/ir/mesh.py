@@ -136,13 +136,24 @@ def refine_mesh(names: Sequence[str], sizes: Sequence[int]) -> Mesh:
     prime_sizes: list[int] = []
     for name, size in zip(names, sizes, strict=True):
         primes = _prime_factors(size)
-        digits = len(str(len(primes) - 1))  # so that names sort as the sub-axes do
-        split = tuple(f"{name}.{i:0{digits}}" for i in range(len(primes)))
-        subs = (str(name),) if len(primes) == 1 else split
-        user_axes.append((name, subs))
+        user_axes.append((name, sub_names(str(name), len(primes), names)))
         prime_sizes.extend(primes)
     all_names = tuple(sub for _, subs in user_axes for sub in subs)
     return Mesh(all_names, tuple(prime_sizes), tuple(user_axes))
+
+
+def sub_names(name: str, count: int, taken: Sequence[str]) -> Axes:
+    """Names for the sub-axes of an axis, which sort as these do; no other axis has them.
+
+    >>> sub_names("model", 2, ("data", "model")), sub_names("m", 2, ("m", "m.0"))
+    (('model.0', 'model.1'), ('m..0', 'm..1'))
+    """
+    if count == 1:
+        return (name,)
+    digits, dots = len(str(count - 1)), "."
+    while any(str(other).startswith(name + dots) for other in taken):
+        dots += "."
+    return tuple(f"{name}{dots}{i:0{digits}}" for i in range(count))
 
 
 def plain_mesh(names: Sequence[str], sizes: Sequence[int]) -> Mesh:

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
+from typing import Any
 
 from meshwise.ir.mesh import Axes, Mesh
 
@@ -63,6 +64,10 @@ class Sharding:
     def __hash__(self) -> int:
         """Made once: shardings are the keys of every table of the search."""
         return self._hash
+
+    def __reduce__(self) -> Any:
+        """Made anew where it is read: texts have another hash in each process."""
+        return Sharding, (self.dims, self.unreduced, self.reduction, self.turned)
 
     def __str__(self) -> str:
         """Short text, e.g. `[data, -] sum over model`."""

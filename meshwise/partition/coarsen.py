@@ -13,7 +13,7 @@ from itertools import pairwise
 from meshwise.choose.plan import EquationPlan, Plan
 from meshwise.cost.hardware import Hardware
 from meshwise.ir.factors import Strategy
-from meshwise.ir.mesh import Axes, Mesh
+from meshwise.ir.mesh import Axes, Mesh, sub_names
 from meshwise.ir.program import Hint, Program, itemsize_of, shape_of
 from meshwise.ir.sharding import DimAxes, Sharding, unreduced
 from meshwise.propagate.completion import Completion
@@ -90,7 +90,7 @@ def _joined_mesh(mesh: Mesh, runs: dict[str, list[Axes]]) -> Mesh:
     user_axes = []
     sizes: list[int] = []
     for user, own in runs.items():
-        names = (user,) if len(own) == 1 else tuple(f"{user}.{i}" for i in range(len(own)))
+        names = sub_names(str(user), len(own), list(runs))
         user_axes.append((user, names))
         sizes += [mesh.size(run) for run in own]
     names = tuple(name for _, own_names in user_axes for name in own_names)

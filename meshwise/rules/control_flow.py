@@ -182,7 +182,7 @@ def _own_steps(
     is_even = length * context.shards(factor) == context.rule.sizes[factor]
     if is_even or not (loop.summed or _may_not_end(eqn.params["jaxpr"])):
         return bind(eqn, [*consts, *carried, *each], {**eqn.params, "length": length})
-    left = lax.sub(np.int32(context.rule.sizes[factor]), context.offset(factor))
+    left = context.real_rows(factor)
     real = lax.lt(lax.iota(np.int32, length), lax.broadcast(left, (length,)))
     body = jaxpr_as_fun(eqn.params["jaxpr"])
     made = [v.aval for v in loop.body.jaxpr.outvars[loop.carried :]]

@@ -51,7 +51,7 @@ def mask_padding(context: LocalContext, array: Any, dim: int, factor: int, value
     if local * context.shards(factor) == size:
         return array
     position = lax.broadcasted_iota(np.int32, array.shape, dim)
-    inside = lax.lt(position, lax.full_like(position, size - context.offset(factor)))
+    inside = lax.lt(position, lax.full_like(position, context.real_rows(factor)))
     return lax.select(inside, array, lax.full_like(array, value))
 
 

@@ -27,7 +27,14 @@ from meshwise.ir.sharding import Reduction
 from meshwise.rules.composition import Composition, Split
 from meshwise.rules.given import result_problems, types_text
 from meshwise.rules.own_part import LocalSizes, composition_of, is_own_part, types_of
-from meshwise.rules.registry import Application, Exchange, LocalContext, OpRule, register
+from meshwise.rules.registry import (
+    Application,
+    Exchange,
+    LocalContext,
+    OpRule,
+    register,
+    settings_key,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +108,7 @@ class ComposedRule:
 @register("mw_like")
 def _like_rule(application: Application) -> OpRule:
     twin = application.params["twin"]
-    types, settings = types_of(application.operands), _jax.settings_key()
+    types, settings = types_of(application.operands), settings_key()
     composed = ComposedRule(composition_of(twin.reference, types, settings))
 
     def follows(context: LocalContext) -> bool:

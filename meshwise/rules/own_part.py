@@ -59,8 +59,8 @@ class _SizedContext(LocalContext):
 def composition_of(function: Function, types: Types, settings: Any) -> Composition:
     """The factors of a function at some types, of which those that can be split really can.
 
-    `settings` are JAX's, on which a trace depends. Each split is tried over as few devices as
-    divide it, and what then is another program is left whole.
+    A trace depends on `settings`, and so do the rules of what is traced. Each split is tried over
+    as few devices as divide it, and what then is another program is left whole.
     """
     del settings
     traced = _traced(function, types)

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from jax import lax
 
+from meshwise import _jax
 from meshwise._jax import JaxprEqn, Literal, bind
-from meshwise.errors import RuleError
+from meshwise.errors import RuleError, UnplannedError, message
 from meshwise.ir.collectives import CollectiveKind
 from meshwise.ir.factors import FactorRule, Strategy, dims_sharding
 from meshwise.ir.mesh import Mesh
@@ -80,10 +81,36 @@ class LocalContext:
         """Size of a factor on each device, padding included."""
         return -(-self.rule.sizes[factor] // self.shards(factor))
 
-    def offset(self, factor: int) -> Any:
-        """Global index of this device's first element along a factor (int32 scalar)."""
-        index = shard_index(self.axes(factor), self.mesh)
-        return lax.mul(index, np.int32(self.local_size(factor)))
+    def offset(self, factor: int, dtype: Any = np.int32) -> Any:
+        """Global index of this device's first element along a factor (a scalar).
+
+        Raises UnplannedError where the factor has more elements than the type has numbers.
+        """
+        size = self.rule.sizes[factor]
+        if size - 1 > np.iinfo(dtype).max:
+            raise UnplannedError(
+                message(
+                    f"{self.eqn.primitive.name} counts along a sharded dim",
+                    [f"of {size:,} elements, at {_jax.source_summary(self.eqn)}"],
+                    f"Places along a dim are counted in {np.dtype(dtype)}.",
+                    "Make it two dims, of which one is sharded.",
+                )
+            )
+        index = lax.convert_element_type(shard_index(self.axes(factor), self.mesh), dtype)
+        return lax.mul(index, np.dtype(dtype).type(self.local_size(factor)))
+
+    def real_rows(self, factor: int) -> Any:
+        """How many of this device's elements along a factor are no padding (an int32 scalar).
+
+        That may be negative, or more than there are, where no dim is longer than int32 counts.
+        """
+        size, local = self.rule.sizes[factor], self.local_size(factor)
+        if size <= np.iinfo(np.int32).max:
+            return lax.sub(np.int32(size), self.offset(factor))
+        full, rest = divmod(size, local)  # shards that are full, and what the next one has
+        behind = lax.sub(np.int32(full), shard_index(self.axes(factor), self.mesh))
+        which = lax.clamp(np.int32(0), lax.add(behind, np.int32(1)), np.int32(2))
+        return lax.select_n(which, np.int32(0), np.int32(rest), np.int32(local))
 
     def global_shape(self, operand: int) -> tuple[int, ...]:
         """Global shape of an operand."""
@@ -245,6 +272,11 @@ def opaque_rule(application: Application) -> OpRule:
 
 REGISTRY = Registry()
 register = REGISTRY.register
+
+
+def settings_key() -> Any:
+    """What a program depends on that no call says: JAX's configuration, and the rules there are."""
+    return _jax.settings_key(), REGISTRY.key
 
 
 def describe_all(eqns: Sequence[JaxprEqn]) -> tuple[OpRule, ...]:

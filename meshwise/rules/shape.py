@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax
 import numpy as np
 from jax import lax
 
@@ -74,9 +75,18 @@ def _iota_local(context: LocalContext) -> list[Any]:
     dim = context.rule.results[0][dimension]
     if not dim or not context.axes(dim[0]):
         return context.bind(shape=shape)
-    (positions,) = context.bind(shape=shape, dtype=np.dtype(np.int32))
-    positions = lax.add(positions, lax.full_like(positions, context.offset(dim[0])))
+    counted = _counting(context.rule.sizes[dim[0]])
+    (positions,) = context.bind(shape=shape, dtype=counted)
+    positions = lax.add(positions, lax.full_like(positions, context.offset(dim[0], counted)))
     return [lax.convert_element_type(positions, dtype)]
+
+
+def _counting(size: int) -> np.dtype:
+    """The integers that count so many positions, as wide as JAX has them."""
+    if size <= np.iinfo(np.int32).max:
+        return np.dtype(np.int32)
+    longest = jax.dtypes.canonicalize_dtype(np.int64)
+    return longest if longest == np.int64 else np.dtype(np.uint32)
 
 
 @register("empty", "empty2")

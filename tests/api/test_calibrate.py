@@ -6,10 +6,11 @@ import json
 import jax
 import numpy as np
 import pytest
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
+from meshwise.api import autotune
 from meshwise.api import calibrate as api
 from meshwise.cost.links import Links
 from meshwise.run import calibrate as run
@@ -121,3 +122,32 @@ def test_figures_that_are_none(hardware, text, quick):
     fn = mw.jit(lambda a: a * 2, mesh=mesh, in_shardings=P("x"), hardware=hardware)
     with pytest.raises(mw.ArgumentError, match=text):
         fn.partition(jax.ShapeDtypeStruct((8,), "float32"))
+
+
+def test_what_was_measured_since_is_planned_with(quick, mesh8, monkeypatch):
+    x = np.ones((16, 16), np.float32)
+    fn = mw.jit(lambda a: a @ a, in_shardings=NamedSharding(mesh8, P("x")), hardware="measured")
+    with pytest.raises(mw.ArgumentError, match="nobody measured"):
+        fn(x)
+    mw.calibrate(mesh8.devices.flat)
+    np.testing.assert_array_equal(fn(x), x @ x)
+    before = fn.partition(x).plan
+    (path,) = [*api._path(jax.devices()).parent.iterdir()]
+    kept = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(kept | {"launch_s": 1.0}), encoding="utf-8")
+    after = fn.partition(x).plan
+    assert before is not None
+    assert after is not None
+    assert after.hardware.launch_s == 1.0 != before.hardware.launch_s
+
+
+def test_processes_are_not_to_plan_each_with_figures_of_its_own(quick, mesh8, monkeypatch):
+    mw.calibrate(mesh8.devices.flat)
+    x = np.ones((16, 16), np.float32)
+    program = mw.jit(lambda a: a @ a, mesh=mesh8, in_shardings=P("x")).partition(x)
+    for module in (api, autotune):
+        monkeypatch.setattr(module, "process_count", lambda mesh: 2)
+    with pytest.raises(mw.ArgumentError, match="the mesh is of 2 processes"):
+        mw.jit(lambda a: a @ a, mesh=mesh8, in_shardings=P("x"), hardware="measured").partition(x)
+    with pytest.raises(mw.ArgumentError, match="a clock of its own"):
+        mw.autotune(program, x)

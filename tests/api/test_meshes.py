@@ -268,3 +268,9 @@ def test_arguments_on_two_meshes_of_the_same_devices(mesh2x4, mesh8):
     step = mw.jit(layer, mesh=mesh2x4, in_shardings=(None, P(None, "y")))
     for _ in range(2):
         close(step(on(mesh8, X, None, "x"), on(mesh2x4, W, None, "y")), layer(X, W))
+
+
+def test_an_axis_may_be_called_what_a_part_of_another_would_be():
+    mesh = make(AxisType.Auto, **{"m": 4, "m.0": 2})
+    shardings = P("m"), P("m.0")
+    close(mw.jit(layer, mesh=mesh, in_shardings=shardings)(X, W), layer(X, W))

@@ -2,10 +2,13 @@
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
+from meshwise.rules.registry import REGISTRY
 
 
 def test_the_second_step_builds_nothing_new(mesh2x4: jax.sharding.Mesh):
@@ -31,3 +34,21 @@ def test_a_placement_that_nobody_hinted_selects_a_program(mesh2x4: jax.sharding.
     specs = [P("x"), P("x", None), P(None, "y")]
     placed = [jax.device_put(x, NamedSharding(mesh2x4, s)) for s in specs]
     assert [double(p).sharding.spec for p in placed] == [P("x"), P("x"), P(None, "y")]
+
+
+def test_a_rule_that_is_registered_later_is_asked_by_what_was_derived_before(monkeypatch):
+    monkeypatch.setattr(REGISTRY, "rules", dict(REGISTRY.rules))
+    twice = Primitive("mw_test_registered_later")
+    twice.def_abstract_eval(lambda x: x)
+    mlir.register_lowering(twice, mlir.lower_fun(lambda x: x * 2, multiple_results=False))
+    kernel = mw.like(lambda x: x * 2, twice.bind)
+    mesh = AbstractMesh((8,), ("x",), axis_types=(AxisType.Auto,))
+    x = jax.ShapeDtypeStruct((64, 8), "float32")
+
+    def whole():
+        program = mw.jit(lambda x: kernel(x) + 1, mesh=mesh, in_shardings=P("x")).partition(x)
+        return program.per_device.whole
+
+    assert whole()
+    mw.register_rule(twice, "... -> ...")
+    assert not whole()

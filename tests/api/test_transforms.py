@@ -244,3 +244,19 @@ def test_a_repeated_call_is_quick(ours):
     for _ in range(5):
         step()
     assert (time.perf_counter() - start) / 5 < 0.2
+
+
+@pytest.mark.parametrize("transformed", ["vmap", "jvp"])
+def test_programs_are_made_anew_under_other_settings(transformed, mesh8):
+    def noisy(key, x):
+        return x + jax.random.normal(key, x.shape)
+
+    def run(fn, key):
+        if transformed == "vmap":
+            return jax.vmap(fn, (None, 0))(key, jnp.zeros((2, 16)))
+        return jax.jvp(lambda x: fn(key, x), (jnp.zeros(16),), (jnp.ones(16),))[0]
+
+    ours = mw.jit(noisy, mesh=mesh8, in_shardings=(None, P("x")))
+    for partitionable in (True, False):
+        with jax.threefry_partitionable(partitionable):
+            close(run(ours, jax.random.key(0)), run(noisy, jax.random.key(0)))
