@@ -148,6 +148,8 @@ def _sizes(params: Any, inputs: Any, schedule: str, repeat: int) -> tuple[int, i
     wanted = (*stages, repeat) if repeat > 1 else stages
     offenders = [f"{n} has shape {s}" for n, s in stacked.items() if s[: len(wanted)] != wanted]
     offenders += [f"{n} has shape {s}" for n, s in given.items() if not s or s[:1] != count]
+    if isinstance(params, StackedLayers) and params.repeat != repeat:
+        offenders = [f"layers stacked with repeat={params.repeat}, and repeat={repeat!r}"]
     if repeat < 1 or schedule not in ("circular", "gpipe")[: 2 if repeat == 1 else 1]:
         offenders = [f"schedule={schedule!r}, repeat={repeat!r}"]
     elif not offenders and repeat > 1 and stages and count and count < stages:

@@ -86,6 +86,18 @@ def move_tree(source: NamedSharding, target: NamedSharding) -> int:
     return sum(check(*pair, target) for pair in zip(found, values, strict=True))
 
 
+def jitted(source: NamedSharding, target: NamedSharding) -> int:
+    """Sums of a program that each process made for itself; whole numbers, so that all are exact."""
+
+    def products(x):
+        found = tuple(x.T @ (x * (k + 1)) for k in range(4))
+        return tuple(2 * c for c in jax.lax.optimization_barrier(found))
+
+    fn = mw.jit(products, in_shardings=source, out_shardings=target)
+    found = fn(lay(VALUE, source))
+    return sum(check(x, 2 * VALUE.T @ (VALUE * (k + 1)), target) for k, x in enumerate(found))
+
+
 def few(*spec) -> NamedSharding:
     """On four devices, two of each process."""
     return on([0, 5, 1, 4], (4,), *spec)
@@ -119,6 +131,10 @@ CASES: dict[str, Callable[[], int]] = {
     "tree": lambda: move_tree(every("x"), few("x")),
     "from one process": lambda: move(VALUE, on(range(4), (4,), "x"), every("x")),
     "from one device": lambda: move(VALUE, on([6], (1,)), every(None)),
+    "under mw.jit": lambda: jitted(every("x"), every()),
+    "under mw.jit, over two axes": lambda: jitted(
+        on(range(8), (2, 4), "y", "x"), on(range(8), (2, 4), "x")
+    ),
     # What is not so yet: see the test.
     "to one process": lambda: move(VALUE, every("x"), on(range(4), (4,), "x")),
     "to one process, gathered": lambda: move(VALUE, few("x"), on(range(4), (4,))),

@@ -1,4 +1,4 @@
-"""`mw.reshard` of arrays that lie on the devices of two processes, which each check their shards.
+"""Arrays on the devices of two processes under `mw.reshard` and `mw.jit`, checked in each.
 
 Two processes of four CPU devices each do the cases of `reshard_process` one after another; each
 case says how many shards each process has afterwards.
@@ -32,6 +32,8 @@ SHARDS = {  # how many are in the first and in the second process
     "tree": (8, 8),
     "from one process": (4, 4),
     "from one device": (4, 4),
+    "under mw.jit": (16, 16),
+    "under mw.jit, over two axes": (16, 16),
 }
 NO_DEVICES = "a process without devices in the target makes an array of no shards, of no dtype"
 ACROSS = "what is left to jax.device_put stays on the devices where it is"

@@ -302,6 +302,18 @@ def test_what_is_no_pipeline(offenders, params, inputs, more):
     )
 
 
+@pytest.mark.parametrize(("stacked", "passed"), [(1, 2), (2, 1), (2, 4)])
+def test_layers_stacked_for_another_pipeline(stacked, passed):
+    layers = mw.stack_stages([np.ones((5, 5), np.float32)] * 8, stages=4, repeat=stacked)
+    more = {"schedule": "circular" if passed > 1 else "gpipe", "repeat": passed}
+    check(
+        mw.PipelineError,
+        "mw.pipeline was given what is no pipeline:"
+        f" layers stacked with repeat={stacked}, and repeat={passed}\n{STACK_RULE}",
+        lambda: mw.pipeline(lambda own, x: own.apply(jnp.add, x), layers, np.ones((8, 5)), **more),
+    )
+
+
 def test_stages_that_change_what_they_take():
     rule = (
         "What a stage returns goes into the next, which is the same function.\n"
