@@ -5,15 +5,11 @@ be recomputed in the backward pass (`jax.checkpoint`, once differentiated) is in
 `optimization_barrier` on its inputs, which is what JAX itself lowers it to: the recomputation
 stays a computation of its own. Every hint, whichever way it was written
 (`mw.shard`, `lax.with_sharding_constraint`, `jax.sharding.reshard`, shardings of a nested call),
-becomes one `hint` equation. Positions that count along a batch are said to be one (`pairing.py`),
-and moves of rows in several steps are written as one (`borders/`). Equal equations are computed
-once, and dead ones dropped (`simplify.py`); what is one number everywhere is that number, spread
-(`one_number.py`); what is laid otherwise and back is what it was
-(`laid_back.py`); products of what is spread are smaller ones, spread (`spread_products.py`).
+becomes one `hint` equation. Then the program is made simpler (`simplify/`).
 
 Loops and conditionals may stay equations of one piece, or be *entered*: their bodies then stand in
 the flat program too, once each, told by marks (`_jax/control.py`). A body reads values around it
-like any equation, and what is computed of nothing that depends on the step is moved out of a loop.
+like any equation.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,14 +20,8 @@ from jax import lax
 
 from meshwise import _jax
 from meshwise._jax import ClosedJaxpr, Control, JaxprEqn, Literal, Primitive, Var
-from meshwise.borders.merge import merge_moves
-from meshwise.borders.rows import slice_splits
-from meshwise.inner_products import unflatten_products
-from meshwise.laid_back import without_laid_back
-from meshwise.one_number import spread_at_once
-from meshwise.pairing import pair_batches
-from meshwise.simplify import live, move_out_of_loops, share_equal
-from meshwise.spread_products import spread_afterwards
+from meshwise.simplify.redundancy import eliminate_dead_code
+from meshwise.simplify.simplify import simplify
 
 Enters = Callable[[JaxprEqn], bool]
 
@@ -74,7 +64,7 @@ def as_written(closed: ClosedJaxpr, enters: Enters = enters_nothing) -> ClosedJa
     Nothing else is simplified: of each value only what is written of it itself is a hint on it.
     """
     flat, inputs, outputs = _flat(closed, enters)
-    eqns = live(flat.eqns, outputs)
+    eqns = eliminate_dead_code(flat.eqns, outputs)
     return _jax.close_jaxpr(flat.constvars, inputs, outputs, eqns, flat.consts)
 
 
@@ -87,14 +77,8 @@ def _flat(closed: ClosedJaxpr, enters: Enters) -> tuple[_Flat, list[Any], list[A
 def flatten(closed: ClosedJaxpr, enters: Enters = enters_nothing) -> ClosedJaxpr:
     """Inline every call of a jaxpr, turn constraints into hint equations, simplify the program."""
     flat, inputs, outputs = _flat(closed, enters)
-    eqns, outputs = share_equal(move_out_of_loops(flat.eqns), outputs)
-    eqns, outputs = without_laid_back(spread_at_once(eqns), outputs)
     constants = dict(zip(flat.constvars, flat.consts, strict=True))
-    eqns = unflatten_products(pair_batches(spread_afterwards(eqns), constants))
-    eqns = live(merge_moves(eqns, constants), outputs)
-    sliced = slice_splits(eqns)
-    if sliced is not eqns:
-        eqns = live(merge_moves(sliced, constants), outputs)
+    eqns, outputs = simplify(flat.eqns, outputs, constants)
     return _jax.close_jaxpr(flat.constvars, inputs, outputs, eqns, flat.consts)
 
 

@@ -18,11 +18,11 @@ from jax import lax
 
 from meshwise import _jax
 from meshwise._jax import JaxprEqn, Literal, Var
-from meshwise.borders.equations import equations_of
 from meshwise.ir.program import Program, shape_of, type_of
 from meshwise.propagate.completion import Completion
 from meshwise.propagate.rewriting import is_of_any_size, rewritten, without_unread
 from meshwise.rules.registry import OpRule
+from meshwise.simplify.borders.equations import equations_of
 
 
 def pad_inside(program: Program, rules: Sequence[OpRule], completion: Completion) -> Program:

@@ -32,7 +32,9 @@ _RELAYING = frozenset(
 )
 
 
-def share_equal(eqns: list[JaxprEqn], outputs: list[Any]) -> tuple[list[JaxprEqn], list[Any]]:
+def eliminate_common_subexpressions(
+    eqns: list[JaxprEqn], outputs: list[Any]
+) -> tuple[list[JaxprEqn], list[Any]]:
     """Compute equal things once: equations with the same primitive, parameters and operands.
 
     What is recomputed on purpose stands behind a barrier, so its operands differ. A body shares
@@ -74,7 +76,7 @@ def _stays(eqn: JaxprEqn) -> bool:
     return bool(eqn.effects) or is_held or eqn.primitive in _DRAWING
 
 
-def live(eqns: list[JaxprEqn], outputs: Sequence[Any]) -> list[JaxprEqn]:
+def eliminate_dead_code(eqns: list[JaxprEqn], outputs: Sequence[Any]) -> list[JaxprEqn]:
     """The equations whose results are used or that have effects.
 
     A loop or choice is there for what is used of its results, and for effects in it. What is
@@ -121,7 +123,7 @@ def _needed_so_far(eqns: list[JaxprEqn], needed: set[Var], entered: set[Control]
     return kept[::-1]
 
 
-def move_out_of_loops(eqns: Sequence[JaxprEqn]) -> list[JaxprEqn]:
+def hoist_loop_invariants(eqns: Sequence[JaxprEqn]) -> list[JaxprEqn]:
     """Equations of a loop's body that read nothing made in it stand before the loop instead.
 
     Only where that takes no more memory than what they read, and not out of branches, which may

@@ -9,9 +9,9 @@ import numpy as np
 from jax import lax
 
 from meshwise._jax import JaxprEqn
-from meshwise.borders.equations import Makers, equations_of, known_numbers, maker_of
 from meshwise.ir.program import shape_of, type_of
-from meshwise.pairing import Counts
+from meshwise.simplify.batch_positions import Counts
+from meshwise.simplify.borders.equations import Makers, equations_of, known_numbers, maker_of
 
 # An update of less than a quarter of a dim stays an update: a pad would be mostly fill.
 MOST_RATIO = 4

@@ -17,7 +17,7 @@ from meshwise.ir.program import shape_of, type_of
 _RESHAPING = frozenset({lax.reshape_p, lax.squeeze_p, lax.broadcast_in_dim_p})
 
 
-def without_laid_back(
+def cancel_inverse_layouts(
     eqns: Sequence[JaxprEqn], outputs: Sequence[Any]
 ) -> tuple[list[JaxprEqn], list[Any]]:
     """The equations and outputs of a flat program, which read arrays, not what is laid as they are.

@@ -13,9 +13,9 @@ from typing import Any
 from jax import lax
 
 from meshwise._jax import JaxprEqn
-from meshwise.borders.equations import Makers, equations_of, maker_of
 from meshwise.ir.program import shape_of
-from meshwise.pairing import Counts
+from meshwise.simplify.batch_positions import Counts
+from meshwise.simplify.borders.equations import Makers, equations_of, maker_of
 
 
 def merge_reshape(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn] | None:

@@ -8,16 +8,16 @@ from jax import lax
 
 from meshwise import _jax
 from meshwise._jax import JaxprEqn, Var
-from meshwise.borders.equations import (
+from meshwise.ir.program import shape_of
+from meshwise.simplify.batch_positions import Counts
+from meshwise.simplify.borders.equations import (
     Makers,
     equations_of,
     known_numbers,
     maker_of,
     one_equation,
 )
-from meshwise.borders.joins import merge_concatenate, zero_pad
-from meshwise.ir.program import shape_of
-from meshwise.pairing import Counts
+from meshwise.simplify.borders.joins import merge_concatenate, zero_pad
 
 
 def _strides(eqn: JaxprEqn) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from meshwise import _jax
 from meshwise._jax import JaxprEqn, Literal, Var
 from meshwise.ir.program import shape_of, type_of
-from meshwise.pairing import Counts
+from meshwise.simplify.batch_positions import Counts
 
 Makers = Mapping[Var, JaxprEqn]
 

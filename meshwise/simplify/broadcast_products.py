@@ -14,8 +14,8 @@ from typing import Any
 from jax import lax
 
 from meshwise._jax import JaxprEqn, Literal, Var
-from meshwise.borders.equations import equations_of
 from meshwise.ir.program import shape_of
+from meshwise.simplify.borders.equations import equations_of
 
 Spread = Mapping[Var, JaxprEqn]  # the equations that spread values, by what they make
 
@@ -59,7 +59,7 @@ class _Operand:
         return tuple(map(self.kept.index, dims))
 
 
-def spread_afterwards(eqns: Sequence[JaxprEqn]) -> list[JaxprEqn]:
+def broadcast_after_products(eqns: Sequence[JaxprEqn]) -> list[JaxprEqn]:
     """The equations of a flat program, products made of what is spread before it is."""
     makers: dict[Var, JaxprEqn] = {}
     kept: list[JaxprEqn] = []

@@ -10,8 +10,8 @@ from typing import Any
 from jax import lax
 
 from meshwise._jax import JaxprEqn, Literal, Var
-from meshwise.borders.equations import equations_of
 from meshwise.ir.program import atom_key, shape_of
+from meshwise.simplify.borders.equations import equations_of
 
 # Operators whose result has no number that the first operand has not.
 _LAYING = frozenset(
@@ -30,7 +30,7 @@ _LAYING = frozenset(
 _JOINING = frozenset({lax.concatenate_p, lax.pad_p})
 
 
-def spread_at_once(eqns: Sequence[JaxprEqn]) -> list[JaxprEqn]:
+def propagate_splats(eqns: Sequence[JaxprEqn]) -> list[JaxprEqn]:
     """The equations, in which what is one number everywhere is a broadcast of that."""
     numbers: dict[Var, Any] = {}
     made: list[JaxprEqn] = []

@@ -26,9 +26,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from meshwise._jax import JaxprEqn, Var
-from meshwise.borders import copies, joins, rows, sums, updates, windows
-from meshwise.borders.equations import Makers
-from meshwise.pairing import Counts
+from meshwise.simplify.batch_positions import Counts
+from meshwise.simplify.borders import copies, joins, rows, sums, updates, windows
+from meshwise.simplify.borders.equations import Makers
 
 Merge = Callable[[JaxprEqn, Makers, Counts], list[JaxprEqn] | None]
 

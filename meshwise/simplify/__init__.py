@@ -1,0 +1,1 @@
+"""Equations of a flat program that are fewer, smaller, or tell more of what they do."""

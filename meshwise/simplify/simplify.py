@@ -1,0 +1,39 @@
+"""All passes that make a flat program simpler, in their order."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from meshwise._jax import JaxprEqn, Var
+from meshwise.simplify.batch_positions import pair_batches
+from meshwise.simplify.borders.merge import merge_moves
+from meshwise.simplify.borders.rows import slice_splits
+from meshwise.simplify.broadcast_products import broadcast_after_products
+from meshwise.simplify.inner_products import unflatten_products
+from meshwise.simplify.inverse_layouts import cancel_inverse_layouts
+from meshwise.simplify.redundancy import (
+    eliminate_common_subexpressions,
+    eliminate_dead_code,
+    hoist_loop_invariants,
+)
+from meshwise.simplify.splats import propagate_splats
+
+
+def simplify(
+    eqns: list[JaxprEqn], outputs: list[Any], constants: Mapping[Var, Any]
+) -> tuple[list[JaxprEqn], list[Any]]:
+    """The equations of a flat program and what it returns, in simpler form.
+
+    `constants` are the values of its constants.
+    """
+    eqns = hoist_loop_invariants(eqns)
+    eqns, outputs = eliminate_common_subexpressions(eqns, outputs)
+    eqns = propagate_splats(eqns)
+    eqns, outputs = cancel_inverse_layouts(eqns, outputs)
+    eqns = broadcast_after_products(eqns)
+    eqns = pair_batches(eqns, constants)
+    eqns = unflatten_products(eqns)
+    eqns = eliminate_dead_code(merge_moves(eqns, constants), outputs)
+    sliced = slice_splits(eqns)
+    if sliced is eqns:
+        return eqns, outputs
+    return eliminate_dead_code(merge_moves(sliced, constants), outputs), outputs
