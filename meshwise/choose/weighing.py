@@ -68,9 +68,10 @@ BURDENS = (
 )
 
 
-def weighed(best: Found, found: Sequence[Found], limits: Limits, bound: float) -> Found:
-    """The plan to take of those found, the last of which is completion's; at most so dear."""
-    completed = found[-1]
+def weighed(
+    best: Found, found: Sequence[Found], completed: Found, limits: Limits, bound: float
+) -> Found:
+    """The plan to take of those found, completion's among them; at most so dear."""
     for burden in BURDENS:
         if not burden.is_too_much(best, completed):
             continue

@@ -1,0 +1,114 @@
+"""The descents of a search: each begins somewhere else, and ends with a plan.
+
+Coordinate descent keeps to the basin that it begins in. So there are several: from completion, from
+the program's own order, and from where something is otherwise that no step of a descent changes for
+itself. What lies otherwise throughout, or sends more often, has to be worth it.
+"""
+
+from collections.abc import Callable, Sequence
+
+from meshwise.choose.candidates import may_move_behind
+from meshwise.choose.found import Found, descended
+from meshwise.choose.graph import Graph
+from meshwise.choose.limits import Limits, limits_of, nominal
+from meshwise.choose.repeating import with_work_repeated
+from meshwise.choose.search import Search
+from meshwise.choose.starts import (
+    backward_start,
+    completion_start,
+    forward_start,
+    moved_starts,
+)
+
+# So many times less is worth it that values lie otherwise throughout.
+LESS = 1.03
+
+# The plans that descents end with, given those that are found already; none where it is not worth
+# another descent, or what it ends with.
+Descent = Callable[[Graph, Limits, Sequence[Found]], list[Found]]
+
+
+def descents(graph: Graph, limits: Limits) -> list[Found]:
+    """All plans that descents end with."""
+    found: list[Found] = []
+    for descent in DESCENTS:
+        found += descent(graph, limits, found)
+    return found
+
+
+def _from_completion_and_forward(
+    graph: Graph, limits: Limits, found: Sequence[Found]
+) -> list[Found]:  # fmt: skip
+    """From completion, and from the program's own order."""
+    starts = completion_start(graph, limits), forward_start(graph, limits)
+    return [descended(Search(graph, axes), limits) for axes in dict.fromkeys(map(tuple, starts))]
+
+
+def _with_axes_behind(graph: Graph, limits: Limits, found: Sequence[Found]) -> list[Found]:
+    """What is found where axes of dims that are exchanged along may go behind those of others.
+
+    Each exchange by itself is short then, but several may be longer than one that moves all axes at
+    once: Fourier transforms along three dims of pencils.
+    """
+    nodes = (n for n in graph.nodes if n.rule.permuted)
+    if not any(may_move_behind(graph, n, nominal(graph, n)) for n in nodes):
+        return []
+    wider = limits.and_behind
+    return [descended(Search(graph, forward_start(graph, wider)), wider)]
+
+
+def _with_leading_dims(graph: Graph, limits: Limits, found: Sequence[Found]) -> list[Found]:
+    """What is found where leading dims have the axes that others claim, if it is worth it.
+
+    That has all values lie otherwise, and sends more often: not for a few bytes less.
+    """
+    if graph.completion.led is None:
+        return []
+    led = graph.completed_as(graph.completion.led)
+    wider = limits.or_those_of(limits_of(led))
+    one = descended(Search(graph, completion_start(led, wider)), wider)
+    return [one] if LESS * one.seconds <= min(other.seconds for other in found) else []
+
+
+def _backward(graph: Graph, limits: Limits, found: Sequence[Found]) -> list[Found]:
+    """What is found from the last equation on, where all plans so far move results at the end."""
+    if not all(one.moves_results for one in found):
+        return []
+    one = descended(Search(graph, backward_start(graph, limits)), limits)
+    return [one] if one.sent_bytes < min(other.sent_bytes for other in found) else []
+
+
+def _with_steps_gathered(graph: Graph, limits: Limits, found: Sequence[Found]) -> list[Found]:
+    """What is found where stacks in shards of steps may be gathered whole, if there are any.
+
+    Few bytes in one collective may cost less than their move to other dims and a gather of a part
+    in every step. What the plan holds then is compared like that of any other.
+    """
+    ends, graphs = [], [graph]
+    if graph.completion.rows_whole is not None:
+        graphs.append(graph.completed_as(graph.completion.rows_whole))
+    for one in graphs:
+        wider = limits_of(one, gathers_steps=True)
+        if wider.held.keys() != limits.held.keys():
+            ends.append(descended(Search(one, completion_start(one, wider)), wider))
+    return ends
+
+
+def _with_arguments_moved(graph: Graph, limits: Limits, found: Sequence[Found]) -> list[Found]:
+    """What is found where arguments move to other dims first, where launches count for much."""
+    if graph.hardware.least_bytes:
+        return []
+    least = min(one.seconds for one in found)
+    moved = [descended(Search(graph, start), limits) for start in moved_starts(graph, limits)]
+    return [one for one in moved if LESS * one.seconds < least]
+
+
+DESCENTS: tuple[Descent, ...] = (
+    _from_completion_and_forward,
+    _with_axes_behind,
+    _with_leading_dims,
+    _backward,
+    _with_steps_gathered,
+    _with_arguments_moved,
+    with_work_repeated,
+)
