@@ -136,6 +136,17 @@ def makes_zeros(eqn: JaxprEqn) -> bool:
     return np.ndim(eqn.invars[0].val) == 0 and not eqn.invars[0].val
 
 
+def overwrites(eqn: JaxprEqn) -> bool:
+    """Whether an equation is a scatter whose updates take the place of what was there.
+
+    `x.at[i].apply(f)` is one of the same name, which writes a function of what was there.
+    """
+    if eqn.primitive.name != "scatter":
+        return False
+    body = eqn.params["update_jaxpr"]
+    return body is None or body.outvars[0] is body.invars[1]
+
+
 def application_key(eqn: JaxprEqn, operands: Any) -> Any:
     """Equal for equal primitives, parameters and `operands`; None where one cannot be hashed."""
     key = eqn.primitive, operands, tuple(sorted(eqn.params.items(), key=lambda item: item[0]))

@@ -65,8 +65,8 @@ class Part:
         self._first = lax.axis_index(sharding.dims[0]) * np.int32(shape[0])
 
     def with_row(self, held: Any, row: Any, step: Any) -> Any:
-        """The part with the row of a step in it, if the step is its own."""
-        steps = held.shape[0]
+        """The part with the row of a step, or a number, in it, if the step is its own."""
+        steps, row = held.shape[0], jnp.asarray(row, held.dtype)
         place = step - self._first
         is_own = (place >= 0) & (place < steps)
         place = lax.clamp(np.int32(0), place, np.int32(steps - 1))

@@ -15,6 +15,7 @@ from jax.dtypes import extended
 from jax.numpy import issubdtype
 
 from meshwise._jax import ClosedJaxpr, JaxprEqn, jaxpr_as_fun
+from meshwise.ir.program import overwrites
 from meshwise.ir.sharding import Reduction
 from meshwise.rules.contraction import sum_of
 from meshwise.rules.dynamic_update import Join, write_window
@@ -90,14 +91,9 @@ def _scatter_rule(application: Application) -> OpRule:
         factoring.rule([dims, at, written], [dims]),
         linear=_linear(application, indices),
         local=_scatter_local,
-        exchanges=_overwriting_exchanges if _overwrites(application.eqn) else None,
+        exchanges=_overwriting_exchanges if overwrites(application.eqn) else None,
         masked=(2,),
     )
-
-
-def _overwrites(eqn: JaxprEqn) -> bool:
-    """Whether updates take the place of what was there."""
-    return eqn.primitive.name == "scatter" and not _has_function(eqn)
 
 
 def _overwriting_exchanges(context: LocalContext) -> list[Exchange]:
@@ -109,7 +105,7 @@ def _kind(application: Application) -> Kind:
     """The kind of the dims of the updates that are not part of a window."""
     reduction = _JOINED_BY.get(application.eqn.primitive.name)
     dtype = application.operands[0].dtype
-    if _overwrites(application.eqn) and not issubdtype(dtype, extended):
+    if overwrites(application.eqn) and not issubdtype(dtype, extended):
         vectors = math.prod(application.operands[1].shape[:-1])
         return sum_of(dtype) if vectors < np.iinfo(np.int32).max else "whole"
     ordered = reduction in (Reduction.MIN, Reduction.MAX)
@@ -128,17 +124,11 @@ def _linear(application: Application, indices: tuple[int, ...]) -> tuple[tuple[i
         return ((0, 2),)
     if name == "scatter-mul":
         return ((0,),)
-    if name != "scatter" or _has_function(application.eqn):
+    if not overwrites(application.eqn):
         return ()
     batch = params["dimension_numbers"].scatter_indices_batching_dims
     vectors = math.prod(n for d, n in enumerate(indices[:-1]) if d not in batch)
     return ((0, 2),) if params["unique_indices"] or vectors <= 1 else ()
-
-
-def _has_function(eqn: JaxprEqn) -> bool:
-    """Whether a plain scatter is one by a function of what was there (`scatter_apply`)."""
-    body = eqn.params["update_jaxpr"]
-    return eqn.primitive.name == "scatter" and body is not None and bool(body.eqns)
 
 
 def _writes_once(application: Application) -> bool:
@@ -270,7 +260,7 @@ def _scatter_window(
 
 def _join(eqn: JaxprEqn) -> Join | None:
     """How a scatter joins updates with what was there, array by array."""
-    if not _has_function(eqn):
+    if overwrites(eqn) or eqn.primitive.name != "scatter":
         return _JOINS[eqn.primitive.name]
     of_numbers = jaxpr_as_fun(ClosedJaxpr(eqn.params["update_jaxpr"], eqn.params["update_consts"]))
     of_rows = jax.vmap(lambda old, new: of_numbers(old, new)[0])

@@ -137,7 +137,7 @@ def test_more_devices_make_no_larger_program(x):
 def test_a_descent_that_ends_like_another_asks_nothing_again(monkeypatch):
     """Of a placement that was left as it is, all is known; of one that differs, what is far off."""
     asked = []
-    graphs = importlib.import_module("meshwise.choose.choose")
+    begun = importlib.import_module("meshwise.choose.descents")
     found = importlib.import_module("meshwise.choose.found")
     descent = importlib.import_module("meshwise.choose.descend")
     best, best_move, descended = descent._best, descent._best_move, found.descended
@@ -156,7 +156,7 @@ def test_a_descent_that_ends_like_another_asks_nothing_again(monkeypatch):
         assert asked  # what is held has a price there: nothing is known
         return one
 
-    monkeypatch.setattr(graphs, "descended", again)
+    monkeypatch.setattr(begun, "descended", again)
     partitioned(2, mesh(2, 4))
     assert counts
     assert all(count == 0 and more == 0 for count, more in counts)

@@ -54,3 +54,17 @@ def test_only_own_steps_are_kept(steps, reverse):
 )
 def test_what_is_read_otherwise_is_whole_along_the_steps(function, out):
     assert held(partitioned(function, 8, out))[-1][0] == 8
+
+
+@pytest.mark.parametrize("made", [1.0, 3, True])
+def test_rows_that_are_numbers(made):
+    fn = mw.jit(
+        lambda rows: lax.scan(lambda c, row: (c + row.sum(), made), 0.0, rows),
+        mesh=MESH,
+        in_shardings=P("x"),
+        out_shardings=(P(), P("x")),
+    )
+    rows = np.random.default_rng(0).normal(size=(8, 3)).astype("f")
+    total, stack = fn.partition(rows).simulate(rows)
+    np.testing.assert_allclose(total, rows.sum(), rtol=1e-5)
+    np.testing.assert_array_equal(stack, jnp.full(8, made))

@@ -9,7 +9,7 @@ import numpy as np
 from jax import lax
 
 from meshwise._jax import JaxprEqn
-from meshwise.ir.program import shape_of, type_of
+from meshwise.ir.program import overwrites, shape_of, type_of
 from meshwise.simplify.batch_positions import Counts
 from meshwise.simplify.borders.equations import Makers, equations_of, known_numbers, maker_of
 
@@ -33,7 +33,7 @@ def merge_dynamic_update_slice(
 def merge_scatter(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn] | None:
     """An update of one window at a known place, or of rows that are counted."""
     numbers, (operand, indices, updates) = eqn.params["dimension_numbers"], eqn.invars
-    if numbers.operand_batching_dims:
+    if numbers.operand_batching_dims or not (overwrites(eqn) or eqn.primitive.name in _JOINS):
         return None
     one = len(shape_of(indices)) == 1
     place = _window_of(eqn, makers, counts) if one else _rows_of(eqn, counts)
@@ -43,8 +43,7 @@ def merge_scatter(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEq
     is_complex = jnp.issubdtype(type_of(operand).dtype, jnp.complexfloating)
     if is_complex and eqn.primitive.name == "scatter-mul":
         return None  # infinity times one is not a number
-    update = _update(eqn.primitive.name, place)
-    return None if update is None else equations_of(eqn, [operand, updates], update)
+    return equations_of(eqn, [operand, updates], _update(eqn.primitive.name, place))
 
 
 @dataclass(frozen=True)
@@ -124,11 +123,8 @@ _JOINS: Mapping[str | None, tuple[Callable[[Any, Any], Any], Callable[[Any], Any
 }
 
 
-def _update(name: str | None, place: _Place) -> Callable[[Any, Any], Any] | None:
-    """What an update of known rows computes, by its primitive; None sets."""
-    if name not in (None, "scatter", *_JOINS):
-        return None
-
+def _update(name: str | None, place: _Place) -> Callable[[Any, Any], Any]:
+    """What an update of known rows computes, by its primitive; others than joins set."""
     def update(x: Any, new: Any) -> Any:
         dims = zip(place.begin, place.window, place.steps, x.shape, strict=True)
         config = [(s, n - s - (w - 1) * step - 1, step - 1) for s, w, step, n in dims]

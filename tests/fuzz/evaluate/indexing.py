@@ -97,7 +97,8 @@ def gather(params: Any, x: np.ndarray, at: np.ndarray) -> np.ndarray:
 
 def _scatter(combine: Any) -> Function:
     def scatter(params: Any, x: np.ndarray, at: np.ndarray, updates: np.ndarray) -> np.ndarray:
-        if combine is None and params["update_jaxpr"] and params["update_jaxpr"].eqns:
+        body = params["update_jaxpr"]
+        if combine is None and body is not None and body.outvars[0] is not body.invars[1]:
             raise NotImplementedError("a function of what is there")
         numbers = params["dimension_numbers"]
         batching = tuple(numbers.operand_batching_dims)
