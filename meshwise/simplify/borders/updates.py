@@ -125,6 +125,7 @@ _JOINS: Mapping[str | None, tuple[Callable[[Any, Any], Any], Callable[[Any], Any
 
 def _update(name: str | None, place: _Place) -> Callable[[Any, Any], Any]:
     """What an update of known rows computes, by its primitive; others than joins set."""
+
     def update(x: Any, new: Any) -> Any:
         dims = zip(place.begin, place.window, place.steps, x.shape, strict=True)
         config = [(s, n - s - (w - 1) * step - 1, step - 1) for s, w, step, n in dims]
