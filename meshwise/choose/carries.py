@@ -132,15 +132,20 @@ def _passes_on(rule: OpRule, position: int) -> bool:
 def _gathered(
     program: Program, rules: Sequence[OpRule], uses: dict[Var, list[Use]], sums: Set[int]
 ) -> dict[Var, int]:
-    """Values all of whose uses lead into what loops add up or stack, and in how many steps."""
+    """Values all of whose uses lead into what loops add up or stack, and of how many steps' sums.
+
+    What is added up is reduced once for all steps; of a stack each row is still reduced.
+    """
     found: dict[Var, int] = {}
 
     def steps(index: int, position: int) -> int:
         eqn = program.equations[index]
         if index < 0:
             return 0
-        if eqn.primitive is stack_p or (index in sums and position == 1):
+        if index in sums and position == 1:
             return eqn.params["control"].trips * found.get(eqn.outvars[0], 1)
+        if eqn.primitive is stack_p:
+            return found.get(eqn.outvars[0], 1)
         is_linear = any(position in operands for operands in rules[index].linear)
         return found.get(eqn.outvars[0], 0) if is_linear else 0
 

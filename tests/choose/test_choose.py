@@ -204,3 +204,22 @@ def test_argument_moves_before_what_is_computed_of_it(spec):
     assert sent.wire_bytes <= 64 * 96 * 4 / 2
     x = jnp.sin(jnp.arange(64.0 * 96)).reshape(64, 96)
     assert jnp.allclose(sent.simulate(x), function(x), atol=1e-5)
+
+
+@pytest.mark.parametrize("spec", [P(), P(None, "d"), P(None, None, "d")])
+def test_gradients_of_short_floats_are_summed_as_such_in_a_loop(spec):
+    """Also where they are stacked as longer ones: each step's is reduced anyway."""
+
+    def loss(weights, x):
+        def layer(x, weight):
+            return jnp.tanh(x @ weight.astype(jnp.bfloat16)), None
+
+        return (lax.scan(layer, x, weights)[0].astype(jnp.float32) ** 2).mean()
+
+    step = mw.jit(jax.grad(loss), mesh=N8, in_shardings=(spec, P("d")), out_shardings=spec)
+    x = jax.ShapeDtypeStruct((512, 64), jnp.bfloat16)
+    program = step.partition(f32(4, 64, 64), x)
+    sums = [c for c in program.collectives if str(c.kind) in ("all_reduce", "reduce_scatter")]
+    assert {str(c.dtype) for c in sums} == {"bfloat16"}
+    matrix = 2 * 64 * 64 * 7 / 8  # a gather of one, or a scatter
+    assert program.wire_bytes == 4 * (2 if spec == P() else 3) * matrix

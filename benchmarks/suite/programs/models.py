@@ -56,6 +56,18 @@ def grouped_queries(x: Any, wq: Any, wk: Any, wv: Any, wo: Any) -> Any:
     return jnp.einsum("bshd,hdm->bsm", out, wo)
 
 
+def short_layers() -> Any:
+    """Layers one after another, computed in `bfloat16` of weights in `float32`."""
+
+    def layer(x: Any, weight: Any) -> Any:
+        return jnp.tanh(x @ weight.astype(jnp.bfloat16)), None
+
+    def loss(weights: Any, x: Any) -> Any:
+        return (lax.scan(layer, x, weights)[0].astype(jnp.float32) ** 2).mean()
+
+    return jax.grad(loss)
+
+
 def gated(w: Any, u: Any, x: Any, h: Any) -> Any:
     """A step of a gated recurrent unit, the weights of its gates in a stack."""
     update, reset = (jax.nn.sigmoid(x @ w[i] + h @ u[i]) for i in range(2))
@@ -282,6 +294,15 @@ TABLE = [
         best=Best(gathered(64 * 64, 8) + scattered(64 * 64, 8),
                   "the weight gathered once, its gradient reduce-scattered once"),
         reason="the whole gradient added up, and scattered once; XLA scatters in every step"),
+    attention("gradient of scanned layers in short floats", short_layers(),
+        (Array((4, 64, 64), scale=0.1), Array((512, 64), X, "bfloat16")), NONE, tolerance=5e-2,
+        best=Best(4 * reduced(64 * 64, 8, 2), "an all-reduce of each gradient, as it is made")),
+    attention("gradient of scanned layers in short floats, weights sharded", short_layers(),
+        (Array((4, 64, 64), SECOND, scale=0.1), Array((512, 64), X, "bfloat16")), SECOND,
+        tolerance=5e-2),
+    attention("gradient of scanned layers in short floats, batch and columns, 2x4", short_layers(),
+        (Array((4, 64, 64), P(None, "x", "y"), scale=0.1), Array((512, 64), X, "bfloat16")),
+        P(None, "x", "y"), (2, 4), tolerance=5e-2),
     routed("tokens sorted by expert", sorted_dispatch, SMALL, X),
     routed("tokens sorted by expert, gradient", squared(sorted_dispatch, 1, 2, 3), SMALL,
         (NONE, X, X)),
