@@ -54,6 +54,12 @@ CASES = {
         lambda x, c: (x @ jnp.where(spread(c, 64, 64) > 0, c, 1.0)).sum(), (X, f32()), True,
     ),
     "a part of it": (lambda x, c: (x @ spread(c, 80, 64)[:64]).sum(), (X, f32()), True),
+    "joined with its negative": (
+        lambda x, y: ((x @ jnp.concatenate([y, -y])) ** 2).sum(), (X, f32(32, 64)), False,
+    ),
+    "joined with ones": (
+        lambda x, y: (x @ jnp.concatenate([y, jnp.ones((32, 64))])).sum(), (X, f32(32, 64)), True,
+    ),
     "sums of it": (lambda x, c: (x @ spread(c, 64, 64, 3).sum(2)).sum(), (X, f32()), True),
     "norm of a gradient of means": (gradient_norm, (f32(64, 64), f32(64, 64)), True),
     "in a loop": (in_a_loop, (X, f32()), True),
@@ -151,6 +157,18 @@ OPERANDS = {
     "joined": (
         lambda r, c: (),
         lambda x, r, c: jnp.concatenate([spread(x, r, 1), spread(x, r, c - 1)], 1),
+    ),
+    "joined with itself": (
+        lambda r, c: (r, c // 2),
+        lambda x, r, c: jnp.concatenate([x, -jnp.exp(x)], 1),
+    ),
+    "joined with ones": (
+        lambda r, c: (r, c - 1),
+        lambda x, r, c: jnp.concatenate([x, jnp.ones((r, 1))], 1),
+    ),
+    "rows above each other": (
+        lambda r, c: (r // 2, c),
+        lambda x, r, c: jnp.tanh(jnp.concatenate([x, x * 2])),
     ),
     "turned": (lambda r, c: (r,), lambda x, r, c: spread(x, c, r).T),
     "sums": (lambda r, c: (r, 1), lambda x, r, c: spread(x[..., None], r, c, 5).sum(2)),

@@ -46,7 +46,9 @@ def may_err(steps: Steps, of_less: Collection[int] = ()) -> bool:
         if any(may_err(*body) for body in _bodies(step, steps, largest)):
             return True
         if step.name in _MADE:
-            most = max((_largest(v, steps, largest) for v in step.reads), default=0)
+            own = [_largest(v, steps, largest) for v in step.reads]
+            # Of what is joined, each is all there is of its part.
+            most = sum(own) if step.name == "concatenate" else max(own, default=0)
             largest.update(dict.fromkeys(step.writes, most))
     return begins and errs
 
