@@ -1,7 +1,9 @@
 """Equations found and replaced, for all that merges moves."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections import ChainMap
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +13,22 @@ from meshwise._jax import JaxprEqn, Literal, Var
 from meshwise.ir.program import shape_of, type_of
 from meshwise.simplify.batch_positions import Counts
 
-Makers = Mapping[Var, JaxprEqn]
+
+@dataclass(frozen=True)
+class Makers:
+    """The equations that make values, and the values that something reads which is no slice."""
+
+    of: Mapping[Var, JaxprEqn]
+    read_whole: Set[Var]
+
+    def get(self, var: Var) -> JaxprEqn | None:
+        """The equation that makes a value; None of an input."""
+        return self.of.get(var)
+
+    def beside(self, eqns: Iterable[JaxprEqn]) -> "Makers":
+        """The same with those of some more equations."""
+        known = cast(dict[Var, JaxprEqn], self.of)
+        return Makers(ChainMap({v: e for e in eqns for v in e.outvars}, known), self.read_whole)
 
 
 def maker_of(atom: Any, makers: Makers, name: str) -> JaxprEqn | None:

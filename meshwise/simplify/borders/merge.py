@@ -25,7 +25,9 @@ is shared out anew over the devices, and then the slice again. So, in a traced p
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from meshwise._jax import JaxprEqn, Var
+from jax import lax
+
+from meshwise._jax import JaxprEqn, Literal, Var
 from meshwise.simplify.batch_positions import Counts
 from meshwise.simplify.borders import copies, joins, rows, sums, updates, windows
 from meshwise.simplify.borders.equations import Makers
@@ -81,12 +83,14 @@ def merge_moves(eqns: Sequence[JaxprEqn], constants: Mapping[Var, Any]) -> list[
 def _merged(
     eqns: Sequence[JaxprEqn], merges: Mapping[str, Merge], counts: Counts
 ) -> list[JaxprEqn]:  # fmt: skip
-    makers: dict[Var, JaxprEqn] = {}
+    known: dict[Var, JaxprEqn] = {}
+    others = (e for e in eqns if e.primitive is not lax.slice_p)
+    makers = Makers(known, {a for e in others for a in e.invars if not isinstance(a, Literal)})
     found: list[JaxprEqn] = []
     for eqn in eqns:
         merge = merges.get(eqn.primitive.name)
         merged = merge(eqn, makers, counts) if merge else None
         made = [eqn] if merged is None else merged
-        makers.update((v, e) for e in made for v in e.outvars)
+        known.update((v, e) for e in made for v in e.outvars)
         found += made
     return found

@@ -1,13 +1,12 @@
 """Slices and pads of rows that follow each other."""
 
-from collections import ChainMap
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 from jax import lax
 
 from meshwise import _jax
-from meshwise._jax import JaxprEqn, Var
+from meshwise._jax import JaxprEqn
 from meshwise.ir.program import shape_of
 from meshwise.simplify.batch_positions import Counts
 from meshwise.simplify.borders.equations import (
@@ -41,9 +40,14 @@ def merge_slice(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn]
         return None
     inner = maker_of(eqn.invars[0], makers, "concatenate")
     if inner is not None:
+        if _is_selected(eqn, [inner.params["dimension"]], makers):
+            return None
         return _slice_joined(eqn, inner, makers, counts)
     inner = maker_of(eqn.invars[0], makers, "pad")
     if inner is None:
+        return None
+    padded = [d for d, amounts in enumerate(inner.params["padding_config"]) if any(amounts)]
+    if _is_selected(eqn, padded, makers):
         return None
     config = []
     shape = shape_of(eqn.invars[0])
@@ -55,6 +59,17 @@ def merge_slice(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn]
             return None
         config.append((low - first, high - (n - limit), interior))
     return one_equation(eqn, lax.pad_p, inner.invars, padding_config=tuple(config))
+
+
+def _is_selected(eqn: JaxprEqn, moved: Sequence[int], makers: Makers) -> bool:
+    """Whether a slice only selects, beside the dims that are moved, of what is moved whole anyway.
+
+    Such are fields of a state whose borders are padded: cut before, they would be sent once more.
+    """
+    starts, limits = eqn.params["start_indices"], eqn.params["limit_indices"]
+    shape = shape_of(eqn.invars[0])
+    is_all = all((starts[d], limits[d]) == (0, shape[d]) for d in moved)
+    return is_all and eqn.invars[0] in makers.read_whole
 
 
 def slice_splits(eqns: list[JaxprEqn]) -> list[JaxprEqn]:
@@ -114,10 +129,8 @@ def _slice_joined(
             continue
         found += merge_slice(cut, makers, counts) or [cut]
         parts.append(part)
-    known = cast(dict[Var, JaxprEqn], makers)
-    makers = ChainMap({v: e for e in found for v in e.outvars}, known)
     (joined,) = one_equation(eqn, lax.concatenate_p, parts, dimension=dim)
-    return [*found, *(merge_concatenate(joined, makers, counts) or [joined])]
+    return [*found, *(merge_concatenate(joined, makers.beside(found), counts) or [joined])]
 
 
 def _slice(
