@@ -1,6 +1,7 @@
 """What a user says of operators of their own: `mw.register_rule`."""
 
 from collections.abc import Callable
+from typing import Any
 
 from meshwise._jax import Primitive
 from meshwise.errors import RuleError, message
@@ -47,5 +48,35 @@ def register_rule(
                 "Pass what is bound inside of the function, or its name, as jax.make_jaxpr shows.",
             )
         )
+    offenders = [] if _is_linear(linear) else [f"linear={linear!r:.60}"]
+    if not (flops is None or callable(flops) or _is_number(flops)):
+        offenders.append(f"flops={flops!r:.60}")
+    if local is not None and not callable(local):
+        offenders.append(f"local={local!r:.60}")
+    if offenders:
+        raise RuleError(
+            message(
+                "mw.register_rule was given what says nothing of a rule",
+                offenders,
+                "`linear` has sets of operands' positions, as ((0,), (1,)) or ((0, 1),); `flops` "
+                "is a number or a function, `local` a function.",
+                "Leave out what is as by default.",
+            )
+        )
     name = primitive if isinstance(primitive, str) else primitive.name
     GivenRule(name, rule, tuple(map(tuple, linear)), local, flops).register()
+
+
+def _is_linear(given: Any) -> bool:
+    """Whether it is sets of positions."""
+    kinds = list | tuple | set | frozenset
+    sets = given if isinstance(given, kinds) else [given]
+    return all(isinstance(one, kinds) and all(map(_is_position, one)) for one in sets)
+
+
+def _is_position(given: Any) -> bool:
+    return isinstance(given, int) and not isinstance(given, bool)
+
+
+def _is_number(given: Any) -> bool:
+    return isinstance(given, int | float) and not isinstance(given, bool)

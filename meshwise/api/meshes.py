@@ -24,12 +24,12 @@ from meshwise.run.uneven import UnevenArray
 _SHOWN_DEVICES = 8
 
 
-def check_is_mesh(mesh: Any) -> None:
-    """An error for what is no mesh, nor None."""
+def check_is_mesh(mesh: Any, asked: str = "mw.jit") -> None:
+    """An error for what is no mesh, nor None; `asked` is what it was given to."""
     if mesh is not None and not isinstance(mesh, Mesh | AbstractMesh):
         raise ArgumentError(
             message(
-                "mw.jit was given a mesh that is none",
+                f"{asked} was given a mesh that is none",
                 [f"mesh={mesh!r:.60}"],
                 "A mesh is a jax.sharding.Mesh or, to plan without devices, an AbstractMesh.",
                 "Make one with jax.make_mesh(sizes, names).",

@@ -82,6 +82,15 @@ def pipeline_value_and_grad(
                 "Name one of them.",
             )
         )
+    if not callable(loss):
+        raise PipelineError(
+            message(
+                "mw.pipeline_value_and_grad was given what is no function",
+                [f"{loss!r:.60}"],
+                "A pipeline is of a function of (params, batch) that returns the loss.",
+                "Pass the function itself.",
+            )
+        )
     if not isinstance(microbatches, int) or microbatches < 1:
         raise PipelineError(
             message(

@@ -67,7 +67,16 @@ def program(
     >>> mean.partition(jax.ShapeDtypeStruct((8, 4), jnp.float32)).wire_bytes
     28
     """
-    check_is_mesh(mesh)
+    check_is_mesh(mesh, "mw.program")
+    if layouts is not None and not isinstance(layouts, Mapping):
+        raise LayoutError(
+            message(
+                "mw.program was given layouts that name no parameters",
+                [f"layouts={layouts!r:.60}"],
+                "Layouts are a dict, by the names of the function's parameters.",
+                'Write layouts={"x": mw.Sliced(0)}, or annotate the parameters.',
+            )
+        )
     if mesh is None:
         raise MeshError(
             message(

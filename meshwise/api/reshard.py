@@ -12,6 +12,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from meshwise import _jax
 from meshwise.api.arguments import describe
 from meshwise.api.deleted import refuse_gone
+from meshwise.api.meshes import check_is_mesh
 from meshwise.api.specs import Described, broadcast_specs, kind_of
 from meshwise.cost.hardware import Hardware
 from meshwise.errors import ArgumentError, HintError, MeshError, message
@@ -161,6 +162,7 @@ def reshard_plan(
     slice y.0*y.1 on dim 1: [32, 64] -> [32, 16]
     all_gather x of dim 0: [32, 16] -> [64, 16], 512 bytes
     """
+    check_is_mesh(mesh, "mw.reshard_plan")
     limits = _limits("mw.reshard_plan", max_bytes, hardware)
     shape, number = _array_type(shape, dtype)
     ends, problems = [], []

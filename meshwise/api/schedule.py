@@ -308,6 +308,7 @@ class Schedule:
         return tuple(x for a in named for x in (mesh.sub_axes.get(a) or (a,)))
 
     def _value(self, handle: Handle) -> Var:
+        _refuse_others([handle])
         if handle.value not in self.view.maker:
             raise IllegalMove(
                 message(
@@ -320,17 +321,8 @@ class Schedule:
         return handle.value
 
     def _values(self, handles: Handle | Sequence[Handle]) -> list[Var]:
-        given = [handles] if isinstance(handles, Handle) else list(handles)
-        others = [repr(h) for h in given if not isinstance(h, Handle)]
-        if not given or others:
-            raise ArgumentError(
-                message(
-                    "A move was asked for no values" if not given else "A move takes handles",
-                    others or ["an empty list"],
-                    "Handles name values of a program; s.find gives those there are of a kind.",
-                    "Look what s.find found: print(s) lists every value, by kind.",
-                )
-            )
+        given: list[Any] = list(handles) if isinstance(handles, list | tuple) else [handles]
+        _refuse_others(given)
         return [self._value(h) for h in given]
 
     def _moved(self, move: str, args: Sequence[Any], options: dict[str, Any], view: View) -> str:
@@ -352,3 +344,17 @@ class Schedule:
             )
         first, second = self._handles(name, [*done.firsts, *done.seconds])
         return first, second
+
+
+def _refuse_others(given: Sequence[Any]) -> None:
+    """An error where a move is asked for something else than values."""
+    others = [repr(h) for h in given if not isinstance(h, Handle)]
+    if not given or others:
+        raise ArgumentError(
+            message(
+                "A move was asked for no values" if not given else "A move takes handles",
+                others or ["an empty list"],
+                "Handles name values of a program; s.find gives those there are of a kind.",
+                "Look what s.find found: print(s) lists every value, by kind.",
+            )
+        )

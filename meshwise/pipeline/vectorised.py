@@ -145,12 +145,13 @@ def _sizes(params: Any, inputs: Any, schedule: str, repeat: int) -> tuple[int, i
     stacked, given = _shapes("params", params), _shapes("inputs", inputs)
     stages = next((shape[:1] for shape in stacked.values()), ())
     count = next((shape[:1] for shape in given.values()), ())
-    wanted = (*stages, repeat) if repeat > 1 else stages
+    is_count = isinstance(repeat, int) and repeat >= 1
+    wanted = (*stages, repeat) if is_count and repeat > 1 else stages
     offenders = [f"{n} has shape {s}" for n, s in stacked.items() if s[: len(wanted)] != wanted]
     offenders += [f"{n} has shape {s}" for n, s in given.items() if not s or s[:1] != count]
     if isinstance(params, StackedLayers) and params.repeat != repeat:
         offenders = [f"layers stacked with repeat={params.repeat}, and repeat={repeat!r}"]
-    if repeat < 1 or schedule not in ("circular", "gpipe")[: 2 if repeat == 1 else 1]:
+    if not is_count or schedule not in ("circular", "gpipe")[: 2 if repeat == 1 else 1]:
         offenders = [f"schedule={schedule!r}, repeat={repeat!r}"]
     elif not offenders and repeat > 1 and stages and count and count < stages:
         offenders = [f"{count[0]} microbatches, {stages[0]} stages at a time, repeat={repeat}"]

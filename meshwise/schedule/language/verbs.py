@@ -165,6 +165,15 @@ def dropout(key: Any, x: jax.Array, rate: float) -> jax.Array:
     >>> dropout(jax.random.key(0), jnp.ones(4), 0.0).tolist()
     [1.0, 1.0, 1.0, 1.0]
     """
+    if isinstance(rate, int | float) and not 0 <= rate < 1:
+        raise LayoutError(
+            message(
+                "mw.dropout was given a rate that is none",
+                [f"rate={rate!r}"],
+                "The rate is the share of elements that become zero: from 0 on, below 1.",
+                "Give 0.1 to drop a tenth of them.",
+            )
+        )
     if isinstance(rate, int | float) and not rate:
         return x
     kept = jax.random.bernoulli(key, 1.0 - rate, jnp.shape(x))

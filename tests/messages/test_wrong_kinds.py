@@ -1,0 +1,69 @@
+"""What is of another kind than was asked for is named, with what would be right."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.extend.core import Primitive
+from jax.sharding import AbstractMesh
+from jax.sharding import PartitionSpec as P
+
+import meshwise as mw
+from meshwise.rules.registry import REGISTRY
+
+MESH = AbstractMesh((8,), ("x",))
+
+
+def schedule():
+    fn = mw.jit(lambda x: x.sum(0), mesh=MESH, in_shardings=P("x"))
+    return mw.Schedule(fn, jax.ShapeDtypeStruct((64, 8), jnp.float32))
+
+
+def registered(**said):
+    return mw.register_rule(Primitive("mw_test_of_wrong_kinds"), "i -> i", **said)
+
+
+CASES = {
+    "split": (mw.ArgumentError, "handles: None", lambda: schedule().split(None)),
+    "reorder": (mw.ArgumentError, "handles: 3", lambda: schedule().reorder(3)),
+    "hoist": (mw.ArgumentError, "handles: 'x'", lambda: schedule().hoist("x")),
+    "merge": (mw.ArgumentError, r"handles: \[\]", lambda: schedule().merge([])),
+    "bucket": (mw.ArgumentError, "handles: 'sums'", lambda: schedule().bucket("sums")),
+    "a mesh of a program": (
+        mw.ArgumentError, "mw.program was given a mesh that is none", lambda: mw.program("x"),
+    ),
+    "layouts": (
+        mw.LayoutError, "no parameters: layouts=\\[3\\]", lambda: mw.program(MESH, layouts=[3]),
+    ),
+    "a mesh of a reshard": (
+        mw.ArgumentError, "mw.reshard_plan was given a mesh that is none",
+        lambda: mw.reshard_plan((8,), "float32", {"x": 8}, P("x"), P()),
+    ),
+    "linear": (mw.RuleError, "of a rule: linear=0", lambda: registered(linear=0)),
+    "one set": (mw.RuleError, "of a rule: linear=\\(0,\\)", lambda: registered(linear=(0,))),
+    "flops and local": (
+        mw.RuleError, "(?s)flops='many'.*local=3", lambda: registered(flops="many", local=3),
+    ),
+    "a rate": (mw.LayoutError, "rate=1.5", lambda: mw.dropout(jax.random.key(0), 1.0, 1.5)),
+    "a rate below": (mw.LayoutError, "rate=-1", lambda: mw.dropout(jax.random.key(0), 1.0, -1)),
+    "a loss": (
+        mw.PipelineError, "no function: 3",
+        lambda: mw.pipeline_value_and_grad(3, axis="x", microbatches=2),
+    ),
+    "a number of passes": (
+        mw.PipelineError, "repeat='2'",
+        lambda: mw.pipeline(lambda w, x: w * x, jnp.ones(2), jnp.ones((3, 1)), repeat="2"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_was_given_is_named(name):
+    kind, text, call = CASES[name]
+    with pytest.raises(kind, match=text):
+        call()
+
+
+@pytest.mark.parametrize("linear", [(), ((0,),), [[0]], [(0,)], ({0},)])
+def test_sets_may_be_of_any_kind(linear, monkeypatch):
+    monkeypatch.setattr(REGISTRY, "rules", dict(REGISTRY.rules))
+    registered(linear=linear)
