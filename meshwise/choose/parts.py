@@ -202,25 +202,28 @@ class Groups:
     def _is_of_rounds_or_sums(self, part: int) -> bool:
         """Whether what a part makes goes round a loop or is of sums.
 
-        Or what it makes it of is, where that is one value: one dim more may stand between. Pairs
-        are joined first, when this is in no group yet.
+        Or some of what it makes it of, element by element: pairs are joined first, when this is in
+        no group yet.
         """
-        source: int | None = part
-        while source is not None:
+        waiting, seen = [part], {part}
+        while waiting:
+            source = waiting.pop()
             root = self.find(source)
             if self.goes_round[root] or self.reads_sums[root]:
                 return True
-            source = self._only_source(source)
+            own = self._sources(source) - seen
+            seen |= own
+            waiting += sorted(own)
         return False
 
-    def _only_source(self, part: int) -> int | None:
-        """Which part makes the one operand that has dims of a part that keeps them."""
+    def _sources(self, part: int) -> set[int]:
+        """Which parts make the operands that have dims of a part that keeps them."""
         its = self.parts[part]
+        if not its.joins or its.reduces:
+            return set()
         operands = self.rules[its.equation].factors.operands
-        placed = [k for k in its.operands if any(operands[k])]
-        if len(placed) != 1 or not its.joins or its.reduces:
-            return None
-        return self.sources.get((part, placed[0]))
+        made = (self.sources.get((part, k)) for k in its.operands if any(operands[k]))
+        return {source for source in made if source is not None}
 
     def meets_sums(self, part: int, operand: int) -> bool:
         """Whether a part reads along an operand's dims what is of sums or maxima, too."""

@@ -223,3 +223,22 @@ def test_gradients_of_short_floats_are_summed_as_such_in_a_loop(spec):
     assert {str(c.dtype) for c in sums} == {"bfloat16"}
     matrix = 2 * 64 * 64 * 7 / 8  # a gather of one, or a scatter
     assert program.wire_bytes == 4 * (2 if spec == P() else 3) * matrix
+
+
+def test_pairs_of_what_is_computed_of_sums_are_not_made_whole():
+    """Its vector is gathered for the pairs of columns; those of rows need only a shard of it."""
+
+    def forces(x, mass):
+        apart = x[:, None] - x[None]
+        near = (apart**2).sum(-1)
+        density = (mass * near).sum(1) * 2 + 1
+        pressure = (density - 1) / density**2
+        by_row = (mass[None, :, None] * pressure[:, None, None] * apart).sum(1)
+        by_column = (mass[None, :, None] * pressure[None, :, None] * apart).sum(1)
+        return by_row + by_column + ((mass * near / density)[..., None] * apart).sum(1)
+
+    step = mw.jit(forces, mesh=N8, in_shardings=P("d"), out_shardings=P("d"))
+    program = step.partition(f32(256, 2), f32(256))
+    made = [v.aval.size for eqn in program.jaxpr.eqns for v in eqn.outvars]
+    assert max(made) == 32 * 256 * 2
+    assert sum(size > 256 * 8 for size in made) < 14
