@@ -81,8 +81,15 @@ PIPELINES = (
     _mutant(
         "equal code on other inputs is one stage",
         "local.py",
-        "counts = len(self.params), self.held, self.fed, self.is_last",
-        "counts = len(self.params), self.held, self.is_last",
+        "counts = len(self.params), self.held, self.fed",
+        "counts = len(self.params), self.held",
+        VALUES,
+    ),
+    _mutant(
+        "stages of one forward are one stage",
+        "local.py",
+        "        return forward, _jax.structure_key(self.backward), counts\n",
+        "        return forward, counts\n",
         VALUES,
     ),
     _mutant(
