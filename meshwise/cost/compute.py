@@ -7,7 +7,7 @@ read and written inside a kernel counts nothing. Traffic of collectives counts t
 
 from collections.abc import Mapping
 
-from meshwise._jax import ClosedJaxpr, Jaxpr, JaxprEqn, Var, close_jaxpr
+from meshwise._jax import ClosedJaxpr, Jaxpr
 from meshwise.cost.kernels import kernels_of
 from meshwise.cost.work import Work
 
@@ -20,9 +20,3 @@ def program_work(
     Without `fuses`, each equation is a kernel by itself: what an interpreter would read and write.
     """
     return kernels_of(jaxpr, axis_sizes, fuses).work
-
-
-def equation_work(eqn: JaxprEqn, axis_sizes: Mapping[str, int]) -> Work:
-    """The same of one equation by itself, with its loop's trips; what it calls is fused."""
-    read = tuple(dict.fromkeys(a for a in eqn.invars if isinstance(a, Var)))
-    return program_work(close_jaxpr([], read, eqn.outvars, [eqn], []), axis_sizes)

@@ -5,7 +5,7 @@
 are keyed by them.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -62,7 +62,6 @@ class Program:
     in_paths: tuple[str, ...]
     out_paths: tuple[str, ...]
     name: str = "fn"
-    notes: tuple[str, ...] = field(default=())
 
     @cached_property
     def equations(self) -> list[JaxprEqn]:

@@ -137,7 +137,6 @@ class _Renaming:
         return Completion(
             {var: self.dims(own) for var, own in old.dims.items()},
             {key: replace(c, beaten=self.dims(c.beaten)) for key, c in old.causes.items()},
-            old.sweeps,
         )
 
     def program(self, old: Program, mesh: Mesh) -> Program:

@@ -34,6 +34,5 @@ class Completion:
 
     dims: dict[Var, DimAxes]
     causes: dict[tuple[Var, int], Cause]
-    sweeps: int
     rows_whole: dict[Var, DimAxes] | None = None
     led: dict[Var, DimAxes] | None = None

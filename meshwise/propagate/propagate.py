@@ -60,36 +60,34 @@ class _State:
 def propagate(program: Program, rules: Sequence[OpRule]) -> Completion:
     """Complete the hints of a program: a sharding for every variable, each with its cause."""
     tables = [_table(program, i, rule) for i, rule in enumerate(rules)]
-    state, rows_whole, sweeps = _fixed_point(program, rules, tables, leads=False)
+    state, rows_whole = _fixed_point(program, rules, tables, leads=False)
     dims = led = _every_value(program, state.dims)
     if state.is_contested:
         led = _every_value(program, _fixed_point(program, rules, tables, leads=True)[0].dims)
-    return Completion(dims, state.causes, sweeps, rows_whole, led if led != dims else None)
+    return Completion(dims, state.causes, rows_whole, led if led != dims else None)
 
 
 def _fixed_point(
     program: Program, rules: Sequence[OpRule], tables: Sequence[list[_Tensor]], leads: bool
-) -> tuple[_State, dict[Var, DimAxes] | None, int]:
-    """What is found, what was before rows of sharded steps were sharded, and the sweeps it took."""
+) -> tuple[_State, dict[Var, DimAxes] | None]:
+    """What is found, and what was before rows of sharded steps were sharded."""
     state = _start(program, leads)
-    sweeps = _settle(rules, tables, state)
+    _settle(rules, tables, state)
     before, rows_whole = dict(state.dims), None
     if _shard_rows_of_steps(program, state):
         rows_whole = _every_value(program, before)
-        sweeps += _settle(rules, tables, state)
-    return state, rows_whole, sweeps
+        _settle(rules, tables, state)
+    return state, rows_whole
 
 
-def _settle(rules: Sequence[OpRule], tables: Sequence[list[_Tensor]], state: _State) -> int:
-    """The fixed point, most certain steps first; how many sweeps it took."""
+def _settle(rules: Sequence[OpRule], tables: Sequence[list[_Tensor]], state: _State) -> None:
+    """The fixed point, most certain steps first."""
     directions = [levels(rule.factors) for rule in rules]
     seen: dict[tuple[int, bool], tuple[int, ...]] = {}
-    sweeps = 0
     for level in LEVELS:
         changed = True
         while changed:
             changed = False
-            sweeps += 1
             for backward in (False, True):
                 order = range(len(rules))
                 for i in reversed(order) if backward else order:
@@ -100,7 +98,6 @@ def _settle(rules: Sequence[OpRule], tables: Sequence[list[_Tensor]], state: _St
                         continue
                     changed |= _visit(i, rules[i].factors, tables[i], backward, state)
                     seen[i, backward] = tuple([state.version.get(t.var, 0) for t in tables[i]])
-    return sweeps
 
 
 def _shard_rows_of_steps(program: Program, state: _State) -> bool:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from meshwise.cost.communication import collective_seconds, wire_seconds
+from meshwise.cost.communication import wire_seconds
 from meshwise.cost.hardware import GENERIC, H100, TPU_V5E, Hardware
 from meshwise.ir.collectives import CollectiveKind, wire_bytes
 
@@ -29,14 +29,13 @@ def test_wire_bytes_follow_the_ring(kind, operand, result, group, sent):
 
 def test_seconds_are_a_launch_and_the_bytes():
     kind = CollectiveKind.ALL_GATHER
-    assert collective_seconds(kind, 1000, 4000, 4, MACHINE) == pytest.approx(1e-6 + 3e-6)
-    assert collective_seconds(kind, 1000, 1000, 1, MACHINE) == 0
+    assert wire_seconds(kind, 3000, MACHINE) == pytest.approx(1e-6 + 3e-6)
     assert wire_seconds(kind, 0, MACHINE, launches=3) == pytest.approx(3e-6)
 
 
 def test_a_kind_may_be_slower_than_the_link():
     kind = CollectiveKind.ALL_TO_ALL
-    assert collective_seconds(kind, 4000, 4000, 4, MACHINE) == pytest.approx(1e-6 + 15e-6)
+    assert wire_seconds(kind, 3000, MACHINE) == pytest.approx(1e-6 + 15e-6)
 
 
 def test_of_equal_bytes_fewer_launches_win_and_nothing_else_hides_bytes():

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
 from meshwise._jax import make_jaxpr_over_axes
-from meshwise.cost.compute import equation_work, program_work
+from meshwise.cost.compute import program_work
 from meshwise.cost.kernels import kernels_of
 from meshwise.cost.work import Work
 
@@ -230,16 +230,6 @@ def test_a_call_named_fused_is_one_kernel():
     assert first.name == "fused_update" and [c.axes for c in first.collectives] == [("a",)]
     assert first.work == Work(2 * 8 * 16 * 16 + 256, 512 + 1024, 512)
     assert second.work == Work(128, 512, 512)
-
-
-def test_one_equation_by_itself():
-    product, scan = traced(
-        lambda x, w: lax.scan(lambda x, _: (jnp.tanh(x), None), x @ w, None, length=7)[0],
-        X,
-        array(16, 16),
-    ).jaxpr.eqns
-    assert equation_work(product, SIZES) == Work(4096, 512 + 1024, 512)
-    assert equation_work(scan, SIZES) == Work(128, 512, 512).times(7)
 
 
 def test_dead_equations_and_groups_of_one_count_nothing():

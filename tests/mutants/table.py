@@ -201,8 +201,8 @@ SHAPE = (
         "shape",
         "a device counts from zero",
         "meshwise/rules/shape.py",
-        "    positions = lax.add(positions, lax.full_like(positions, context.offset(dim[0], counted)))\n",
-        "",
+        "context.offset(dim[0], counted)",
+        "counted.type(0)",
         alone("made_of_nothing"),
     ),
     Mutant(
