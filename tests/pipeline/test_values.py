@@ -56,6 +56,24 @@ def test_stages_that_differ_in_their_gradients_alone(shardings):
     assert_same(got, jax.value_and_grad(loss)(weights, x))
 
 
+@pytest.mark.parametrize("shardings", [None, (P(None, "data"), None)])
+def test_stages_of_one_code_that_read_other_inputs(shardings):
+    def loss(weights, batch):
+        x = batch["x"]
+        for k, w in enumerate(weights):
+            x = mw.stage_boundary(x) if k else x
+            x = jnp.tanh(x @ w) + batch["added"][k]
+        return jnp.mean(x**2)
+
+    random = np.random.default_rng(0)
+    draw = lambda *shape: jnp.asarray(random.normal(size=shape), jnp.float32)  # noqa: E731
+    weights = [draw(8, 8) * 0.3 for _ in range(4)]
+    batch = {"x": draw(16, 8), "added": [draw(16, 8) for _ in range(4)]}
+    step = mw.pipeline_value_and_grad(loss, axis="stage", microbatches=4, in_shardings=shardings)
+    got = mw.jit(step, mesh=mesh_of(stage=4, data=2))(weights, batch)
+    assert_same(got, jax.value_and_grad(loss)(weights, batch))
+
+
 CASES = [  # model, devices, microbatches, schedule, chunks; then whether parameters are in rows
     (mlp(4), 4, 8, "1f1b", 1, False),
     (mlp(3), 3, 1, "1f1b", 1, True),
