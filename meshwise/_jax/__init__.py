@@ -26,6 +26,7 @@ from meshwise._jax.bodies import without_hints as without_hints
 from meshwise._jax.bodies import without_hints_in as without_hints_in
 from meshwise._jax.calls import call as call
 from meshwise._jax.calls import witness_of as witness_of
+from meshwise._jax.combined_collectives import combine_collectives as combine_collectives
 from meshwise._jax.control import Control as Control
 from meshwise._jax.control import LoopParts as LoopParts
 from meshwise._jax.control import body_p as body_p
@@ -147,7 +148,6 @@ from meshwise._jax.stages import lower_flat as lower_flat
 from meshwise._jax.stages import traced_with as traced_with
 from meshwise._jax.stages import with_trees as with_trees
 from meshwise._jax.structure import structure_key as structure_key
-from meshwise._jax.together import together as together
 from meshwise._jax.tracing import block_mesh as block_mesh
 from meshwise._jax.tracing import broadcast_prefix as broadcast_prefix
 from meshwise._jax.tracing import context_mesh as context_mesh

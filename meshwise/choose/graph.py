@@ -55,8 +55,8 @@ class Graph:
     (`remade.py`); `nodes_of` gives for each equation the nodes it is in, and its part there.
     `alike` numbers the nodes so that those of repeated layers have the same number: the same
     strategies of them cost the same where their values lie alike. `at_home` are, for each equation
-    of a node, the axes over which every device has all that moves in it, so that nothing is sent
-    for it (`partition/at_home.py`). `known` is what was worked out for one of several that are
+    of a node, the axes along which its operand is replicated, so that an exchange over them sends
+    nothing (`partition/at_home.py`). `known` is what was worked out for one of several that are
     alike.
     """
 

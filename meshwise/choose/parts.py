@@ -163,7 +163,7 @@ class Groups:
         return sum(bool(s) and s != whole for s in sets) > 1
 
     def widens(self, part: int, operand: int, other: int) -> bool:
-        """Whether a part has dims that an operand lacks, which goes round a loop or is of sums.
+        """Whether joining would tie what a loop carries, or a sum, to a dim that it does not have.
 
         In `s = (s[:, None] + moves).max(0) + seen` the rows of the matrix may have to be whole, but
         what is carried need not be, nor what `logsumexp` over rows makes of maxima and sums. Where

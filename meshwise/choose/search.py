@@ -367,10 +367,9 @@ def _produced(node: Node, strategy: Strategy, result: int, turned: Axes) -> Shar
 
 
 def _scattered(graph: Graph, node: Node) -> frozenset[str]:
-    """Axes over which a stack is sharded in the end: over these its rows are reduced at once.
+    """Axes that shard the finished stack, over which a row is reduce-scattered in its own step.
 
-    A row that is reduced and scattered in its step leaves a stack of shards; one that is not would
-    leave all of it on every device.
+    Otherwise every device would hold the whole stack.
     """
     eqn = graph.program.equations[node.members[0].equation]
     if eqn.primitive is not stack_p:

@@ -24,11 +24,11 @@ from meshwise.ir.per_device import Reason
 from meshwise.ir.program import shape_of, type_of
 from meshwise.ir.sharding import Sharding, local_shape
 from meshwise.partition.at_home import cut_at_home
+from meshwise.partition.coalesced_sends import send_together
 from meshwise.partition.hoist import LoopRead, read_anyway, read_before
 from meshwise.partition.once import send_once
 from meshwise.partition.order import emission_order
 from meshwise.partition.stacks import Part, parts_kept
-from meshwise.partition.together import send_together
 from meshwise.partition.walk import Walk, compute, copy_of, exchange_reason, store
 from meshwise.reshard.emit import as_term
 

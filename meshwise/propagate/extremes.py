@@ -1,8 +1,8 @@
-"""The largest of each row and where it is: one exchange, where rows are sharded.
+"""`max(x)` and `argmax(x)` along a sharded dim: one exchange of pairs serves both.
 
-To find where the largest is, devices send what is the largest in their shards, each with its place.
-So what the largest is (the maximum of logits, of which the likeliest token is wanted too; the score
-of the best path to a state, and where that comes from) need not be asked again.
+An `argmax` sends the largest number of each shard with its place, so the maximum of the same rows is
+known then: the largest logit, where the likeliest token is wanted too; the score of the best path to
+a state, and where that comes from.
 """
 
 from collections.abc import Mapping

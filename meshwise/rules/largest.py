@@ -18,7 +18,7 @@ from meshwise.ir.sharding import Reduction
 from meshwise.rules.factoring import Factoring, shapes, total_size
 from meshwise.rules.identity import mask_padding, reduction_identity
 from meshwise.rules.registry import Application, Exchange, LocalContext, OpRule, register
-from meshwise.rules.together import Meeting, row_count, rows_back, rows_last, take_rows
+from meshwise.rules.small_exchanges import Meeting, row_count, rows_back, rows_last, take_rows
 
 
 @register("top_k", "approx_top_k")

@@ -15,8 +15,8 @@ from jax import lax
 
 from meshwise.ir.collectives import CollectiveKind
 from meshwise.rules.halo import shard_entry
+from meshwise.rules.small_exchanges import Sends, permute_together
 from meshwise.rules.sorted_blocks import SortedBlocks
-from meshwise.rules.together import Sends, permute_together
 
 Pairs = tuple[tuple[int, int], ...]
 

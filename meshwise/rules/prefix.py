@@ -24,7 +24,7 @@ from meshwise.rules.registry import (
     register,
     shard_index,
 )
-from meshwise.rules.together import (
+from meshwise.rules.small_exchanges import (
     Sends,
     exchange_together,
     gather_together,

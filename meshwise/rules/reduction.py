@@ -22,7 +22,7 @@ from meshwise.rules.factoring import Dim, Factoring, Kind, shapes
 from meshwise.rules.identity import OF_BOOLS, mask_padding, reduction_identity
 from meshwise.rules.initial import may_count_again
 from meshwise.rules.registry import Application, Exchange, LocalContext, OpRule, register
-from meshwise.rules.together import Meeting, row_count, take_rows
+from meshwise.rules.small_exchanges import Meeting, row_count, take_rows
 
 _REDUCTIONS = {
     "reduce_sum": Reduction.SUM,

@@ -16,8 +16,8 @@ import numpy as np
 from jax import lax
 
 from meshwise.ir.collectives import CollectiveKind
+from meshwise.rules.small_exchanges import Sends, exchange_together, take_rows
 from meshwise.rules.sorted_blocks import SortedBlocks
-from meshwise.rules.together import Sends, exchange_together, take_rows
 
 
 def send_blocks(job: SortedBlocks, sends: Sends) -> None:

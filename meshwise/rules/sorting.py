@@ -26,9 +26,7 @@ from meshwise.rules.factoring import Factoring, shapes
 from meshwise.rules.network import send_rounds, sort_in_network
 from meshwise.rules.registry import Application, Exchange, LocalContext, OpRule, register
 from meshwise.rules.routing import route, send_blocks
-from meshwise.rules.sorted_blocks import SortedBlocks
-from meshwise.rules.splitters import find_cuts, send_counts
-from meshwise.rules.together import (
+from meshwise.rules.small_exchanges import (
     Sends,
     exchange_together,
     pad_rows,
@@ -36,6 +34,8 @@ from meshwise.rules.together import (
     rows_back,
     rows_last,
 )
+from meshwise.rules.sorted_blocks import SortedBlocks
+from meshwise.rules.splitters import find_cuts, send_counts
 
 
 @register("sort")

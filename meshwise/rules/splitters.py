@@ -18,8 +18,8 @@ from jax import lax
 from jax.numpy import issubdtype
 
 from meshwise.ir.collectives import CollectiveKind
+from meshwise.rules.small_exchanges import Sends, as_words, gather_together, take_rows
 from meshwise.rules.sorted_blocks import SortedBlocks
-from meshwise.rules.together import Sends, as_words, gather_together, take_rows
 
 DIGIT = 4  # bits of a key that are found at a time
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from meshwise import _jax
-from meshwise.cost.cpu.together import together_where_it_fits
+from meshwise.cost.cpu.combined_where_it_fits import combined_where_it_fits
 from meshwise.ir.per_device import PerDeviceProgram
 from meshwise.run.placement import off_mesh
 
@@ -16,7 +16,7 @@ def best_on_cpu(program: PerDeviceProgram) -> tuple[PerDeviceProgram, dict[str, 
     These are by name, those of `_jax/on_cpu.py`.
     """
     sizes = program.mesh.axis_size
-    jaxpr, held = together_where_it_fits(program.jaxpr, sizes)
+    jaxpr, held = combined_where_it_fits(program.jaxpr, sizes)
     options = _jax.cpu_options(jaxpr, sizes, held.is_less_as_wanted, held.products_alone)
     return (program if jaxpr is program.jaxpr else replace(program, jaxpr=jaxpr)), options
 

@@ -7,8 +7,8 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
+from meshwise.cost.cpu.combined_where_it_fits import combined_where_it_fits
 from meshwise.cost.cpu.held import Held, held_by_xla
-from meshwise.cost.cpu.together import together_where_it_fits
 
 
 def f32(*shape):
@@ -215,7 +215,7 @@ def test_exchanges_are_held_in_pieces(name):
         f32(256, 512)
     )
     assert program.collectives
-    _, held = together_where_it_fits(program.jaxpr, dict(mesh.shape))
+    _, held = combined_where_it_fits(program.jaxpr, dict(mesh.shape))
     actual = program.compile().memory_analysis().temp_size_in_bytes
     assert held.in_order_of(held) == pytest.approx(actual, rel=0.02, abs=1024), (held, actual)
 

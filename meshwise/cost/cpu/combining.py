@@ -44,7 +44,7 @@ def combined(instructions: Sequence[Instruction]) -> list[Instruction]:
 
 def _kind(own: Instruction) -> Hashable | None:
     """What is alike of sums that may be one; None for what is no sum over devices."""
-    if own.step.name not in _COMBINED or own.takes or not own.writes:
+    if own.step.name not in _COMBINED or own.fuses or not own.writes:
         return None
     given: Any = own.step.eqn.invars[0].aval
     params, dtype = own.step.eqn.params, given.dtype

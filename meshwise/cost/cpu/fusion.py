@@ -71,7 +71,7 @@ class _Fusion:
         """Whether all readers of an instruction have made it themselves."""
         own = self.instructions[n]
         is_wanted = any(v in self.results or self.readers.get(v) for v in own.writes)
-        return own.is_taken and not is_wanted
+        return own.is_fusible and not is_wanted
 
     def kernel(self, n: int, apart: AbstractSet[int]) -> Fused:
         """An instruction with all that it takes in; values of `apart` are never made twice."""
@@ -83,13 +83,13 @@ class _Fusion:
             reads[value] = max(use, reads.get(value, Use.SAME))
             places.setdefault(value, set()).add(_LAST)
         waiting, inside = list(reads), set[int]()
-        while waiting and own.takes and len(reads) < _MOST_READS:
+        while waiting and own.fuses and len(reads) < _MOST_READS:
             value = waiting.pop()
             often = sum(times[reader] for reader in places[value])
             if (
                 value not in reads
                 or often > _MOST_TIMES
-                or not self._is_taken(n, value, reads[value], apart, inside)
+                or not self._is_fusible(n, value, reads[value], apart, inside)
             ):
                 continue
             use, maker = reads.pop(value), self.maker[value]
@@ -107,7 +107,7 @@ class _Fusion:
                     waiting.append(read)
         return Fused(own, reads)
 
-    def _is_taken(
+    def _is_fusible(
         self, n: int, value: int, use: Use, apart: AbstractSet[int], inside: AbstractSet[int]
     ) -> bool:
         """Whether a kernel makes a value itself; it makes those `inside` already."""
@@ -124,7 +124,7 @@ class _Fusion:
         if maker is None or len(self.instructions[maker].writes) > 1:
             return False
         made = self.instructions[maker]
-        return made.is_taken and (made.is_cheap or use is not Use.AGAIN)
+        return made.is_fusible and (made.is_cheap or use is not Use.AGAIN)
 
     def never_twice(self) -> set[int]:
         """Values that take more to read than to write, and that some reader cannot make."""
@@ -132,7 +132,7 @@ class _Fusion:
         found: set[int] = set()
         for n, own in enumerate(self.instructions):
             readers = [r for v in own.writes for r in self.readers.get(v, ())]
-            if len(readers) < 2 or not own.is_taken or not self._is_more_to_read(own):
+            if len(readers) < 2 or not own.is_fusible or not self._is_more_to_read(own):
                 continue
             known = {n: True}
             if not all(self._is_made(reader, reach[n], found, known) for reader in readers):
@@ -179,7 +179,7 @@ class _Fusion:
                 if (maker := self.maker.get(value)) is not None
                 and (reach >> maker & 1 or known.get(maker))
             ]
-            known[reader] = own.takes and all(
+            known[reader] = own.fuses and all(
                 value not in apart
                 and self._can_take(value, use)
                 and self._is_made(maker, reach, apart, known)

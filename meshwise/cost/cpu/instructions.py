@@ -44,9 +44,9 @@ class Use(IntEnum):
 class Instruction:
     """What a step, or a part of it, reads, and how, and writes, by numbers of values.
 
-    If it `takes`, it may make what it reads in its own kernel; what `is_taken` its readers may make
-    in theirs; what `is_cheap` several of them; what `branches` several of them if nothing else is
-    between. What is `of_library` the library of products and long reductions may make, what
+    If it `fuses`, what makes its operands may be fused into its kernel. What `is_fusible` may be
+    fused into the kernel of its reader, what `is_cheap` into those of several (it is computed
+    again in each), what `branches` into several if nothing else is between. What is `of_library` the library of products and long reductions may make, what
     `begins` it does. What it `reshapes` is of another shape for it than for others.
     """
 
@@ -54,8 +54,8 @@ class Instruction:
     reads: tuple[int, ...]
     uses: tuple[Use, ...]
     writes: tuple[int, ...]
-    takes: bool = False
-    is_taken: bool = False
+    fuses: bool = False
+    is_fusible: bool = False
     is_cheap: bool = False
     branches: bool = False
     of_library: bool = False
@@ -103,7 +103,7 @@ def _wanted(instructions: Sequence[Instruction], results: Sequence[int]) -> list
     """The instructions without those that others were made in the place of."""
     read, found = set(results), []
     for own in reversed(instructions):
-        if not own.is_taken or not read.isdisjoint(own.writes):
+        if not own.is_fusible or not read.isdisjoint(own.writes):
             read.update(own.reads)
             found.append(own)
     return found[::-1]
@@ -165,9 +165,9 @@ class _Made:
         axes = eqn.params.get("axes", eqn.params.get("dimensions", ()))
         begins = not self.products_alone and is_reduced_by_library(eqn, longest(step, self.values))
         is_place = name.startswith("arg")
-        is_taken = not begins and not is_place and all(shape[d] <= _WINDOW for d in axes)
+        is_fusible = not begins and not is_place and all(shape[d] <= _WINDOW for d in axes)
         uses = [Use.ONCE] * len(step.reads)
-        self._add(step, step.reads, uses, step.writes, is_taken or is_place, is_taken)
+        self._add(step, step.reads, uses, step.writes, is_fusible or is_place, is_fusible)
         self.instructions[-1].of_library = self.instructions[-1].begins = begins
 
     def dot(self, step: Step) -> None:
@@ -359,14 +359,14 @@ class _Made:
         reads: Sequence[int],
         uses: Sequence[Use],
         writes: Sequence[int],
-        takes: bool = False,
-        is_taken: bool = False,
+        fuses: bool = False,
+        is_fusible: bool = False,
         is_cheap: bool = False,
     ) -> None:
         known = [(v, use) for v, use in zip(reads, uses, strict=True) if v != LITERAL]
         own, how = tuple(v for v, _ in known), tuple(use for _, use in known)
-        of_library = is_taken and is_made_by_library(step.eqn, longest(step, self.values))
-        more = takes, is_taken, is_cheap, step.name in _BRANCHING, of_library
+        of_library = is_fusible and is_made_by_library(step.eqn, longest(step, self.values))
+        more = takes, is_fusible, is_cheap, step.name in _BRANCHING, of_library
         self.instructions.append(Instruction(step, own, how, tuple(writes), *more))
 
 

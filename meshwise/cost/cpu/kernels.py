@@ -38,7 +38,7 @@ def _kernel(group: Fused, reshaped: AbstractSet[int], products_alone: bool) -> K
     Values that are `reshaped` are of another shape than those that they are made of.
     """
     own, step = group.last, group.last.step
-    if own.is_taken:
+    if own.is_fusible:
         same = (value for value, use in group.reads.items() if use is Use.SAME)
         is_reshaped = not reshaped.isdisjoint(own.writes)
         replaces = frozenset(value for value in same if (value in reshaped) is is_reshaped)

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
 from meshwise import _jax
-from meshwise.cost.cpu.together import together_where_it_fits
+from meshwise.cost.cpu.combined_where_it_fits import combined_where_it_fits
 from tests.run.executables import make_mesh
 
 SIZES = {"x": 2, "y": 4}
@@ -181,7 +181,7 @@ def kinds(jaxpr):
 def test_together_they_give_the_same(mesh, case):
     per_device, shape, before, after = CASES[case]
     closed = traced(per_device, shape)
-    found = _jax.together(closed, SIZES, MOST)
+    found = _jax.combine_collectives(closed, SIZES, MOST)
     assert sum(kinds(closed).values()) == before
     assert sum(kinds(found).values()) == after
     draw = np.random.default_rng(1)  # whole numbers, whose sums are the same in any order
@@ -195,7 +195,7 @@ def test_types_that_are_moved(mesh, dtype):
         return lax.ppermute(x, "y", ROUND)[:, :2] + lax.ppermute(x[:, 1:3], "y", ROUND)
 
     closed = traced(function, (3, 4), dtype)
-    found = _jax.together(closed, SIZES, MOST)
+    found = _jax.combine_collectives(closed, SIZES, MOST)
     assert kinds(found) == {"ppermute": 1}
     x = jnp.asarray(np.random.default_rng(1).integers(0, 5, (24, 4)), dtype)
     np.testing.assert_array_equal(run(found, x, mesh), run(closed, x, mesh))
@@ -203,9 +203,9 @@ def test_types_that_are_moved(mesh, dtype):
 
 def test_what_is_long_or_too_much_goes_alone():
     closed = traced(of_two(lambda x: lax.psum(x, "y")), (3, 8))
-    assert _jax.together(closed, SIZES, 3 * 8 * 4) is closed
+    assert _jax.combine_collectives(closed, SIZES, 3 * 8 * 4) is closed
     long = traced(of_two(lambda x: lax.psum(x, "y")), (2**10, 2**6))
-    assert _jax.together(long, SIZES, 2**30) is long
+    assert _jax.combine_collectives(long, SIZES, 2**30) is long
 
 
 def test_packed_and_empty_arrays_go_alone():
@@ -214,13 +214,13 @@ def test_packed_and_empty_arrays_go_alone():
 
     for shape, dtype in (((3, 8), jnp.int4), ((0, 8), jnp.float32)):
         closed = traced(function, shape, dtype)
-        assert _jax.together(closed, SIZES, MOST) is closed
+        assert _jax.combine_collectives(closed, SIZES, MOST) is closed
 
 
 def test_what_is_over_a_dim_stays_as_it_is():
     closed = traced(over_a_dim, (3, 8))
     assert kinds(closed) == {"psum": 2, "pmax": 1}
-    assert _jax.together(closed, SIZES, MOST) is closed
+    assert _jax.combine_collectives(closed, SIZES, MOST) is closed
 
 
 def test_what_is_printed_keeps_its_order():
@@ -229,7 +229,7 @@ def test_what_is_printed_keeps_its_order():
         return lax.psum(x * 2, "y")
 
     closed = traced(function, (3,))
-    assert _jax.together(closed, SIZES, MOST) is closed
+    assert _jax.combine_collectives(closed, SIZES, MOST) is closed
 
 
 def test_no_more_is_held():
@@ -242,8 +242,8 @@ def test_no_more_is_held():
 
     some = jax.ShapeDtypeStruct((64, 64), jnp.float32)
     closed = jax.make_jaxpr(one_by_one, axis_env=[*SIZES.items()])(some, some)
-    assert kinds(_jax.together(closed, SIZES, MOST)) == {"all_gather": 1}
-    assert together_where_it_fits(closed, SIZES)[0] is closed
+    assert kinds(_jax.combine_collectives(closed, SIZES, MOST)) == {"all_gather": 1}
+    assert combined_where_it_fits(closed, SIZES)[0] is closed
 
 
 def test_rows_of_several_arrays_are_sent_at_once(mesh):

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from meshwise._jax import ClosedJaxpr, together
+from meshwise._jax import ClosedJaxpr, combine_collectives
 from meshwise.cost.cpu.held import Held, held_by_xla
 
 # The most that is laid end to end, from what is sent in the time that another collective takes.
@@ -11,7 +11,7 @@ MOST_BYTES = (2**18, 2**16, 2**14, 2**12)
 LITTLE_BYTES = 2**12
 
 
-def together_where_it_fits(
+def combined_where_it_fits(
     jaxpr: ClosedJaxpr, axis_sizes: Mapping[str, int]
 ) -> tuple[ClosedJaxpr, Held]:
     """The same per-device jaxpr with fewer collectives, and what it holds: no more than it did.
@@ -22,7 +22,7 @@ def together_where_it_fits(
     apart = held_by_xla(jaxpr, axis_sizes)
     most = max(apart.in_order_of(apart), LITTLE_BYTES)
     for most_bytes in MOST_BYTES:
-        found = together(jaxpr, axis_sizes, most_bytes)
+        found = combine_collectives(jaxpr, axis_sizes, most_bytes)
         if found is jaxpr:
             break
         held = held_by_xla(found, axis_sizes)

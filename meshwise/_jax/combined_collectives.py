@@ -52,13 +52,16 @@ class _Rows:
 
 
 @without_mesh()  # types of what is traced here would speak of a mesh in context
-def together(jaxpr: Any, sizes: Mapping[str, int], most_bytes: int) -> Any:
+def combine_collectives(jaxpr: Any, sizes: Mapping[str, int], most_bytes: int) -> Any:
     """The same per-device jaxpr, over axes of some sizes, with fewer collectives.
 
     Those that are made one have no more than so many bytes together. Itself where none are.
     """
     body = opened(jaxpr)
-    eqns = [with_bodies(e, lambda inner: together(inner, sizes, most_bytes)) for e in body.eqns]
+    eqns = [
+        with_bodies(e, lambda inner: combine_collectives(inner, sizes, most_bytes))
+        for e in body.eqns
+    ]
     if not any(map(has_effects, eqns)):  # what is done beside making values keeps its order
         groups = _groups(eqns, most_bytes)
         eqns = list(_in_order(eqns, groups, sizes)) if groups else eqns
