@@ -72,6 +72,12 @@ def pipeline_value_and_grad(
     Raises:
         PipelineError, ArgumentError, MeshError: when called, for what does not fit.
     """
+    _check(loss, microbatches, schedule, chunks)
+    return PipelinedLoss(loss, axis, microbatches, schedule, chunks, in_shardings, has_aux)
+
+
+def _check(loss: Any, microbatches: Any, schedule: str, chunks: int) -> None:
+    """An error for what is no pipeline."""
     if schedule not in SCHEDULES or (chunks != 1 and schedule != "interleaved") or chunks < 1:
         raise PipelineError(
             message(
@@ -100,7 +106,6 @@ def pipeline_value_and_grad(
                 "Use at least as many as there are stages, or most devices are idle.",
             )
         )
-    return PipelinedLoss(loss, axis, microbatches, schedule, chunks, in_shardings, has_aux)
 
 
 @dataclass(frozen=True, eq=False)

@@ -67,6 +67,26 @@ def program(
     >>> mean.partition(jax.ShapeDtypeStruct((8, 4), jnp.float32)).wire_bytes
     28
     """
+    _check(mesh, layouts)
+    sizes = AllAxes.of(mesh.axis_names, mesh.axis_sizes)
+    group = axes_of(axes)
+    if group is None and len(sizes.names) == 1:
+        group = sizes.names
+    unknown = [a for a in group or () if a not in sizes.names]
+    if unknown:
+        raise MeshError(
+            message(
+                "mw.program was given a group that is none",
+                [f"axes={axes!r}"],
+                f"A group is one or more axes of the mesh, {', '.join(sizes.names)}.",
+                "Name axes of the mesh.",
+            )
+        )
+    return lambda fn: Program(fn, mesh, sizes, group, dict(layouts or {}))
+
+
+def _check(mesh: Any, layouts: Any) -> None:
+    """An error for what is no mesh, or are no layouts of parameters."""
     check_is_mesh(mesh, "mw.program")
     if layouts is not None and not isinstance(layouts, Mapping):
         raise LayoutError(
@@ -86,21 +106,6 @@ def program(
                 "Give a jax.sharding.Mesh or, without devices, an AbstractMesh.",
             )
         )
-    sizes = AllAxes.of(mesh.axis_names, mesh.axis_sizes)
-    group = axes_of(axes)
-    if group is None and len(sizes.names) == 1:
-        group = sizes.names
-    unknown = [a for a in group or () if a not in sizes.names]
-    if unknown:
-        raise MeshError(
-            message(
-                "mw.program was given a group that is none",
-                [f"axes={axes!r}"],
-                f"A group is one or more axes of the mesh, {', '.join(sizes.names)}.",
-                "Name axes of the mesh.",
-            )
-        )
-    return lambda fn: Program(fn, mesh, sizes, group, dict(layouts or {}))
 
 
 @dataclass(frozen=True, eq=False)

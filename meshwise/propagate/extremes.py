@@ -1,8 +1,8 @@
 """`max(x)` and `argmax(x)` along a sharded dim: one exchange of pairs serves both.
 
-An `argmax` sends the largest number of each shard with its place, so the maximum of the same rows is
-known then: the largest logit, where the likeliest token is wanted too; the score of the best path to
-a state, and where that comes from.
+An `argmax` sends the largest number of each shard with its place, so the maximum of the same rows
+is known then: the largest logit, where the likeliest token is wanted too; the score of the best
+path to a state, and where that comes from.
 """
 
 from collections.abc import Mapping

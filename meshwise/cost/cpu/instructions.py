@@ -45,9 +45,10 @@ class Instruction:
     """What a step, or a part of it, reads, and how, and writes, by numbers of values.
 
     If it `fuses`, what makes its operands may be fused into its kernel. What `is_fusible` may be
-    fused into the kernel of its reader, what `is_cheap` into those of several (it is computed
-    again in each), what `branches` into several if nothing else is between. What is `of_library` the library of products and long reductions may make, what
-    `begins` it does. What it `reshapes` is of another shape for it than for others.
+    fused into the kernel of its reader, what `is_cheap` into those of several (it is computed again
+    in each), what `branches` into several if nothing else is between. What is `of_library` the
+    library of products and long reductions may make, what `begins` it does. What it `reshapes` is
+    of another shape for it than for others.
     """
 
     step: Step
@@ -366,7 +367,7 @@ class _Made:
         known = [(v, use) for v, use in zip(reads, uses, strict=True) if v != LITERAL]
         own, how = tuple(v for v, _ in known), tuple(use for _, use in known)
         of_library = is_fusible and is_made_by_library(step.eqn, longest(step, self.values))
-        more = takes, is_fusible, is_cheap, step.name in _BRANCHING, of_library
+        more = fuses, is_fusible, is_cheap, step.name in _BRANCHING, of_library
         self.instructions.append(Instruction(step, own, how, tuple(writes), *more))
 
 
