@@ -12,7 +12,6 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from meshwise import _jax
 from meshwise.api.arguments import describe
 from meshwise.api.deleted import refuse_gone
-from meshwise.api.meshes import check_is_mesh
 from meshwise.api.specs import Described, broadcast_specs, kind_of
 from meshwise.cost.hardware import Hardware
 from meshwise.errors import ArgumentError, HintError, MeshError, message
@@ -162,7 +161,6 @@ def reshard_plan(
     slice y.0*y.1 on dim 1: [32, 64] -> [32, 16]
     all_gather x of dim 0: [32, 16] -> [64, 16], 512 bytes
     """
-    check_is_mesh(mesh, "mw.reshard_plan")
     limits = _limits("mw.reshard_plan", max_bytes, hardware)
     shape, number = _array_type(shape, dtype)
     ends, problems = [], []
@@ -220,7 +218,6 @@ def _remesh(transfer: Transfer, limits: Limits) -> RemeshPlan:
     return plan
 
 
-@lru_cache(KEPT_ANSWERS)
 def _named(
     spec: Any, mesh: Any, shape: tuple[int, ...], path: str, may_be_open: bool = False
 ) -> tuple[NamedSharding, list[str]]:
@@ -235,6 +232,21 @@ def _named(
                 "Give a jax.sharding.Mesh or AbstractMesh, or NamedShardings.",
             )
         )
+    if not isinstance(spec, NamedSharding | PartitionSpec):
+        problem = f"{path}: {spec!r} is neither a PartitionSpec nor a NamedSharding"
+        return NamedSharding(own, PartitionSpec()), [problem]
+    return _read(spec, own, shape, path, may_be_open)
+
+
+@lru_cache(KEPT_ANSWERS)
+def _read(
+    spec: NamedSharding | PartitionSpec,
+    own: Any,
+    shape: tuple[int, ...],
+    path: str,
+    may_be_open: bool,
+) -> tuple[NamedSharding, list[str]]:
+    """The same of what is a sharding, on a mesh; found once."""
     refined = refine_mesh(own.axis_names, own.axis_sizes)
     hint, problems = read_hint(spec, shape, refined, path, "")
     if hint is not None and None in hint.dims and not may_be_open:

@@ -34,10 +34,6 @@ CASES = {
     "layouts": (
         mw.LayoutError, "no parameters: layouts=\\[3\\]", lambda: mw.program(MESH, layouts=[3]),
     ),
-    "a mesh of a reshard": (
-        mw.ArgumentError, "mw.reshard_plan was given a mesh that is none",
-        lambda: mw.reshard_plan((8,), "float32", {"x": 8}, P("x"), P()),
-    ),
     "linear": (mw.RuleError, "of a rule: linear=0", lambda: registered(linear=0)),
     "one set": (mw.RuleError, "of a rule: linear=\\(0,\\)", lambda: registered(linear=(0,))),
     "flops and local": (
