@@ -30,7 +30,7 @@ def node_seconds(graph: Graph, node: Node, axes: DimAxes, leaves_turned: bool = 
         sent = _exchange_seconds(graph, node, axes, leaves_turned)
         return work_seconds(graph, node, axes) + sent
 
-    return graph.once(("seconds", graph.alike[node.index], axes, leaves_turned), seconds)
+    return graph.once(("node seconds", graph.alike[node.index], axes, leaves_turned), seconds)
 
 
 def _exchange_seconds(graph: Graph, node: Node, axes: DimAxes, leaves_turned: bool) -> float:

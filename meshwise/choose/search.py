@@ -71,7 +71,7 @@ class Search:
         self._deciding = graph.once(("deciding",), lambda: _deciding(graph))
         self._around = graph.once(("around",), lambda: _around(graph, self._deciding))
         what = seconds_per_byte, dearer_work
-        self._seconds: dict[Any, float] = graph.once(("seconds", *what), dict)
+        self._seconds: dict[Any, float] = graph.once(("value seconds", *what), dict)
         self._at_least: dict[Any, float] = graph.once(("at least", *what), dict)
         self._same: dict[Sharding, Sharding] = graph.once(("shardings",), dict)
         self._carriers = graph.once(("carriers",), lambda: carriers(graph))

@@ -156,6 +156,15 @@ def test_not_this_level_for_many_random_numbers(steps, wanted, mesh8, level):
     assert ("xla_cpu_use_fusion_emitters" in found) == (wanted is not None and HAS_OLDER)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "wanted"), [("bfloat16", None), ("float16", None), ("float32", 2), ("int8", 2)]
+)
+def test_not_this_level_for_short_floats(dtype, wanted, mesh8, level):
+    level(3)
+    x = jnp.ones((64, 8), dtype)
+    assert options_of(lambda x: x * x + 1, x, mesh8).get(LEVEL) == wanted
+
+
 @pytest.mark.parametrize("said", [0, 1, 2])
 def test_never_more_than_said(said, mesh8, level):
     level(said)
