@@ -91,6 +91,10 @@ class Graph:
         """The same with values lying as completion might have them."""
         return replace(self, completion=replace(self.completion, dims=dims))
 
+    def priced_by(self, hardware: Hardware) -> "Graph":
+        """The same by other figures, of which nothing is worked out yet."""
+        return replace(self, hardware=hardware, known={})
+
 
 def build_graph(
     program: Program, rules: Sequence[OpRule], completion: Completion, hardware: Hardware

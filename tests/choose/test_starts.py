@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
@@ -65,3 +66,19 @@ def test_a_scan_along_shards_is_whole_in_shards_of_columns():
 
     assert kinds(CPU) == ["all_to_all", "all_to_all"]
     assert len(kinds(GENERIC)) > 10
+
+
+def test_with_figures_of_a_machine_no_plan_takes_longer_than_the_one_of_fewest_bytes():
+    def loss(weights, x):
+        def layer(x, weight):
+            return jnp.tanh(x @ weight.astype(jnp.bfloat16)), None
+
+        return (lax.scan(layer, x, weights)[0].astype(jnp.float32) ** 2).mean()
+
+    weights = jax.ShapeDtypeStruct((4, 64, 64), jnp.float32)
+    x, grid = jax.ShapeDtypeStruct((512, 64), jnp.bfloat16), P(None, "x", "y")
+    options = {"in_shardings": (grid, P("x")), "out_shardings": grid}
+    mesh = AbstractMesh((2, 4), ("x", "y"))
+    for figures in (GENERIC, CPU):
+        step = mw.jit(jax.grad(loss), mesh=mesh, hardware=figures, **options)
+        assert step.partition(weights, x).wire_bytes == 81_920
