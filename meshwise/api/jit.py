@@ -92,6 +92,7 @@ def _read(fun: Callable[..., Any], given: dict[str, Any]) -> Options:
     choices = Choices(**{name: given.pop(name) for name in own})
     _check_completion(choices.completion)
     _check_hoist_bytes(choices.hoist_bytes)
+    _check_strict(choices.strict)
     placed = ("in_shardings", "out_shardings") if mesh is not None else ()  # read when called
     jax.jit(fun, **{k: v for k, v in given.items() if k not in placed})  # raises, warns as it does
     for kind in ("static", "donate"):
@@ -109,6 +110,18 @@ def _check_hoist_bytes(most: Any) -> None:
                 [f"hoist_bytes={most!r}"],
                 "It is a whole number, 0 or more: what a device may hold of what loops read.",
                 "Leave it out to have everything gathered before a loop; 0 gathers in each step.",
+            )
+        )
+
+
+def _check_strict(strict: Any) -> None:
+    if not isinstance(strict, bool):
+        raise ArgumentError(
+            message(
+                "mw.jit was given what is neither strict nor not",
+                [f"strict={strict!r:.60}"],
+                "It is True or False: whether operators without a rule are refused.",
+                "Leave it out to have them computed whole.",
             )
         )
 

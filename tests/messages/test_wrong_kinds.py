@@ -34,6 +34,7 @@ CASES = {
     "layouts": (
         mw.LayoutError, "no parameters: layouts=\\[3\\]", lambda: mw.program(MESH, layouts=[3]),
     ),
+    "strict": (mw.ArgumentError, "strict='yes'", lambda: mw.jit(jnp.sin, strict="yes")),
     "linear": (mw.RuleError, "of a rule: linear=0", lambda: registered(linear=0)),
     "one set": (mw.RuleError, "of a rule: linear=\\(0,\\)", lambda: registered(linear=(0,))),
     "flops and local": (
