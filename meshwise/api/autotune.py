@@ -183,19 +183,19 @@ def _check(measure: str, mesh: Any) -> None:
                 'Leave it out to have finalists timed, or give "cost" to go by the cost model.',
             )
         )
-    said: tuple[str, str, str] | None = None
+    if measure != "time":
+        return
     if isinstance(mesh, AbstractMesh):
-        why_not = "An AbstractMesh has the shape of a mesh, and nothing to run on."
-        said = "that has no devices", f"its mesh is {mesh}", why_not
-    elif (processes := process_count(mesh)) > 1:
-        why_not = "All processes must come to one schedule, and each has a clock of its own."
-        said = "of several processes", f"its mesh is of {processes}", why_not
-    if measure == "time" and said is not None:
-        asked, offender, rule = said
-        way_out = 'Give measure="cost", or the mesh of devices of one process.'
-        raise ArgumentError(
-            message(f"mw.autotune was asked to time a program {asked}", [offender], rule, way_out)
-        )
+        what = "that has no devices"
+        rule = "An AbstractMesh has the shape of a mesh, and nothing to run on."
+    elif process_count(mesh) > 1:
+        what = "of several processes"
+        rule = "All processes must come to one schedule, and each has a clock of its own."
+    else:
+        return
+    asked = f"mw.autotune was asked to time a program {what}"
+    way_out = 'Give measure="cost", or the mesh of devices of one process.'
+    raise ArgumentError(message(asked, [f"its mesh is {mesh}"], rule, way_out))
 
 
 def _hardware_of(mesh: Any, measure: str) -> Hardware | Links:

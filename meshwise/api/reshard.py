@@ -232,21 +232,15 @@ def _named(
                 "Give a jax.sharding.Mesh or AbstractMesh, or NamedShardings.",
             )
         )
-    if not isinstance(spec, NamedSharding | PartitionSpec):
-        problem = f"{path}: {spec!r} is neither a PartitionSpec nor a NamedSharding"
-        return NamedSharding(own, PartitionSpec()), [problem]
-    return _read(spec, own, shape, path, may_be_open)
+    is_sharding = isinstance(spec, NamedSharding | PartitionSpec)  # others may have no hash
+    read = _read_once if is_sharding else _read
+    return read(spec, own, shape, path, may_be_open)
 
 
-@lru_cache(KEPT_ANSWERS)
 def _read(
-    spec: NamedSharding | PartitionSpec,
-    own: Any,
-    shape: tuple[int, ...],
-    path: str,
-    may_be_open: bool,
+    spec: Any, own: Any, shape: tuple[int, ...], path: str, may_be_open: bool
 ) -> tuple[NamedSharding, list[str]]:
-    """The same of what is a sharding, on a mesh; found once."""
+    """The same, on a mesh that is known."""
     refined = refine_mesh(own.axis_names, own.axis_sizes)
     hint, problems = read_hint(spec, shape, refined, path, "")
     if hint is not None and None in hint.dims and not may_be_open:
@@ -255,6 +249,9 @@ def _read(
         problems = [f"{path}: {spec} is not in the memory of the devices, where arrays are moved"]
     bare = spec.spec if isinstance(spec, NamedSharding) else spec
     return NamedSharding(own, PartitionSpec() if problems else bare), problems
+
+
+_read_once = lru_cache(KEPT_ANSWERS)(_read)
 
 
 def _is_elsewhere(spec: Any, mesh: Any) -> bool:

@@ -156,7 +156,7 @@ def _remake(walk: Walk, atom: Var, wanted: Sharding) -> None:
     First what it is made of, without recursion: that may be a thousand equations.
     """
     plan = walk.plan
-    waiting = [(atom, wanted)]
+    waiting: list[tuple[Any, Sharding]] = [(atom, wanted)]
     while waiting:
         var, sharding = waiting[-1]
         maker = walk.makers[var]
@@ -164,8 +164,7 @@ def _remake(walk: Walk, atom: Var, wanted: Sharding) -> None:
         result = eqn.outvars.index(var)
         strategy = _strategy_for(rule.factors, result, sharding)
         reads = [(a, operand_sharding(rule.factors, strategy, i)) for i, a in enumerate(eqn.invars)]
-        remade: list[Any] = [read for read in reads if _is_remade(walk, *read)]
-        missing = [read for read in remade if read not in walk.copies]
+        missing = [r for r in reads if _is_remade(walk, *r) and r not in walk.copies]
         if missing:
             waiting.append(missing[0])
             continue

@@ -105,6 +105,6 @@ def _is_cheap(eqn: JaxprEqn, rule: OpRule) -> bool:
     factors = rule.factors
     special = factors.whole or factors.permuted or factors.compound or factors.reductions
     size = sum(math.prod(shape_of(v)) for v in eqn.outvars)
-    plain = not (rule.opaque or special or eqn.effects) and eqn.primitive is not hint_p
-    plain = plain and rule.exchanges is None
+    plain = not (rule.opaque or special or rule.exchanges or eqn.effects)
+    plain = plain and eqn.primitive is not hint_p
     return bool(eqn.outvars) and plain and rule.flops <= size

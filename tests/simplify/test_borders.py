@@ -25,15 +25,6 @@ def of_rows() -> Table:
         "slice of only the fill": (lambda x, u: jnp.pad(x, ((5, 1), (0, 0)))[:3], "pad"),
         "columns of a pad between rows": (lambda x, u: between(x)[:, 2:5], "pad"),
         "rows of a pad between rows": (lambda x, u: between(x)[2:5], "pad slice"),
-        "rows of columns that are padded": (lambda x, u: sides(x)[2:3] * sides(x)[4:5],
-                                            "pad pad mul"),
-        "rows of what is read padded": (lambda x, u: sides(x) * sides(x)[2:3], "pad slice mul"),
-        "rows of what is read joined": (
-            lambda x, u: ends(x) * ends(x)[2:3] + ends(x)[4:5],
-            "slice slice concatenate slice slice mul add"),
-        "columns of what is read joined": (
-            lambda x, u: ends(x)[:, 2:5] + ends(x).sum(1, keepdims=True),
-            "slice slice slice concatenate reduce_sum add"),
         "pad of a slice": (lambda x, u: jnp.pad(x[:-2], ((3, 0), (0, 1))), "pad"),
         "pad where a slice left rows out": (lambda x, u: jnp.pad(x[1:], ((2, 0), (0, 0))),
                                             "slice pad"),
@@ -140,6 +131,21 @@ def of_updates_copies_and_windows() -> Table:
     }  # fmt: skip
 
 
+def of_selected_rows() -> Table:
+    """Slices beside the dims along which a pad or a join moves rows."""
+    return {
+        "rows of columns that are padded": (lambda x, u: sides(x)[2:3] * sides(x)[4:5],
+                                            "pad pad mul"),
+        "rows of what is read padded": (lambda x, u: sides(x) * sides(x)[2:3], "pad slice mul"),
+        "rows of what is read joined": (
+            lambda x, u: ends(x) * ends(x)[2:3] + ends(x)[4:5],
+            "slice slice concatenate slice slice mul add"),
+        "columns of what is read joined": (
+            lambda x, u: ends(x)[:, 2:5] + ends(x).sum(1, keepdims=True),
+            "slice slice slice concatenate reduce_sum add"),
+    }  # fmt: skip
+
+
 def sides(x: jax.Array) -> jax.Array:
     return jnp.pad(x, ((0, 0), (1, 2)))
 
@@ -163,7 +169,7 @@ def values() -> tuple[np.ndarray, np.ndarray]:
     return x.astype(np.float32), u.astype(np.float32)
 
 
-TABLE = of_rows() | of_updates_copies_and_windows()
+TABLE = of_rows() | of_selected_rows() | of_updates_copies_and_windows()
 
 
 @pytest.mark.parametrize("name", TABLE)

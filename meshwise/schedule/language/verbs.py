@@ -165,7 +165,8 @@ def dropout(key: Any, x: jax.Array, rate: float) -> jax.Array:
     >>> dropout(jax.random.key(0), jnp.ones(4), 0.0).tolist()
     [1.0, 1.0, 1.0, 1.0]
     """
-    if isinstance(rate, int | float) and not 0 <= rate < 1:
+    is_known = isinstance(rate, int | float)
+    if is_known and not 0 <= rate < 1:
         raise LayoutError(
             message(
                 "mw.dropout was given a rate that is none",
@@ -174,7 +175,7 @@ def dropout(key: Any, x: jax.Array, rate: float) -> jax.Array:
                 "Give 0.1 to drop a tenth of them.",
             )
         )
-    if isinstance(rate, int | float) and not rate:
+    if is_known and not rate:
         return x
     kept = jax.random.bernoulli(key, 1.0 - rate, jnp.shape(x))
     return jnp.where(kept, x / (1.0 - rate), jnp.zeros_like(x))
