@@ -106,15 +106,19 @@ def kernel_options(jaxpr: Any, sizes: Mapping[str, int]) -> dict[str, Any]:
     return options
 
 
-def _is_of_short_floats(array: Any) -> bool:
-    """Whether an array is of floats that are computed as longer ones, and rounded in between.
+def is_short_float(dtype: Any) -> bool:
+    """Whether XLA on CPU computes numbers of a type as `float32`, and rounds in between."""
+    return jax.numpy.issubdtype(dtype, np.floating) and dtype.itemsize < 4
 
-    LLVM makes these roundings many at a time at 3, and one after another at 2: layers in `bfloat16`
-    take 1.6 times as long.
+
+def _is_of_short_floats(array: Any) -> bool:
+    """Whether an array is of numbers that are rounded in between.
+
+    LLVM does that many at a time at 3, and one after another at 2: layers in `bfloat16` take 1.6
+    times as long.
     """
     dtype = _dtype(array)
-    is_float = dtype is not None and jax.numpy.issubdtype(dtype, np.floating)
-    return is_float and 1 < array.size and _bytes(array) < 4 * array.size
+    return dtype is not None and is_short_float(dtype) and array.size > 1
 
 
 def _level_said() -> int:

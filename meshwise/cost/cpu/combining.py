@@ -12,6 +12,7 @@ from typing import Any
 
 from jax import numpy as jnp
 
+from meshwise._jax import is_short_float
 from meshwise.cost.cpu.instructions import Instruction
 
 _COMBINED = frozenset({"psum", "pmax", "pmin"})
@@ -48,7 +49,7 @@ def _kind(own: Instruction) -> Hashable | None:
         return None
     given: Any = own.step.eqn.invars[0].aval
     params, dtype = own.step.eqn.params, given.dtype
-    if jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4:
+    if is_short_float(dtype):
         dtype = jnp.dtype(jnp.float32)  # in which they are summed
     return own.step.name, dtype, str(params["axes"]), str(params["axis_index_groups"])
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from jax import numpy as jnp
 
-from meshwise._jax import WIDENS_PRODUCTS, Literal
+from meshwise._jax import WIDENS_PRODUCTS, Literal, is_short_float
 from meshwise.cost.cpu.known import is_made_by_library, is_reduced_by_library
 from meshwise.cost.cpu.products import is_in_order, is_product, shape_of
 from meshwise.cost.fusion import is_elementwise, is_reduction, is_view
@@ -372,8 +372,7 @@ class _Made:
 
 
 def _is_of_short_floats(eqn: Any) -> bool:
-    dtypes = [var.aval.dtype for var in eqn.outvars]
-    return all(jnp.issubdtype(d, jnp.floating) and d.itemsize < 4 for d in dtypes)
+    return all(is_short_float(var.aval.dtype) for var in eqn.outvars)
 
 
 def _is_minor(eqn: Any, dim: int) -> bool:
