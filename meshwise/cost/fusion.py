@@ -28,6 +28,7 @@ from itertools import zip_longest
 from meshwise._jax import JaxprEqn
 from meshwise.cost.steps import LITERAL, Step, Steps
 from meshwise.cost.work import updates_operand
+from meshwise.ir.operators import CUTS, JOINS, PLACES, PRODUCTS, SPREADS, TURNS, is_among
 from meshwise.rules.registry import OpRule
 
 
@@ -47,13 +48,8 @@ _FEW = 4  # of how many values what is computed again may be made
 Source = tuple[int, int, bool]
 
 
-_VIEWS = frozenset(
-    "broadcast_in_dim iota transpose rev slice dynamic_slice split axis_index".split()
-)
-_REARRANGING = frozenset({"transpose", "rev"})
-_READ_BY_PRODUCTS = frozenset({"transpose", "rev", "slice", "dynamic_slice", "split"})
-_PRODUCTS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general"})
-_JOINING = frozenset({"concatenate", "pad"})
+_VIEWS = SPREADS | TURNS | CUTS | PLACES
+_READ_BY_PRODUCTS = TURNS | CUTS
 
 
 def role_of(step: Step, rule: OpRule | None, steps: Steps) -> Role:
@@ -65,7 +61,7 @@ def role_of(step: Step, rule: OpRule | None, steps: Steps) -> Role:
         return Role.THROUGH
     if is_reduction(step.eqn) or name == "dynamic_update_slice":
         return Role.END
-    if name in _JOINING or is_elementwise(step.eqn, rule):
+    if is_among(step.eqn, JOINS) or is_elementwise(step.eqn, rule):
         small = all(steps.values[v].elements <= 1 for v in step.writes)
         return Role.THROUGH if small else Role.MAP
     return Role.ALONE
@@ -79,12 +75,12 @@ def is_reduction(eqn: JaxprEqn) -> bool:
 
 def is_view(eqn: JaxprEqn) -> bool:
     """Whether each element of the result is one of the operand, or its own place."""
-    return eqn.primitive.name in _VIEWS
+    return is_among(eqn, _VIEWS)
 
 
 def is_laid(eqn: JaxprEqn) -> bool:
     """Whether the result's elements are those of the operands, joined perhaps."""
-    return is_view(eqn) or eqn.primitive.name in _JOINING
+    return is_among(eqn, _VIEWS | JOINS)
 
 
 def is_elementwise(eqn: JaxprEqn, rule: OpRule) -> bool:
@@ -139,8 +135,8 @@ class Fusion:
         """Whether a reader reads through a view."""
         if self.roles[reader] is not Role.ALONE:
             return True
-        is_product = self.steps.steps[reader].eqn.primitive.name in _PRODUCTS
-        return is_product and view.eqn.primitive.name in _READ_BY_PRODUCTS
+        is_product = is_among(self.steps.steps[reader].eqn, PRODUCTS)
+        return is_product and is_among(view.eqn, _READ_BY_PRODUCTS)
 
     def trace(self, value: int) -> list[Source]:
         """What is read in memory to read a value."""
@@ -150,7 +146,7 @@ class Fusion:
         maker = self.maker.get(value)
         if maker is None or not self.is_seen_through[maker]:
             return [(value, elements, True)]
-        is_all = self.steps.steps[maker].eqn.primitive.name in _REARRANGING
+        is_all = is_among(self.steps.steps[maker].eqn, TURNS)
         return [
             (source, min(read, elements), every and is_all)
             for source, read, every in self.sources[maker]

@@ -15,14 +15,15 @@ from typing import Any
 from meshwise._jax import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, call_body, mw_kernel_p, scan_counts
 from meshwise._jax.jaxprs import opened
 from meshwise.ir.collectives import equation_collectives, group_size, is_collective
+from meshwise.ir.operators import RECASTS, RESHAPES, is_among
 
 LITERAL = -1  # stands where an operand is a literal
 
 # Equations whose results are their operands in another dress. A `_done` waits for its `_start`.
-_ALIASES = frozenset(
+_ALIASES = (RESHAPES | RECASTS).union(
     """
-    reshape squeeze expand_dims stop_gradient name optimization_barrier pvary pcast reshard
-    sharding_constraint layout_constraint device_put reduced_vary_cast_p bitcast_convert_type
+    stop_gradient name optimization_barrier pvary pcast reshard sharding_constraint
+    layout_constraint device_put reduced_vary_cast_p
     psum_done psum_invariant_done unreduced_psum_done reduce_scatter_done all_gather_done
     unreduced_reduce_scatter_done all_gather_reduced_done all_to_all_done ppermute_done
     pbroadcast_done
@@ -189,7 +190,7 @@ class _Walk:
     def _is_alias(self, eqn: JaxprEqn) -> bool:
         if is_collective(eqn):
             return not any(equation_collectives(eqn, self.axis_sizes))
-        return eqn.primitive.name in _ALIASES
+        return is_among(eqn, _ALIASES)
 
 
 def call_body_of(eqn: JaxprEqn) -> Any:

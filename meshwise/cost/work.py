@@ -13,6 +13,7 @@ from typing import Any
 
 from meshwise._jax import JaxprEqn, Literal
 from meshwise.ir.collectives import is_collective
+from meshwise.ir.operators import CUTS, is_among
 from meshwise.rules.registry import OpRule
 
 
@@ -67,7 +68,7 @@ class Traffic:
 
 
 # Operators that read of their first operand only what they return.
-_SELECTING = frozenset({"slice", "dynamic_slice", "gather", "split"})
+_SELECTING = CUTS | {"gather"}
 # Operators that write into their first operand, in place: where their updates stand.
 _UPDATES_AT = {"dynamic_update_slice": 1}
 
@@ -88,7 +89,7 @@ def traffic_of(eqn: JaxprEqn) -> Traffic:
     written = [bytes_of(v.aval) for v in eqn.outvars]
     name = eqn.primitive.name
     updates = updates_operand(eqn)
-    if name in _SELECTING:
+    if is_among(eqn, _SELECTING):
         read[0] = min(read[0], sum(written))
     elif updates is not None:
         written = [bytes_of(eqn.invars[updates].aval)]

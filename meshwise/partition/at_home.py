@@ -16,15 +16,23 @@ from meshwise import _jax
 from meshwise._jax import ClosedJaxpr, JaxprEqn, Literal, Var
 from meshwise.ir.collectives import axes_of, is_collective
 from meshwise.ir.mesh import Axes, Mesh
+from meshwise.ir.operators import (
+    CUTS,
+    JOINS,
+    PLACES,
+    RESHAPES,
+    SPREADS,
+    TURNS,
+    is_among,
+)
 from meshwise.ir.program import shape_of, type_of
 from meshwise.ir.sharding import Sharding
 from meshwise.rules.halo import shard_entry
 
 # What only moves elements, and what computes places of them.
-_MOVES = frozenset(
+_MOVES = (RESHAPES | SPREADS | TURNS | CUTS | JOINS | PLACES).union(
     """
-    slice dynamic_slice reshape squeeze broadcast_in_dim transpose rev pad concatenate select_n
-    gather optimization_barrier axis_index iota
+    select_n gather optimization_barrier
     add sub mul div rem max min lt le gt ge eq ne and or not
     """.split()
 )
@@ -144,7 +152,7 @@ class _Walk:
                 leaves[value] = None
                 continue
             index = self.makers.get(value)
-            if index is None or self.eqns[index].primitive.name not in _MOVES:
+            if index is None or not is_among(self.eqns[index], _MOVES):
                 return None
             if index not in steps:
                 steps.add(index)

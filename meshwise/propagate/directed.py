@@ -10,23 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jax import lax
-
 from meshwise._jax import JaxprEqn
+from meshwise.ir.operators import REDUCTIONS
 from meshwise.ir.program import shape_of
-
-# Reductions that read their operand in any order.
-UNORDERED = frozenset(
-    {
-        lax.reduce_sum_p,
-        lax.reduce_prod_p,
-        lax.reduce_max_p,
-        lax.reduce_min_p,
-        lax.reduce_and_p,
-        lax.reduce_or_p,
-        lax.reduce_xor_p,
-    }
-)
 
 # For each dim of a result the dims of the operands that are reversed with it; None for no dim.
 Passing = Mapping[int, tuple[int | None, ...]]
@@ -105,19 +91,19 @@ def _as_before(eqn: JaxprEqn, dims: frozenset[int]) -> dict[str, Any]:
 _REDUCTIONS = Directed(_reduced, _as_before)
 _WINDOWS = Directed(_windowed, _windowed_back)
 _SUMS = Directed(_added_up, _added_up_back)
-DIRECTED: Mapping[Any, Directed] = {
-    lax.conv_general_dilated_p: Directed(_convolved, _convolved_back),
-    lax.pad_p: Directed(_padded, _padded_back),
-    lax.reduce_window_sum_p: _WINDOWS,
-    lax.reduce_window_max_p: _WINDOWS,
-    lax.reduce_window_min_p: _WINDOWS,
-    lax.cumsum_p: _SUMS,
-    lax.cumprod_p: _SUMS,
-    lax.cummax_p: _SUMS,
-    lax.cummin_p: _SUMS,
-    lax.cumlogsumexp_p: _SUMS,
-    lax.dot_general_p: Directed(_multiplied, _as_before),
-    lax.argmax_p: _REDUCTIONS,
-    lax.argmin_p: _REDUCTIONS,
-    **dict.fromkeys(UNORDERED, _REDUCTIONS),
+DIRECTED: Mapping[str, Directed] = {
+    "conv_general_dilated": Directed(_convolved, _convolved_back),
+    "pad": Directed(_padded, _padded_back),
+    "reduce_window_sum": _WINDOWS,
+    "reduce_window_max": _WINDOWS,
+    "reduce_window_min": _WINDOWS,
+    "cumsum": _SUMS,
+    "cumprod": _SUMS,
+    "cummax": _SUMS,
+    "cummin": _SUMS,
+    "cumlogsumexp": _SUMS,
+    "dot_general": Directed(_multiplied, _as_before),
+    "argmax": _REDUCTIONS,
+    "argmin": _REDUCTIONS,
+    **dict.fromkeys(REDUCTIONS, _REDUCTIONS),
 }

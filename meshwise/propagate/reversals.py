@@ -24,8 +24,9 @@ from jax import lax
 
 from meshwise import _jax
 from meshwise._jax import JaxprEqn, Literal, Var
+from meshwise.ir.operators import REDUCTIONS, is_among
 from meshwise.ir.program import Program, itemsize_of, shape_of
-from meshwise.propagate.directed import DIRECTED, UNORDERED
+from meshwise.propagate.directed import DIRECTED
 from meshwise.propagate.rewriting import is_of_any_size, rewritten, without_unread
 from meshwise.rules.registry import OpRule, describe_all
 
@@ -105,7 +106,7 @@ class _View:
         eqn = self.eqns[index]
         if eqn.effects or len(eqn.outvars) > 1 or _jax.is_mark(eqn):
             return False
-        if eqn.primitive in DIRECTED:
+        if eqn.primitive.name in DIRECTED:
             return True
         if eqn.primitive is not lax.broadcast_in_dim_p and is_of_any_size(self._rules[index], eqn):
             return True
@@ -117,7 +118,7 @@ class _View:
         There are none where not all of them can be reversed, as along a dim in steps.
         """
         eqn = self.eqns[index]
-        if directed := DIRECTED.get(eqn.primitive):
+        if directed := DIRECTED.get(eqn.primitive.name):
             passing = directed.passing(eqn).items()
             found = frozenset(d for d, own in passing if own[operand] in dims)
             return found if len(found) == len(dims) else frozenset()
@@ -128,7 +129,7 @@ class _View:
     def operand_dims(self, index: int, operand: int, dims: Dims) -> Dims:
         """The dims of a plain equation's operand that are those of its result."""
         eqn = self.eqns[index]
-        if directed := DIRECTED.get(eqn.primitive):
+        if directed := DIRECTED.get(eqn.primitive.name):
             passing = directed.passing(eqn)
             return frozenset(own for d in dims if (own := passing[d][operand]) is not None)
         rule = self._rules[index].factors
@@ -139,7 +140,7 @@ class _View:
     def may_turn(self, index: int, dims: Dims) -> bool:
         """Whether a plain equation can make its result with these dims reversed."""
         eqn = self.eqns[index]
-        directed = DIRECTED.get(eqn.primitive)
+        directed = DIRECTED.get(eqn.primitive.name)
         return directed is None or dims <= directed.passing(eqn).keys()
 
     def is_beside(self, one: int, other: int) -> bool:
@@ -277,7 +278,7 @@ class _Turned:
 
     def _takes(self, index: int, value: Var) -> bool:
         eqn, dims = self.view.eqns[index], self.dims[value]
-        axes = eqn.params["axes"] if eqn.primitive in UNORDERED else ()
+        axes = eqn.params["axes"] if is_among(eqn, REDUCTIONS) else ()
         both = self.view.summed_with(index, value, dims)
         return (
             eqn.primitive is lax.rev_p
@@ -331,7 +332,7 @@ class _Turned:
                     found[index].append(_reverse(eqn, atom, same[key], dims))
                 operands.append(same[key])
             (value,) = eqn.outvars
-            turned = DIRECTED.get(eqn.primitive)
+            turned = DIRECTED.get(eqn.primitive.name)
             params = eqn.params | (turned.turned(eqn, self.dims[value]) if turned else {})
             new = eqn.replace(invars=operands, outvars=[same[value]], params=params)
             found[index].append(new)

@@ -20,6 +20,7 @@ from meshwise._jax import ClosedJaxpr, JaxprEqn, Literal, Var
 from meshwise.flatten import flatten
 from meshwise.ir.factors import Dims, Strategy
 from meshwise.ir.mesh import Mesh
+from meshwise.ir.operators import RESHAPES, SPREADS, is_among
 from meshwise.ir.program import type_of
 from meshwise.rules.composition import Composition, Word, compose
 from meshwise.rules.registry import LocalContext, OpRule, describe_all
@@ -253,12 +254,12 @@ def _plain(closed: ClosedJaxpr) -> ClosedJaxpr:
     return _jax.close_jaxpr(jaxpr.constvars, jaxpr.invars, outputs, kept, closed.consts)
 
 
-_MOVES = frozenset({"broadcast_in_dim", "reshape", "squeeze", "slice", "expand_dims", "hint"})
+_MOVES = RESHAPES | SPREADS | {"slice", "hint"}
 
 
 def _changes_nothing(eqn: JaxprEqn) -> bool:
     """An identity: a move of elements to where they are."""
-    if eqn.primitive.name not in _MOVES or len(eqn.invars) != 1:
+    if not is_among(eqn, _MOVES) or len(eqn.invars) != 1:
         return False
     operand, result = type_of(eqn.invars[0]), type_of(eqn.outvars[0])
     return (operand.shape, operand.dtype) == (result.shape, result.dtype)

@@ -8,6 +8,7 @@ from meshwise import _jax
 from meshwise._jax import JaxprEqn, Literal, Var
 from meshwise.ir.collectives import kind_of_primitive
 from meshwise.ir.mesh import Axes
+from meshwise.ir.operators import COPIES, RESHAPES, is_among
 from meshwise.ir.program import shape_of
 from meshwise.schedule.layouts import named_axes
 from meshwise.schedule.rewrite import live
@@ -117,7 +118,7 @@ def own_states(view: View, states: Mapping[int, int]) -> dict[int, int]:
 
 def _leads_elsewhere(view: View, result: int) -> bool:
     atom = view.outputs[result]
-    while atom in view.maker and view.eqns[view.maker[atom]].primitive.name in _SAME:
+    while atom in view.maker and is_among(view.eqns[view.maker[atom]], _SAME):
         atom = view.eqns[view.maker[atom]].invars[0]
     if isinstance(atom, Literal) or atom not in view.maker:
         return False
@@ -129,7 +130,7 @@ def _leads_elsewhere(view: View, result: int) -> bool:
     return any(not isinstance(a, Literal) and a in after for a in others)
 
 
-_SAME = frozenset({"convert_element_type", "copy", "reshape", "squeeze"})
+_SAME = RESHAPES | COPIES | {"convert_element_type"}
 
 
 def path_of(paths: Sequence[str], name: str) -> list[int]:

@@ -11,10 +11,11 @@ from typing import Any
 from jax import lax
 
 from meshwise._jax import JaxprEqn, Literal, Var
+from meshwise.ir.operators import RESHAPES, SPREADS, is_among
 from meshwise.ir.program import shape_of, type_of
 
 # Operators that leave elements in their order, where none is repeated.
-_RESHAPING = frozenset({lax.reshape_p, lax.squeeze_p, lax.broadcast_in_dim_p})
+_RESHAPING = RESHAPES | SPREADS
 
 
 def cancel_inverse_layouts(
@@ -80,7 +81,7 @@ def _turned_back(eqn: JaxprEqn, makers: Mapping[Var, JaxprEqn]) -> Any:
 
 def _is_reshape(eqn: JaxprEqn) -> bool:
     """Whether an equation says only where dims begin and end."""
-    if eqn.primitive not in _RESHAPING or len(eqn.invars) != 1:
+    if not is_among(eqn, _RESHAPING) or len(eqn.invars) != 1:
         return False
     (array,), (result,), params = eqn.invars, eqn.outvars, eqn.params
     is_turned = eqn.primitive is lax.reshape_p and params["dimensions"] is not None

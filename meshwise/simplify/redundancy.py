@@ -13,23 +13,14 @@ from jax import lax
 from meshwise import _jax
 from meshwise._jax import Control, JaxprEqn, Literal, Var
 from meshwise.ir.bodies import OUTERMOST, Scope, is_visible, scopes
+from meshwise.ir.operators import COPIES, RECASTS, RESHAPES, SPREADS, TURNS, is_among
 from meshwise.ir.program import application_key, atom_key, itemsize_of, shape_of
 
 # Operators that give others each time they are run, and count for no effect.
 _DRAWING = frozenset({lax.rng_uniform_p})
 
 # Operators that put the elements of an array in another order or shape.
-_RELAYING = frozenset(
-    {
-        lax.transpose_p,
-        lax.reshape_p,
-        lax.squeeze_p,
-        lax.broadcast_in_dim_p,
-        lax.rev_p,
-        lax.bitcast_convert_type_p,
-        lax.copy_p,
-    }
-)
+_RELAYING = TURNS | RESHAPES | SPREADS | RECASTS | COPIES
 
 
 def eliminate_common_subexpressions(
@@ -178,7 +169,7 @@ def _repeated_bodies(eqns: Sequence[JaxprEqn]) -> set[int]:
 
 def _is_relaid(eqn: JaxprEqn) -> bool:
     """Whether an equation only lays an array otherwise, all of it."""
-    return eqn.primitive in _RELAYING and _bytes(eqn.outvars) == _bytes(eqn.invars[:1])
+    return is_among(eqn, _RELAYING) and _bytes(eqn.outvars) == _bytes(eqn.invars[:1])
 
 
 def _may_move(eqn: JaxprEqn) -> bool:

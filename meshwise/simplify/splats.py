@@ -10,24 +10,12 @@ from typing import Any
 from jax import lax
 
 from meshwise._jax import JaxprEqn, Literal, Var
+from meshwise.ir.operators import COPIES, JOINS, RESHAPES, SPREADS, TURNS, is_among
 from meshwise.ir.program import atom_key, shape_of
 from meshwise.simplify.borders.equations import equations_of
 
 # Operators whose result has no number that the first operand has not.
-_LAYING = frozenset(
-    {
-        lax.broadcast_in_dim_p,
-        lax.reshape_p,
-        lax.squeeze_p,
-        lax.transpose_p,
-        lax.rev_p,
-        lax.slice_p,
-        lax.dynamic_slice_p,
-        lax.copy_p,
-    }
-)
-# And those that have the numbers of all their operands.
-_JOINING = frozenset({lax.concatenate_p, lax.pad_p})
+_LAYING = SPREADS | RESHAPES | TURNS | COPIES | {"slice", "dynamic_slice"}
 
 
 def propagate_splats(eqns: Sequence[JaxprEqn]) -> list[JaxprEqn]:
@@ -50,9 +38,9 @@ def _number_of(eqn: JaxprEqn, numbers: Mapping[Var, Any]) -> Any:
     """The number that is all of an array, where that is known; else None."""
     if not all(map(shape_of, eqn.outvars)):
         return None
-    if eqn.primitive in _LAYING:
+    if is_among(eqn, _LAYING):
         return _one(eqn.invars[0], numbers)
-    if eqn.primitive in _JOINING:
+    if is_among(eqn, JOINS):
         found = [_one(atom, numbers) for atom in eqn.invars]
         if all(atom is not None and atom_key(atom) == atom_key(found[0]) for atom in found):
             return found[0]

@@ -28,6 +28,7 @@ from meshwise.cost.cpu.products import is_in_order, is_product, shape_of
 from meshwise.cost.fusion import is_elementwise, is_reduction, is_view
 from meshwise.cost.steps import LITERAL, Step, Steps, Value, fused_name, longest
 from meshwise.ir.collectives import is_collective
+from meshwise.ir.operators import JOINS, is_among
 from meshwise.rules import describe_all
 from meshwise.rules.registry import OpRule
 
@@ -64,8 +65,7 @@ class Instruction:
     reshapes: frozenset[int] = frozenset()
 
 
-_REARRANGING = frozenset({"rev", "slice", "dynamic_slice", "concatenate", "pad"})
-_BRANCHING = frozenset({"concatenate", "pad"})
+_REARRANGING = JOINS | {"rev", "slice", "dynamic_slice"}
 # What XLA holds to be cheap (`InstructionFusion::IsExpensive`).
 _CHEAP = frozenset(
     """
@@ -141,7 +141,7 @@ class _Made:
             _OF_THEIR_OWN[name](self, step)
         elif rule is None:
             self._add_alone(step)
-        elif name in _REARRANGING:
+        elif is_among(eqn, _REARRANGING):
             self._add_cheap(step, step.reads, [Use.ONCE] * len(step.reads), step.writes)
         elif is_reduction(eqn):
             self._add_reduction(step)
@@ -367,7 +367,7 @@ class _Made:
         known = [(v, use) for v, use in zip(reads, uses, strict=True) if v != LITERAL]
         own, how = tuple(v for v, _ in known), tuple(use for _, use in known)
         of_library = is_fusible and is_made_by_library(step.eqn, longest(step, self.values))
-        more = fuses, is_fusible, is_cheap, step.name in _BRANCHING, of_library
+        more = fuses, is_fusible, is_cheap, is_among(step.eqn, JOINS), of_library
         self.instructions.append(Instruction(step, own, how, tuple(writes), *more))
 
 

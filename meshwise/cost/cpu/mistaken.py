@@ -16,8 +16,8 @@ from meshwise._jax import LIBRARY_ERRS_OVER
 from meshwise.cost.cpu.known import may_be_reduced_by_library
 from meshwise.cost.cpu.products import free_dims, shape_of
 from meshwise.cost.steps import LITERAL, Step, Steps, longest
+from meshwise.ir.operators import PRODUCTS, is_among
 
-_PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
 # What XLA may make where it is read, or simplify to what it is made of.
 _MADE = frozenset(
     """
@@ -38,7 +38,7 @@ def may_err(steps: Steps, of_less: Collection[int] = ()) -> bool:
     largest = dict.fromkeys((*steps.constants, *of_less), 0)  # a constant may be a number, spread
     begins = errs = False
     for step in steps.steps:
-        is_product = step.name in _PRODUCTS
+        is_product = is_among(step.eqn, PRODUCTS)
         errs |= _is_over(step) or (
             is_product and any(_is_of_less(v, steps, largest) for v in step.reads)
         )

@@ -9,6 +9,7 @@ from meshwise import _jax
 from meshwise._jax import JaxprEqn, Literal, Var
 from meshwise.errors import IllegalMove
 from meshwise.ir.collectives import is_collective
+from meshwise.ir.operators import ADDITIONS, is_among
 from meshwise.ir.program import shape_of
 from meshwise.rules.registry import REGISTRY
 from meshwise.schedule.layouts import named_axes
@@ -18,7 +19,6 @@ from meshwise.schedule.view import SUMS, View
 
 MOVE = "hoist"
 SCATTER = "reduce_scatter"
-_ADDS = frozenset({"add", "add_any", "sub"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,7 +137,7 @@ def _terms(loop: Loop, carried: int) -> list[Any] | str:
         readers = loop.readers(var)
         if var in loop.body.outvars:
             return f"carried value {carried} is a result of every step"
-        others = [e for e in readers if e.primitive.name not in _ADDS]
+        others = [e for e in readers if not is_among(e, ADDITIONS)]
         if others or len(readers) != 1:
             who = others[0] if others else readers[-1] if readers else None
             named = f"{who.primitive.name} at {_jax.source_summary(who)}" if who else "no one"

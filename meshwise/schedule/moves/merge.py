@@ -16,6 +16,7 @@ from jax import lax
 from meshwise import _jax
 from meshwise._jax import JaxprEqn, Literal, Var
 from meshwise.ir.mesh import Axes
+from meshwise.ir.operators import ADDITIONS
 from meshwise.ir.per_device import Reason, reason_scope
 from meshwise.ir.program import shape_of
 from meshwise.schedule.layouts import named_axes
@@ -31,7 +32,6 @@ _REDUCTIONS: Mapping[str, Callable[[Any, Axes], jax.Array]] = {
     "pmax": lax.pmax,
     "pmin": lax.pmin,
 }
-_ADDS = frozenset({"add", "add_any", "sub"})
 _ADDITIVE = SUMS | GATHERS | {_SCATTER, "ppermute", "all_to_all"}
 
 
@@ -56,7 +56,7 @@ def merge(view: View, value: Var) -> Merged:
     if value in view.slices:
         return _slice_of_sum(view, view.slices[value].whole)
     name = view.eqns[view.maker[value]].primitive.name if value in view.maker else ""
-    if name in _ADDS:
+    if name in ADDITIONS:
         return _sum_of_two(view, value)
     if value in view.gathers:
         before = _maker(view, view.gathers[value].tile)

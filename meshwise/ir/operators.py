@@ -1,0 +1,45 @@
+"""Kinds of JAX's primitives, by name, where a pass asks no more of an equation than its kind.
+
+What an operator means is its rule (`rules/`); here stand those that compute nothing, sorted by what
+they do with the elements, and the few others that more than one pass looks for. A table in a pass
+says what that pass alone knows, in these words where it can.
+"""
+
+from meshwise._jax import JaxprEqn
+
+# All elements in their order, under other dims.
+RESHAPES = frozenset({"reshape", "squeeze", "expand_dims"})
+# Each element once or oftener, along new dims.
+SPREADS = frozenset({"broadcast_in_dim"})
+# All elements in another order.
+TURNS = frozenset({"transpose", "rev"})
+# Some of the elements, in their order.
+CUTS = frozenset({"slice", "dynamic_slice", "split"})
+# The elements of several arrays.
+JOINS = frozenset({"concatenate", "pad"})
+# The same array, and the same bits.
+COPIES = frozenset({"copy", "copy_p"})
+RECASTS = frozenset({"bitcast_convert_type"})
+# Places along a dim, or of a device.
+PLACES = frozenset({"iota", "axis_index"})
+
+PRODUCTS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general"})
+# Of two terms.
+ADDITIONS = frozenset({"add", "add_any", "sub"})
+# Of all elements along dims, in any order.
+REDUCTIONS = frozenset(
+    {
+        "reduce_sum",
+        "reduce_prod",
+        "reduce_max",
+        "reduce_min",
+        "reduce_and",
+        "reduce_or",
+        "reduce_xor",
+    }
+)
+
+
+def is_among(eqn: JaxprEqn, kind: frozenset[str]) -> bool:
+    """Whether an equation's operator is of a kind."""
+    return eqn.primitive.name in kind
