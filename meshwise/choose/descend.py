@@ -164,8 +164,8 @@ def _move_with_makers(search: Search, free: Set[int], limits: Limits) -> set[int
             best: tuple[float, list[Choice]] = (-WORTH_IT, [])
             for axes in choices_of(search, node, limits)[1:]:
                 moves = _with_makers(search, node, axes, free, limits)
-                if len(moves) > 1 and _together(search, moves, search.least_delta) < best[0]:
-                    saved = _together(search, moves, search.delta)
+                if len(moves) > 1 and together(search, moves, search.least_delta) < best[0]:
+                    saved = together(search, moves, search.delta)
                     best = min(best, (saved, moves), key=lambda one: one[0])
             changes = [c for one, axes in best[1] for c in search.put(one, axes)]
             dirty |= search.keep(changes) & free
@@ -225,14 +225,14 @@ def _best_move(search: Search, moving: _Moving, limits: Limits) -> list[Choice]:
     best: tuple[float, list[Choice]] = (-WORTH_IT, [])
     for offers in _moves_of(search, moving, limits):
         hoped = [(nodes[i], min(found)[2]) for i, found in offers.items()]
-        if len(hoped) < 2 or _together(search, hoped, search.least_delta) > best[0] + WORTH_IT:
+        if len(hoped) < 2 or together(search, hoped, search.least_delta) > best[0] + WORTH_IT:
             continue
         moves = [
             (nodes[i], axes)
             for i, found in offers.items()
             if (axes := _cheapest_offer(search, moving.value, nodes[i], found)) is not None
         ]
-        saved = _together(search, moves, search.delta)
+        saved = together(search, moves, search.delta)
         if len(moves) > 1 and saved < best[0]:
             best = saved, moves
     return best[1]
@@ -297,7 +297,7 @@ def _maker_along(search: Search, value: Value, users: Sequence[int], free: Set[i
     return nodes[0] if near else None
 
 
-def _together(
+def together(
     search: Search, moves: Sequence[Choice], price: Callable[[Sequence[Change]], float]
 ) -> float:
     """What it costs to place several nodes at once."""

@@ -19,6 +19,7 @@ from meshwise.choose.starts import (
     forward_start,
     moved_starts,
 )
+from meshwise.choose.sums_together import with_sums_together
 
 # So many times less is worth it that values lie otherwise throughout.
 LESS = 1.03
@@ -111,4 +112,5 @@ DESCENTS: tuple[Descent, ...] = (
     _with_steps_gathered,
     _with_arguments_moved,
     with_work_repeated,
+    with_sums_together,
 )

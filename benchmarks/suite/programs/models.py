@@ -11,6 +11,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from benchmarks.suite.program import (
+    GRID,
     LOCAL,
     NONE,
     SECOND,
@@ -42,6 +43,19 @@ def squared(function: Any, *which: int) -> Any:
 def attend(q: Any, k: Any, v: Any) -> Any:
     p = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k) / q.shape[-1] ** 0.5, -1)
     return jnp.einsum("bhqk,bkhd->bqhd", p, v)
+
+
+def attention_back(x: Any, wq: Any, wk: Any, wv: Any, back: Any) -> Any:
+    """Gradients of attention without its last projection."""
+
+    def heads(x: Any, *weights: Any) -> Any:
+        return attend(*(jnp.einsum("bsd,dhk->bshk", x, w) for w in weights))
+
+    return jax.vjp(heads, x, wq, wk, wv)[1](back)
+
+
+def attention_back_of_input(x: Any, *others: Any) -> Any:
+    return attention_back(x, *others)[0]
 
 
 def grouped_queries(x: Any, wq: Any, wk: Any, wv: Any, wo: Any) -> Any:
@@ -245,6 +259,14 @@ TABLE = [
         Array((8, 64, 64), X), Array((64, 8, 8), COLUMNS, scale=0.1),
         Array((64, 4, 8), COLUMNS, scale=0.1), Array((64, 4, 8), COLUMNS, scale=0.1),
         Array((8, 8, 64), Y, scale=0.1)), X, (2, 4)),
+    attention("gradient of attention's input, features sharded, 2x4", attention_back_of_input, (
+        Array((16, 32, 64), HEADS), *(Array((64, 8, 8), COLUMNS, scale=0.1),) * 3,
+        Array((16, 32, 8, 8), HEADS)), HEADS, (2, 4),
+        best=Best(gathered(8 * 32 * 64, 4) + scattered(8 * 32 * 64, 4),
+                  "features gathered, and the sum of three gradients scattered")),
+    attention("gradient of attention, features and weights sharded, 2x4", attention_back, (
+        Array((16, 32, 64), HEADS), *(Array((64, 8, 8), GRID, scale=0.1),) * 3,
+        Array((16, 32, 8, 8), HEADS)), (HEADS, GRID, GRID, GRID), (2, 4)),
     attention("sliding window by blocks, sequence sharded", windowed,
         (Array((2, 128, 4, 8), SECOND),) * 3, SECOND,
         best=Best(2 * passed(2, 8, 4, 8), "a block of keys and of values to the next"),
