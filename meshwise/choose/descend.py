@@ -53,7 +53,7 @@ def descend(search: Search, limits: Limits) -> None:
     free = {n.index for n in search.graph.nodes} - fixed
     dirty = set(free)
     for _ in range(MOST_ROUNDS):
-        _settle_nodes(search, dirty, free, limits)
+        settle_nodes(search, dirty, free, limits)
         dirty = _move_shared_values(search, free, limits)
         dirty = dirty or _move_shared_values(search, free, limits, follows=True)
         dirty = dirty or _move_with_makers(search, free, limits)
@@ -61,8 +61,8 @@ def descend(search: Search, limits: Limits) -> None:
             break
 
 
-def _settle_nodes(search: Search, dirty: set[int], free: Set[int], limits: Limits) -> None:
-    """Each dirty node takes its best strategy, until none is dirty."""
+def settle_nodes(search: Search, dirty: set[int], free: Set[int], limits: Limits) -> None:
+    """Each dirty node takes its best strategy, until none is dirty; only what is free moves."""
     for sweep in range(MOST_SWEEPS):
         if not dirty:
             break

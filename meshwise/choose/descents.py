@@ -11,6 +11,7 @@ from meshwise.choose.candidates import may_move_behind
 from meshwise.choose.found import Found, descended
 from meshwise.choose.graph import Graph
 from meshwise.choose.limits import Limits, limits_of, nominal
+from meshwise.choose.regions_last import with_regions_last
 from meshwise.choose.repeating import with_work_repeated
 from meshwise.choose.search import Search
 from meshwise.choose.starts import (
@@ -19,7 +20,6 @@ from meshwise.choose.starts import (
     forward_start,
     moved_starts,
 )
-from meshwise.choose.sums_together import with_sums_together
 
 # So many times less is worth it that values lie otherwise throughout.
 LESS = 1.03
@@ -112,5 +112,5 @@ DESCENTS: tuple[Descent, ...] = (
     _with_steps_gathered,
     _with_arguments_moved,
     with_work_repeated,
-    with_sums_together,
+    with_regions_last,
 )

@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from meshwise.choose.descend import Choice, choices_of, together
-from meshwise.choose.found import Found, descended
-from meshwise.choose.graph import Graph, Value
+from meshwise.choose.graph import Value
 from meshwise.choose.limits import Limits, fixed_axes
 from meshwise.choose.regions import Node
 from meshwise.choose.search import Search
@@ -19,18 +18,17 @@ from meshwise.ir.mesh import Axes
 from meshwise.ir.sharding import DimAxes, Reduction
 
 # A part of a plan's seconds that what is before the terms may save.
-HARDLY = 0.01
+HARDLY = 0.1
 
 # For each maker of terms, the axes with which these are sums over some axes.
 _Offered = Mapping[int, Sequence[DimAxes]]
 
 
-def with_sums_together(graph: Graph, limits: Limits, found: Sequence[Found]) -> list[Found]:
-    """What is found from the best plan so far, with such sums where they cost hardly more."""
-    best = min(found, key=lambda one: one.seconds)
-    search = Search(graph, [placed.strategy.axes for placed in best.search.placed])
+def make_sums_together(search: Search, limits: Limits, seconds: float) -> bool:
+    """Place makers of terms so wherever it costs hardly more, of a plan's seconds; whether any."""
+    graph = search.graph
     free = {n.index for n in graph.nodes} - fixed_axes(graph).keys()
-    is_moved = False
+    is_any = False
     for node in graph.nodes:
         terms = _terms(search, node)
         makers = {value.maker for value in terms}
@@ -38,14 +36,12 @@ def with_sums_together(graph: Graph, limits: Limits, found: Sequence[Found]) -> 
             continue
         ways = _ways(search, node, terms, limits)
         priced = [(together(search, way, search.delta), k, way) for k, way in enumerate(ways)]
-        seconds, _, least = min(priced, default=(0.0, 0, []))
-        if least and seconds < HARDLY * best.seconds:
+        cost, _, least = min(priced, default=(0.0, 0, []))
+        if least and cost < HARDLY * seconds:
             for one, axes in least:
                 search.keep(search.put(one, axes))
-            is_moved = True
-    if not is_moved:
-        return []
-    return [descended(Search(graph, [p.strategy.axes for p in search.placed]), limits)]
+            is_any = True
+    return is_any
 
 
 def _terms(search: Search, node: Node) -> list[Value]:

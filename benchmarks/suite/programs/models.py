@@ -58,6 +58,11 @@ def attention_back_of_input(x: Any, *others: Any) -> Any:
     return attention_back(x, *others)[0]
 
 
+def gated_back(x: Any, gate: Any, up: Any, back: Any) -> Any:
+    """Gradients of a gated MLP without its last product."""
+    return jax.vjp(lambda x, gate, up: jax.nn.silu(x @ gate) * (x @ up), x, gate, up)[1](back)
+
+
 def grouped_queries(x: Any, wq: Any, wk: Any, wv: Any, wo: Any) -> Any:
     """Four queries a key, causal."""
     q = jnp.einsum("bsd,dhk->bshk", x, wq)
@@ -262,11 +267,17 @@ TABLE = [
     attention("gradient of attention's input, features sharded, 2x4", attention_back_of_input, (
         Array((16, 32, 64), HEADS), *(Array((64, 8, 8), COLUMNS, scale=0.1),) * 3,
         Array((16, 32, 8, 8), HEADS)), HEADS, (2, 4),
-        best=Best(gathered(8 * 32 * 64, 4) + scattered(8 * 32 * 64, 4),
-                  "features gathered, and the sum of three gradients scattered")),
+        best=Best(3 * exchanged(8 * 32 * 64 / 4, 4) + 3 * gathered(64 * 64, 4),
+                  "features to sequences and back, and weights gathered")),
     attention("gradient of attention, features and weights sharded, 2x4", attention_back, (
         Array((16, 32, 64), HEADS), *(Array((64, 8, 8), GRID, scale=0.1),) * 3,
         Array((16, 32, 8, 8), HEADS)), (HEADS, GRID, GRID, GRID), (2, 4)),
+    attention("gradient of a gated unit, weights in blocks, 2x4", gated_back, (
+        Array((16, 32, 64), X), *(Array((64, 256), GRID, scale=0.1),) * 2,
+        Array((16, 32, 256), P(("x", "y")))), (X, GRID, GRID), (2, 4),
+        best=Best(2 * (gathered(64 * 64, 2) + scattered(64 * 64, 2)) + exchanged(2 * 32 * 256, 4)
+                  + reduced(8 * 32 * 64, 4),
+                  "weights over rows, what comes back by columns, and a sum")),
     attention("sliding window by blocks, sequence sharded", windowed,
         (Array((2, 128, 4, 8), SECOND),) * 3, SECOND,
         best=Best(2 * passed(2, 8, 4, 8), "a block of keys and of values to the next"),
