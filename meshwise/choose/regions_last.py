@@ -20,10 +20,12 @@ from meshwise.ir.sharding import DimAxes
 
 # Of fewer nodes the descents before find what there is.
 FEW = 3
+# So many times less is worth it that all of a block lies otherwise.
+LESS = 1.03
 
 
 def with_regions_last(graph: Graph, limits: Limits, found: Sequence[Found]) -> list[Found]:
-    """What is found from the best plan so far with regions whole at first.
+    """What is found from the best plan so far with regions whole at first, if it is worth it.
 
     And, over several axes, with everything whole, which binds nobody at all. With figures of a
     machine, where launches cost most, nothing was found so in 77 programs.
@@ -39,7 +41,8 @@ def with_regions_last(graph: Graph, limits: Limits, found: Sequence[Found]) -> l
     plan = [placed.strategy.axes for placed in best.search.placed]
     wholes = [regions, free] if len(graph.mesh.user_axes) > 1 else [regions]
     starts = [_settled(graph, limits, plan, whole, best.seconds) for whole in wholes]
-    return [descended(Search(graph, start), limits) for start in dict.fromkeys(starts)]
+    ends = [descended(Search(graph, start), limits) for start in dict.fromkeys(starts)]
+    return [one for one in ends if LESS * one.seconds <= best.seconds]
 
 
 def _settled(

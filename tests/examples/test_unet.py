@@ -15,8 +15,9 @@ UNEVEN = model.Config(size=(28, 12, 20))
 CASES = {name: hints.case(name, SMALL) for name in hints.SCHEMES}
 
 
-# Inside, one axis cuts the batch: to bring it there and back is less than its halos.
-LESS = {"bars": {"ppermute": (41, 264_192), "all_to_all": (4, 12_288)}}
+# Inside, one axis cuts the batch, and on the lower level the other one cuts the depth, of which
+# slabs are smaller: to bring volumes there and back is less than their halos.
+LESS = {"bars": {"ppermute": (22, 133_120), "all_to_all": (6, 26_624)}}
 
 
 def shards_of(case: Case) -> tuple[int, ...]:
