@@ -76,6 +76,7 @@ from meshwise._jax.extremes import max_and_argmax_p as max_and_argmax_p
 from meshwise._jax.extremes import min_and_argmin as min_and_argmin
 from meshwise._jax.extremes import min_and_argmin_p as min_and_argmin_p
 from meshwise._jax.hints import auto_twin as auto_twin
+from meshwise._jax.hints import def_eager_reshard as def_eager_reshard
 from meshwise._jax.hints import hint_p as hint_p
 from meshwise._jax.hints import on_mesh as on_mesh
 from meshwise._jax.inspection import inspected as inspected

@@ -1,7 +1,7 @@
 """Calling a compiled program from C++, and arrays of our own that JAX takes as arguments."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any, NoReturn
 
 import jax
@@ -67,12 +67,15 @@ def kept_with_function(make: Callable[..., Any]) -> Any:
     return _util.weakref_lru_cache(make, trace_context_in_key=False)
 
 
-def guarded(dispatch: Callable[..., Any], look: Callable[..., None]) -> Callable[..., Any]:
+def guarded(
+    dispatch: Callable[..., Any], look: Callable[..., None], held: Callable[[], Set[int]]
+) -> Callable[..., Any]:
     """`dispatch` of a function that donates, and `look(args, kwargs)` where it fails, to say why.
 
     Where a donated buffer that is read would end the process, it looks before where an array comes
-    twice, and deletes afterwards what was donated: then a later call only fails. All of this is
-    paid for in every call; one that donates nothing comes to `miss` where it fails.
+    twice, or is one of those `held` by programs, told by their ids, and deletes afterwards what was
+    donated: then a later call only fails. All of this is paid for in every call; one that donates
+    nothing comes to `miss` where it fails.
     """
     flatten, array = _tree_util.default_registry.flatten, _xla.ArrayImpl
 
@@ -85,7 +88,8 @@ def guarded(dispatch: Callable[..., Any], look: Callable[..., None]) -> Callable
 
     def donating(*args: Any, **kwargs: Any) -> Any:
         leaves = flatten((args, kwargs))[0]
-        if len(set(map(id, leaves))) < len(leaves):
+        ids = set(map(id, leaves))
+        if len(ids) < len(leaves) or not ids.isdisjoint(held()):
             look(args, kwargs)
         outs = call(*args, **kwargs)
         for leaf in leaves:

@@ -1,39 +1,65 @@
 """The hint primitive: what `mw.shard` binds."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax._src import ad_util as _ad_util
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import mlir as _mlir
 from jax._src.named_sharding import DuplicateSpecError
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from meshwise._jax.jaxprs import Primitive
+from meshwise._jax.jaxprs import Primitive, Tracer
 from meshwise.errors import MemoryLimitError, message
 
 hint_p = Primitive("hint")
 
 
-@hint_p.def_impl
-def _hint_impl(x: Any, *, sharding: Any, reshards: bool = False, **_: Any) -> Any:
-    """Outside a program a hint says nothing, and where a value is resharded JAX moves it."""
-    if not reshards:
-        return x
-    if not isinstance(sharding, NamedSharding):
+def def_eager_reshard(reshard: Callable[..., Any]) -> None:
+    """What a reshard does outside of programs, for an array and a closed sharding on a mesh."""
+
+    def impl(x: Any, *, sharding: Any, reshards: bool = False, **params: Any) -> Any:
+        if not reshards:
+            return x  # there a hint says nothing
         lies = getattr(x, "sharding", None)
-        if not isinstance(lies, NamedSharding):
-            return x
-        sharding = NamedSharding(lies.mesh, sharding)
-    closed = [None if e is PartitionSpec.UNCONSTRAINED else e for e in sharding.spec]
-    return jax.device_put(x, NamedSharding(sharding.mesh, PartitionSpec(*closed)))
+        if not isinstance(sharding, NamedSharding):
+            if not isinstance(lies, NamedSharding):
+                return x
+            sharding = NamedSharding(lies.mesh, sharding)
+        closed = [None if e is PartitionSpec.UNCONSTRAINED else e for e in sharding.spec]
+        return reshard(
+            x, NamedSharding(sharding.mesh, PartitionSpec(*closed)), params.get("max_bytes")
+        )
+
+    hint_p.def_impl(impl)
 
 
 hint_p.def_abstract_eval(lambda x, **params: x)
 
 
-_ad.deflinear2(hint_p, lambda ct, _, **params: (hint_p.bind(ct, **params),))
+def _hint_jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tuple[Any, Any]:
+    """Of an array that is resharded outside of programs the tangent knows where it came from."""
+    (x,), (tangent,) = primals, tangents
+    out = hint_p.bind(x, **params)
+    if type(tangent) is _ad_util.Zero:
+        return out, tangent
+    lies = None if isinstance(x, Tracer) else getattr(x, "sharding", None)
+    if params.get("reshards") and isinstance(lies, NamedSharding):
+        params = {**params, "back": lies}
+    return out, hint_p.bind(tangent, **params)
+
+
+def _hint_transpose(cotangent: Any, _: Any, *, back: Any = None, **params: Any) -> tuple[Any]:
+    """A cotangent lies as the value does; where that came from a mesh, it goes back there."""
+    if back is not None:
+        params = {**params, "sharding": back, "back": params["sharding"]}
+    return (hint_p.bind(cotangent, **params),)
+
+
+_ad.deflinear2(hint_p, _hint_transpose)
+_ad.primitive_jvps[hint_p] = _hint_jvp
 
 
 def batched_spec(spec: Any, dim: Any, axis_name: Any) -> Any:

@@ -182,6 +182,21 @@ def argument_types(
     return types
 
 
+def refuse_structs(name: str, arguments: Arguments) -> None:
+    """An error for arguments of which only the type is given, where their numbers are wanted."""
+    found = zip(arguments.leaves, argument_paths(arguments), strict=True)
+    offenders = [f"{path} is {x}" for x, path in found if isinstance(x, jax.ShapeDtypeStruct)]
+    if offenders:
+        raise ArgumentError(
+            message(
+                f"{name} was called with types in the place of arrays",
+                offenders,
+                "A call computes with numbers, of which a type has none.",
+                "Give arrays, or ask for the program alone: partition, trace and lower take types.",
+            )
+        )
+
+
 def refuse_others(name: str, arguments: Arguments, paths: Sequence[str], types: Any) -> None:
     """An error for what JAX takes beside arrays."""
     found = zip(arguments.leaves, paths, types, strict=True)

@@ -14,23 +14,21 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AbstractMesh
 
 from meshwise import _jax
 from meshwise.api.calibrate import kept, kept_of_mesh
-from meshwise.api.meshes import platform_of, process_count
+from meshwise.api.meshes import platform_of
 from meshwise.api.policies import Policy, policies
 from meshwise.api.schedule import Schedule
 from meshwise.api.spmd_program import SpmdProgram
 from meshwise.api.states import state_of
+from meshwise.api.tuning_limits import check_limits, check_measure
 from meshwise.cost.hardware import CPU, GENERIC, Hardware
 from meshwise.cost.links import Links
 from meshwise.cost.memory import peak_memory
 from meshwise.cost.timeline import timeline
-from meshwise.errors import ArgumentError, message
 from meshwise.report.schedules import candidates_table
 
-MEASURES = ("time", "cost")
 # A schedule that sends more than the program as it is, by this factor and bytes, is out: norms of
 # slices and padding may add a little.
 SENT_MORE, MORE_BYTES = 1.01, 1024
@@ -136,6 +134,7 @@ def autotune(
 
     Raises ArgumentError for what does not fit.
     """
+    check_limits(budget_s, finalists, rounds, hardware)
     start = time.perf_counter()
     first = Schedule(program, *args)
     if states is not None:
@@ -143,7 +142,7 @@ def autotune(
         for name in states:
             state_of(first.original, name, None)
     mesh = first.original.user_mesh
-    _check(measure, mesh)
+    check_measure(measure, mesh)
     machine = hardware or _hardware_of(mesh, measure)
     beside = machine is not CPU and platform_of(mesh) != "cpu" if overlaps is None else overlaps
     deadline = start + budget_s if measure == "time" else float("inf")
@@ -171,31 +170,6 @@ def scheduled(program: SpmdProgram, schedule: Any, hardware: Hardware | None) ->
         figures = hardware or _hardware_of(program.user_mesh, "cost")
         return autotune(program, measure="cost", hardware=figures).program
     return Schedule(program).run(schedule).program
-
-
-def _check(measure: str, mesh: Any) -> None:
-    if measure not in MEASURES:
-        raise ArgumentError(
-            message(
-                "mw.autotune was given a measure that is none",
-                [f"measure={measure!r}"],
-                f"It is one of {', '.join(map(repr, MEASURES))}.",
-                'Leave it out to have finalists timed, or give "cost" to go by the cost model.',
-            )
-        )
-    if measure != "time":
-        return
-    if isinstance(mesh, AbstractMesh):
-        what = "that has no devices"
-        rule = "An AbstractMesh has the shape of a mesh, and nothing to run on."
-    elif process_count(mesh) > 1:
-        what = "of several processes"
-        rule = "All processes must come to one schedule, and each has a clock of its own."
-    else:
-        return
-    asked = f"mw.autotune was asked to time a program {what}"
-    way_out = 'Give measure="cost", or the mesh of devices of one process.'
-    raise ArgumentError(message(asked, [f"its mesh is {mesh}"], rule, way_out))
 
 
 def _hardware_of(mesh: Any, measure: str) -> Hardware | Links:

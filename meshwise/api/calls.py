@@ -1,14 +1,20 @@
 """What calls of one function under `mw.jit` come to: programs, kept, or `jax.jit`'s answer."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 
 from meshwise import _jax
-from meshwise.api.arguments import Arguments, argument_paths, leaf_key, take_apart
+from meshwise.api.arguments import (
+    Arguments,
+    argument_paths,
+    leaf_key,
+    refuse_structs,
+    take_apart,
+)
 from meshwise.api.as_jax import AsJax
 from meshwise.api.autotune import scheduled
 from meshwise.api.build import Resolved, build, circumstances, donated_leaves, planning, resolve
@@ -29,6 +35,7 @@ class _Kept:
     programs: dict[Any, SpmdProgram | MeshwiseError] = field(default_factory=dict)
     shared: dict[Any, SpmdProgram] = field(default_factory=dict)
     runners: dict[Any, Runner] = field(default_factory=dict)
+    held: set[int] = field(default_factory=set)  # ids of arrays that donating programs hold
 
 
 @_jax.kept_with_function
@@ -87,11 +94,19 @@ class Calls:
         return _jax.traced_with(traced, functools.partial(self._lowered, arguments, traced))
 
     def look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """An error where an argument's buffers are gone, or donated and given twice."""
+        """An error where buffers that a call reads are gone, or donated and read elsewhere."""
         arguments = take_apart(self.options, args, kwargs)
+        is_traced = self._is_traced(arguments)
+        known = None if is_traced else self._kept.programs.get(self._key(arguments))
+        if isinstance(known, SpmdProgram):
+            return known.look(arguments.leaves)
         donated = donated_leaves(self.options, arguments)
         paths = functools.partial(argument_paths, arguments)
         refuse_gone(self.name, arguments.leaves, paths, donated)
+
+    def held(self) -> Set[int]:
+        """The ids of arrays that must not be donated, as programs that donate hold them."""
+        return self._kept.held
 
     def answer(self, arguments: Arguments) -> Answer:
         """The results of a call, and what made them."""
@@ -115,6 +130,8 @@ class Calls:
             except MeshwiseError as refusal:
                 return self._as_jax.answer(refusal, as_jax)
             return Answer(outs)
+        if any(type(leaf) is jax.ShapeDtypeStruct for leaf in arguments.leaves):
+            refuse_structs(self.name, arguments)
         key, programs = self._key(arguments), self._kept.programs
         found = programs.get(key) or self._found(arguments, is_compiled=True)
         if isinstance(found, MeshwiseError):
@@ -122,6 +139,9 @@ class Calls:
             programs[key] = forgotten(found)
             return answer
         programs[key] = found
+        if found.held and found.donated:
+            found.look(arguments.leaves)
+            self._kept.held.update(map(id, found.held))
         if self._as_jax.may_run and found.user_mesh.size == 1:
             return as_jax()
         try:

@@ -1,4 +1,4 @@
-"""Arguments whose buffers are gone: donated to an earlier call, or used twice in a donating one.
+"""Arrays whose buffers are gone: donated to an earlier call, or read twice in a donating one.
 
 XLA finds them when the call is already under way, and with jax 0.10 a process whose mesh has
 several devices does not survive that. So what a call donates is deleted after it, and is found
@@ -23,7 +23,7 @@ def refuse_gone(
     paths_of: Callable[[], Sequence[str]],
     donated: Sequence[int] = (),
 ) -> None:
-    """An error that names every argument whose buffers are deleted, or donated and given twice."""
+    """An error that names every array whose buffers are deleted, or donated and read twice."""
     arrays = [(i, leaf) for i, leaf in enumerate(leaves) if type(leaf) in _KINDS]
     gone = [i for i, leaf in arrays if leaf.is_deleted()]
     places: dict[int, list[int]] = {}
@@ -49,10 +49,10 @@ def refuse_gone(
         )
     raise DeletedArrayError(
         message(
-            f"{name} donates an array that it is given twice",
+            f"{name} donates an array that it reads twice",
             [" and ".join(paths[i] for i in at) + " are one array" for at in shared],
             "The buffers of a donated argument become those of a result, and cannot be read as "
-            "another argument.",
+            "another argument, or as what the function closes over.",
             "Pass a copy (x.copy()) in one of the places, or do not donate it.",
         )
     )

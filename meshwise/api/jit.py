@@ -165,7 +165,7 @@ class JitFunction:
             self.name, fn, misses.missed, options.static_argnums, options.static_argnames
         )
         donates = bool(options.donate_argnums or options.donate_argnames)
-        self.__call__ = _jax.guarded(dispatch, calls.look) if donates else dispatch
+        self.__call__ = _jax.guarded(dispatch, calls.look, calls.held) if donates else dispatch
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Bind to an object when the function is a method."""

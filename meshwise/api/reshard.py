@@ -83,6 +83,11 @@ def reshard(
     return jax.tree.unflatten(tree, _moved(leaves, targets, limits, donate))
 
 
+@_jax.def_eager_reshard
+def _reshard_eagerly(x: Any, sharding: NamedSharding, max_bytes: int | None) -> Any:
+    return reshard(x, sharding, max_bytes=max_bytes)
+
+
 def _program(x: jax.Array, target: NamedSharding, limits: Limits) -> Any:
     """The program for one array, found by its type alone; None for what is less plain."""
     return (
@@ -186,10 +191,8 @@ def _array_type(shape: Any, dtype: Any) -> tuple[tuple[int, ...], Any]:
     except TypeError:
         sizes = ()
         problems.append(f"shape={shape!r}")
-    try:
-        number = jax.numpy.dtype(dtype)
-    except TypeError:
-        number = None
+    number = _number_type(dtype)
+    if number is None:
         problems.append(f"dtype={dtype!r}")
     if problems:
         raise ArgumentError(
@@ -201,6 +204,18 @@ def _array_type(shape: Any, dtype: Any) -> tuple[tuple[int, ...], Any]:
             )
         )
     return sizes, number
+
+
+def _number_type(dtype: Any) -> Any:
+    """The type of an array's elements, None for what no array has."""
+    if dtype is None:  # to NumPy that is float64
+        return None
+    try:
+        found = jax.numpy.dtype(dtype)
+    except TypeError:
+        return None
+    is_number = any(jax.numpy.issubdtype(found, kind) for kind in (np.number, np.bool_))
+    return found if is_number else None
 
 
 def _remesh(transfer: Transfer, limits: Limits) -> RemeshPlan:
@@ -325,14 +340,14 @@ def _check_arrays(leaves: Sequence[Any], paths: Sequence[str]) -> None:
     strangers = [
         f"{path} is {describe(leaf)}"
         for leaf, path in zip(leaves, paths, strict=True)
-        if _jax.array_type(leaf) is None
+        if isinstance(leaf, jax.ShapeDtypeStruct) or _jax.array_type(leaf) is None
     ]
     if strangers:
         raise ArgumentError(
             message(
                 "mw.reshard was given values that are no arrays",
                 strangers,
-                "Only arrays have shardings.",
-                "Give others None for a sharding, or leave them out of the tree.",
+                "Only arrays have parts to send.",
+                "Leave others out of the tree; mw.reshard_plan takes a shape and a dtype.",
             )
         )

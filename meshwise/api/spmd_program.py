@@ -1,6 +1,6 @@
 """The partitioned program as a user holds it: read it, price it, simulate it, run it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -9,6 +9,7 @@ import jax
 from jax.sharding import NamedSharding
 
 from meshwise import _jax
+from meshwise.api.deleted import refuse_gone
 from meshwise.api.shard_maps import read_shard_map
 from meshwise.choose.plan import Plan
 from meshwise.errors import ArgumentError, message
@@ -167,7 +168,14 @@ class SpmdProgram:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run on the devices of the mesh."""
-        return jax.tree.unflatten(self.out_tree, self.executable(self._leaves(args, kwargs)))
+        leaves = self._leaves(args, kwargs)
+        if self.donated:
+            self.look(leaves)
+        return jax.tree.unflatten(self.out_tree, self.executable(leaves))
+
+    def look(self, leaves: Sequence[Any]) -> None:
+        """An error where buffers that a call reads are gone, or donated and read elsewhere."""
+        refuse_gone(self.name, [*self.held, *leaves], lambda: self.in_paths, self.donated)
 
     def compile(self) -> Any:
         """The `jax.stages.Compiled` of the program, for its cost and memory analysis."""

@@ -196,7 +196,8 @@ class UnevenArray:
         return format(np.asarray(self)[()], spec) if spec else str(self)
 
     def __str__(self) -> str:
-        return str(np.asarray(self))
+        is_keys = jax.numpy.issubdtype(self.dtype, _jax.extended)
+        return repr(self) if is_keys else str(np.asarray(self))
 
     def __copy__(self) -> "UnevenArray":
         return self.copy()

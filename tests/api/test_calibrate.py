@@ -10,8 +10,8 @@ from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
-from meshwise.api import autotune
 from meshwise.api import calibrate as api
+from meshwise.api import tuning_limits
 from meshwise.cost.links import Links
 from meshwise.run import calibrate as run
 from meshwise.run.calibrate import Sizes
@@ -145,7 +145,7 @@ def test_processes_are_not_to_plan_each_with_figures_of_its_own(quick, mesh8, mo
     mw.calibrate(mesh8.devices.flat)
     x = np.ones((16, 16), np.float32)
     program = mw.jit(lambda a: a @ a, mesh=mesh8, in_shardings=P("x")).partition(x)
-    for module in (api, autotune):
+    for module in (api, tuning_limits):
         monkeypatch.setattr(module, "process_count", lambda mesh: 2)
     with pytest.raises(mw.ArgumentError, match="the mesh is of 2 processes"):
         mw.jit(lambda a: a @ a, mesh=mesh8, in_shardings=P("x"), hardware="measured").partition(x)

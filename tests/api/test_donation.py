@@ -110,8 +110,9 @@ def test_reading_what_was_donated(step, mesh2x4):
     np.testing.assert_array_equal(step(fresh, x)["a"], X * 2)
 
 
-SHARED = """step donates an array that it is given twice: args[0]['a'] and args[1] are one array
-The buffers of a donated argument become those of a result, and cannot be read as another argument.
+SHARED = """step donates an array that it reads twice: args[0]['a'] and args[1] are one array
+The buffers of a donated argument become those of a result, and cannot be read as another argument,\
+ or as what the function closes over.
 Pass a copy (x.copy()) in one of the places, or do not donate it."""
 
 
@@ -122,6 +123,38 @@ def test_donating_what_is_read_twice(step, mesh2x4):
             step({"a": a, "b": b}, a)
         assert str(caught.value) == SHARED
     np.testing.assert_array_equal(step({"a": a, "b": b}, a.copy())["a"], X * 2)
+
+
+CLOSED_OVER = "closed-over array 0 and args[0] are one array"
+
+
+def test_donating_what_is_closed_over(mesh2x4):
+    weight, x = put(mesh2x4, "x"), put(mesh2x4, "x")
+
+    def step(state):
+        return state * 2 + weight
+
+    donating = mw.jit(step, mesh=mesh2x4, donate_argnums=0)
+    for state in (weight, x, weight):  # before there is a program, then from C++
+        if state is weight:
+            with pytest.raises(mw.DeletedArrayError, match=re.escape(CLOSED_OVER)):
+                donating(state)
+        else:
+            np.testing.assert_array_equal(donating(state), X * 3)
+    with pytest.raises(mw.DeletedArrayError, match=re.escape(CLOSED_OVER)):
+        donating.partition(weight)(weight)
+    np.testing.assert_array_equal(donating(weight.copy()), X * 3)
+    assert not weight.is_deleted()
+
+
+def test_what_is_closed_over_is_donated_elsewhere(mesh2x4):
+    weight = put(mesh2x4, "x")
+    reading = mw.jit(lambda x: x * 2 + weight, mesh=mesh2x4)
+    np.testing.assert_array_equal(reading(put(mesh2x4, "x")), X * 3)
+    mw.jit(lambda x: x + 1, mesh=mesh2x4, donate_argnums=0)(weight)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="Array has been deleted"):
+            reading(put(mesh2x4, "x"))
 
 
 def test_uneven_state_is_donated(mesh8):

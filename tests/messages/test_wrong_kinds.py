@@ -11,6 +11,7 @@ import meshwise as mw
 from meshwise.rules.registry import REGISTRY
 
 MESH = AbstractMesh((8,), ("x",))
+TYPE = jax.ShapeDtypeStruct((8,), jnp.float32)
 
 
 def schedule():
@@ -30,6 +31,21 @@ CASES = {
     "bucket": (mw.ArgumentError, "handles: 'sums'", lambda: schedule().bucket("sums")),
     "a mesh of a program": (
         mw.ArgumentError, "mw.program was given a mesh that is none", lambda: mw.program("x"),
+    ),
+    "limits of tuning": (
+        mw.ArgumentError,
+        "(?s)budget_s=-1.*finalists='2'.*rounds=0.*hardware='cpu'",
+        lambda: mw.autotune(
+            None, budget_s=-1, finalists="2", rounds=0, hardware="cpu"  # pyright: ignore
+        ),
+    ),
+    "a type to reshard": (
+        mw.ArgumentError, r"x\['w'\] is a ShapeDtypeStruct",
+        lambda: mw.reshard({"w": TYPE}, P("x")),
+    ),
+    "a type to compute with": (
+        mw.ArgumentError, r"(?s)args\[0\] is ShapeDtypeStruct.*partition, trace and lower",
+        lambda: mw.jit(jnp.sin, mesh=jax.make_mesh((8,), ("x",)))(TYPE),
     ),
     "layouts": (
         mw.LayoutError, "no parameters: layouts=\\[3\\]", lambda: mw.program(MESH, layouts=[3]),

@@ -1,0 +1,60 @@
+"""What `mw.autotune` is held to, and compares schedules by; an error for what is none."""
+
+from typing import Any
+
+from jax.sharding import AbstractMesh
+
+from meshwise.api.meshes import process_count
+from meshwise.cost.hardware import Hardware
+from meshwise.cost.links import Links
+from meshwise.errors import ArgumentError, message
+
+MEASURES = ("time", "cost")
+
+
+def check_limits(budget_s: Any, finalists: Any, rounds: Any, hardware: Any) -> None:
+    """Raise ArgumentError for limits that are none."""
+    problems = []
+    if not isinstance(budget_s, int | float) or not budget_s >= 0:
+        problems.append(f"budget_s={budget_s!r}")
+    for name, count, least in (("finalists", finalists, 0), ("rounds", rounds, 1)):
+        if not isinstance(count, int) or count < least:
+            problems.append(f"{name}={count!r}")
+    if not isinstance(hardware, Hardware | Links | None):
+        problems.append(f"hardware={hardware!r}")
+    if problems:
+        raise ArgumentError(
+            message(
+                "mw.autotune was given limits that are none",
+                problems,
+                "budget_s is a number of seconds, finalists and rounds are whole numbers, rounds "
+                "from one on, hardware is of the classes in meshwise.cost.",
+                "Leave them out for what is tried by default.",
+            )
+        )
+
+
+def check_measure(measure: str, mesh: Any) -> None:
+    """Raise ArgumentError for what schedules of a program on a mesh cannot be compared by."""
+    if measure not in MEASURES:
+        raise ArgumentError(
+            message(
+                "mw.autotune was given a measure that is none",
+                [f"measure={measure!r}"],
+                f"It is one of {', '.join(map(repr, MEASURES))}.",
+                'Leave it out to have finalists timed, or give "cost" to go by the cost model.',
+            )
+        )
+    if measure != "time":
+        return
+    if isinstance(mesh, AbstractMesh):
+        what = "that has no devices"
+        rule = "An AbstractMesh has the shape of a mesh, and nothing to run on."
+    elif process_count(mesh) > 1:
+        what = "of several processes"
+        rule = "All processes must come to one schedule, and each has a clock of its own."
+    else:
+        return
+    asked = f"mw.autotune was asked to time a program {what}"
+    way_out = 'Give measure="cost", or the mesh of devices of one process.'
+    raise ArgumentError(message(asked, [f"its mesh is {mesh}"], rule, way_out))
