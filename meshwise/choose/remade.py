@@ -14,6 +14,7 @@ from meshwise._jax import JaxprEqn, Literal, Var, hint_p, is_mark
 from meshwise.choose.carries import Carries
 from meshwise.cost.fusion import is_elementwise, is_view
 from meshwise.ir.bodies import OUTERMOST, scopes
+from meshwise.ir.operators import RESHAPES, is_among
 from meshwise.ir.program import Program, shape_of
 from meshwise.ir.sharding import DimAxes
 from meshwise.rules.registry import OpRule
@@ -40,7 +41,7 @@ def remade_equations(
         # Not across the bounds of a loop: it would be made in each of its steps.
         read_in = {inside[reader] for v in eqn.outvars for reader in readers[v] if reader >= 0}
         here = read_in <= {scope} and all(made_in.get(v) == scope for v in placed)
-        if not placed or (here and (is_view(eqn) or is_elementwise(eqn, rule))):
+        if not placed or (here and _is_cheap(eqn, rule)):
             own = [made_of[v] for v in placed] or map(_elements, eqn.outvars)
             found[index] = max(own)
             made_in.update(dict.fromkeys(eqn.outvars, scope))
@@ -82,6 +83,11 @@ def _readers(program: Program) -> Mapping[Var, list[int]]:
 
 def _elements(var: Var) -> int:
     return math.prod(shape_of(var))
+
+
+def _is_cheap(eqn: JaxprEqn, rule: OpRule) -> bool:
+    """Whether it is part of its readers' kernels; a reshape is, where dims keep their elements."""
+    return is_view(eqn) or is_among(eqn, RESHAPES) or is_elementwise(eqn, rule)
 
 
 def _makes_any_part(eqn: JaxprEqn, rule: OpRule) -> bool:
