@@ -22,7 +22,7 @@ from meshwise.run.placement import named_sharding, refined_jax_mesh
 from meshwise.run.simulate import simulate
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class SpmdProgram:
     """One program for every device of a mesh.
 
@@ -169,9 +169,23 @@ class SpmdProgram:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run on the devices of the mesh."""
         leaves = self._leaves(args, kwargs)
-        if self.donated:
+        if self.donated:  # a donated buffer that is read may end the process
             self.look(leaves)
-        return jax.tree.unflatten(self.out_tree, self.executable(leaves))
+        try:
+            outs = self.executable(leaves)
+        except (RuntimeError, ValueError):
+            self.look(leaves)
+            raise
+        return jax.tree.unflatten(self.out_tree, outs)
+
+    def __repr__(self) -> str:
+        """What it is of, and what it sends; `explain()` says more."""
+        devices, sent = self.per_device.mesh.device_count, self.wire_bytes / 1024
+        calls = len(self.collectives)
+        return (
+            f"<SpmdProgram of {self.name} for {devices:,} devices, {calls:,} collectives, "
+            f"{sent:,.1f} KiB sent by each>"
+        )
 
     def look(self, leaves: Sequence[Any]) -> None:
         """An error where buffers that a call reads are gone, or donated and read elsewhere."""
@@ -229,7 +243,7 @@ _STAR = _Star()
 
 def _difference(leaf: Any, wanted: Any, path: str) -> str | None:
     """What is wrong with an argument, None where it fits."""
-    aval = _jax.array_type(leaf)
+    aval = None if isinstance(leaf, jax.ShapeDtypeStruct) else _jax.array_type(leaf)
     if aval is None:
         return f"{path} is a {type(leaf).__name__}, wanted is {wanted.str_short()}"
     if (aval.shape, aval.dtype) == (wanted.shape, wanted.dtype):

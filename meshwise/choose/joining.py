@@ -4,6 +4,7 @@ A part joins those that make what it reads, in the order of the program. Which m
 why, is told in `regions.py`.
 """
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from meshwise._jax import Literal, Var, stack_p
 from meshwise.choose.carries import Carries
 from meshwise.choose.parts import Factor, Groups, Part
 from meshwise.ir.factors import Dims
-from meshwise.ir.program import Program
+from meshwise.ir.program import Program, itemsize_of, shape_of
 from meshwise.ir.sharding import DimAxes
 from meshwise.rules.registry import OpRule
 
@@ -37,7 +38,8 @@ def joined_groups(
         if atom in producer
         for reading in each
     }
-    groups = Groups(parts, rules, carried, frozenset(program.carried.values()), sources)
+    largest = [_largest(program, part) for part in parts]
+    groups = Groups(parts, rules, carried, frozenset(program.carried.values()), sources, largest)
     joining = _Joining(program, parts, groups, producer, readers, carried, lying)
     first = {p.equation: k for k, p in reversed(list(enumerate(parts)))}
     for end, begin in program.carried.items():
@@ -84,6 +86,8 @@ class _Joining:
         for operand, atom in made.items():
             other, _ = self.producer[atom]
             if groups.find(other) in in_two_orders or not self._serves_both(k, operand, other):
+                continue
+            if not carries and groups.binds_larger(k, other, _bytes(atom)):
                 continue
             if not carries and self._lies_otherwise(k):
                 continue
@@ -185,6 +189,16 @@ class _Joining:
 def _same_factors(rule: OpRule, end: int, begin: int) -> list[tuple[Factor, Factor]]:
     """The factors of what is carried at the end of a step, and of the same at its beginning."""
     return [((end, f), (begin, f)) for f in range(len(rule.factors.sizes))]
+
+
+def _largest(program: Program, part: Part) -> int:
+    """Bytes of the largest that a part makes."""
+    results = program.equations[part.equation].outvars
+    return max((_bytes(results[r]) for r in part.results), default=0)
+
+
+def _bytes(var: Var) -> int:
+    return math.prod(shape_of(var)) * itemsize_of(var)
 
 
 def _readers(program: Program, parts: Sequence[Part]) -> dict[Var, list[tuple[int, int]]]:

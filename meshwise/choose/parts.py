@@ -84,6 +84,9 @@ def _lengthens(eqn: JaxprEqn, operands: Sequence[int], results: Sequence[int]) -
 
 Factor = tuple[int, int]  # an equation, and one of its rule's factors
 
+# A value of so many times fewer bytes than what is made on either side of it binds neither.
+FAR = 16
+
 
 class Groups:
     """Union-find over parts, and over the factors of their equations."""
@@ -95,11 +98,14 @@ class Groups:
         carried: Carries,
         rounds: Collection[int],
         sources: Mapping[tuple[int, int], int],
+        largest: Sequence[int],
     ):
         """Every part by itself; `rounds` are the equations that begin what a loop carries.
 
-        `sources` says of a part and its operand which part makes that.
+        `sources` says of a part and its operand which part makes that, `largest` how many bytes
+        the largest has that a part makes.
         """
+        self.largest = list(largest)
         self.rules = rules
         self.part_parent = list(range(len(parts)))
         # Not what sums as well: another term of an addition after it is no sum over that factor.
@@ -149,6 +155,7 @@ class Groups:
         self.has_pairs[low] = self.has_pairs[low] or self.has_pairs[high]
         self.goes_round[low] = self.goes_round[low] or self.goes_round[high]
         self.reads_sums[low] = self.reads_sums[low] or self.reads_sums[high]
+        self.largest[low] = max(self.largest[low], self.largest[high])
         for pair in pairs:
             x, y = sorted(self.factor(f) for f in pair)
             if x != y:
@@ -186,6 +193,13 @@ class Groups:
             for dims in (rule.operands[operand], *rule.results)
         ]
         return bool(own) and any(own < result for result in results)
+
+    def binds_larger(self, a: int, b: int, size: int) -> bool:
+        """Whether parts whose groups both make far more than a value would be one for it.
+
+        Labels of rows, by which a matrix and its transpose are read, are sent for less than either.
+        """
+        return FAR * size <= min(self.largest[self.find(a)], self.largest[self.find(b)])
 
     def _is_beside_given(self, part: int, operand: int) -> bool:
         """Whether what an operand makes pairs with neither goes round a loop nor is of sums."""

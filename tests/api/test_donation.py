@@ -182,3 +182,16 @@ def test_keys_are_donated(mesh8):
     for _ in range(4):
         wanted = jax.random.fold_in(wanted, 1)
     np.testing.assert_array_equal(jax.random.key_data(key), jax.random.key_data(wanted))
+
+
+def test_a_program_donates_what_it_is_called_with(mesh2x4):
+    x = put(mesh2x4, "x")
+    program = mw.jit(lambda x, y: x * 2 + y, mesh=mesh2x4, donate_argnums=0).partition(x, x)
+    with pytest.raises(mw.DeletedArrayError, match="are one array"):
+        program(x, x)
+    np.testing.assert_array_equal(program(x, x.copy()), X * 3)
+    with pytest.raises(mw.DeletedArrayError, match=re.escape("args[0]: Array has been deleted")):
+        program(x, put(mesh2x4, "x"))
+    reading = mw.jit(lambda x: x * 2, mesh=mesh2x4).partition(x)
+    with pytest.raises(mw.DeletedArrayError, match=re.escape("args[0]: Array has been deleted")):
+        reading(x)

@@ -47,6 +47,10 @@ CASES = {
         mw.ArgumentError, r"(?s)args\[0\] is ShapeDtypeStruct.*partition, trace and lower",
         lambda: mw.jit(jnp.sin, mesh=jax.make_mesh((8,), ("x",)))(TYPE),
     ),
+    "a type to simulate with": (
+        mw.ArgumentError, r"args\[0\] is a ShapeDtypeStruct, wanted is float32\[8\]",
+        lambda: mw.jit(jnp.sin, mesh=MESH).partition(TYPE).simulate(TYPE),
+    ),
     "layouts": (
         mw.LayoutError, "no parameters: layouts=\\[3\\]", lambda: mw.program(MESH, layouts=[3]),
     ),
