@@ -94,11 +94,13 @@ def figures_of(hardware: Hardware | str, mesh: Any) -> Hardware:
     if isinstance(hardware, Hardware):
         return hardware
     if hardware != "measured":
+        given = f"a {type(hardware).__name__}" if isinstance(hardware, Links) else repr(hardware)
         raise ArgumentError(
             message(
                 "mw.jit was given figures that are none",
-                [f"hardware={hardware!r}"],
-                'They are of a device (meshwise.cost.hardware), or "measured".',
+                [f"hardware={given}"],
+                "They are of one device (CPU, H100, TPU_V5E and GENERIC in meshwise.cost.hardware, "
+                'or `device` of what mw.calibrate measured of a mesh), or "measured".',
                 "Leave it out to plan by bytes.",
             )
         )

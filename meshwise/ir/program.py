@@ -44,6 +44,11 @@ class Hint:
         """The dims, where none is left open."""
         return None if None in self.dims else self.dims  # type: ignore[return-value]
 
+    @property
+    def shards(self) -> bool:
+        """Whether it names an axis."""
+        return any(self.dims) or bool(self.unreduced)
+
 
 @dataclass(frozen=True, eq=False)
 class Program:

@@ -59,8 +59,11 @@ def explain_plan(plan: Plan, program: PerDeviceProgram, name: str) -> str:
 def _head(plan: Plan, program: PerDeviceProgram, name: str) -> list[str]:
     traced = plan.program
     given = [sum(h is not None for h in hints) for hints in (traced.in_hints, traced.out_hints)]
+    hints = (*traced.in_hints, *traced.out_hints, *traced.hints.values())
+    shards = any(hint is not None and hint.shards for hint in hints)
+    said = f"{given[0]} on arguments, {given[1]} on results, {len(traced.hints)} inside"
     rows = [
-        ("hints", f"{given[0]} on arguments, {given[1]} on results, {len(traced.hints)} inside"),
+        ("hints", said if shards else f"{said}: none shards, each device does everything"),
         ("equations", f"{len(traced.equations):,} in the function, "
                       f"{len(program.jaxpr.jaxpr.eqns):,} for each device"),
         *figures(program),
