@@ -119,11 +119,17 @@ def _exchanges(context: LocalContext) -> list[Exchange] | None:
 def _convolution_local(context: LocalContext, lhs: Any, rhs: Any) -> list[Any]:
     """Rows are fetched and padded first; the groups that a device has are counted in its shard."""
     params = context.params
+    rhs_spec = params["dimension_numbers"][1]
     changed: dict[str, Any] = {}
     for name, operand, place in (("feature_group_count", 0, 1), ("batch_group_count", 0, 0)):
         if params[name] > 1:
-            group = context.rule.operands[operand][params["dimension_numbers"][0][place]][0]
-            changed[name] = context.local_size(group)
+            dim = params["dimension_numbers"][0][place]
+            group = context.rule.operands[operand][dim][0]
+            count = changed[name] = context.local_size(group)
+            # Where XLA makes one convolution of all groups, padding is multiplied by its zeros.
+            own, other = lhs.shape[dim] // count, rhs.shape[rhs_spec[0]] // count
+            lhs = mask_padding(context, lhs, dim, group, np.zeros((), lhs.dtype), own)
+            rhs = mask_padding(context, rhs, rhs_spec[0], group, np.zeros((), rhs.dtype), other)
     padding, dilations = list(params["padding"]), list(params["lhs_dilation"])
     zero = np.zeros((), lhs.dtype)
     readings = _readings(context)
@@ -132,8 +138,7 @@ def _convolution_local(context: LocalContext, lhs: Any, rhs: Any) -> list[Any]:
         sums = factor in context.rule.reduction_of
         lhs = read_rows(lhs, reading, context.mesh, zero, everywhere=sums)
         if sums:
-            place = params["dimension_numbers"][1][d + 2]
-            rhs = mask_padding(context, rhs, place, factor, np.zeros((), rhs.dtype))
+            rhs = mask_padding(context, rhs, rhs_spec[d + 2], factor, np.zeros((), rhs.dtype))
     for d, reading in readings:
         if len(set(reading.leads)) == 1:  # the convolution itself dilates
             low = reading.leads[0]

@@ -41,17 +41,22 @@ def nothing_like(array: Any) -> Any:
     return lax.full_like(array, -0.0 if issubdtype(array.dtype, np.floating) else 0)
 
 
-def mask_padding(context: LocalContext, array: Any, dim: int, factor: int, value: Any) -> Any:
+def mask_padding(
+    context: LocalContext, array: Any, dim: int, factor: int, value: Any, each: int = 1
+) -> Any:
     """Overwrite the padding along one sharded dim of a local array.
 
-    `factor` is the dim's only factor. Nothing is done where there is no padding.
+    `factor` is the dim's only factor, or its first, of which `each` one is so many rows. Nothing is
+    done where there is no padding.
     """
     size = context.rule.sizes[factor]
     local = context.local_size(factor)
     if local * context.shards(factor) == size:
         return array
     position = lax.broadcasted_iota(np.int32, array.shape, dim)
-    inside = lax.lt(position, lax.full_like(position, context.real_rows(factor)))
+    rows = context.real_rows(factor)
+    rows = rows if each == 1 else lax.mul(rows, np.int32(each))
+    inside = lax.lt(position, lax.full_like(position, rows))
     return lax.select(inside, array, lax.full_like(array, value))
 
 
