@@ -58,10 +58,13 @@ class Runner:
         found = self.executables.get(key)
         if found is None:
             names, results = _names("argument", in_specs), _names("result", out_specs)
+            # What is made over Auto axes lies on those, all of it: JAX mixes no kinds of meshes.
+            typed = _jax.is_typed((*jaxpr.in_avals, *jaxpr.out_avals))
+            mesh = self.mesh if typed else _jax.auto_twin(self.mesh)
             per_device, _, places = partition_typed(
                 _jax.plain_jaxpr(jaxpr),
                 jaxpr.out_avals,
-                self.mesh,
+                mesh,
                 specs_of_types(jaxpr.in_avals, in_specs),
                 out_specs,
                 self.choices,
@@ -69,9 +72,7 @@ class Runner:
                 names,
                 results,
             )
-            found = Executable(
-                per_device, self.mesh, name=self.name, arg_names=names, placements=places
-            )
+            found = Executable(per_device, mesh, name=self.name, arg_names=names, placements=places)
             self.executables[key] = found
         return found
 
