@@ -195,11 +195,12 @@ class Groups:
         return bool(own) and any(own < result for result in results)
 
     def binds_larger(self, a: int, b: int, size: int) -> bool:
-        """Whether parts whose groups both make far more than a value would be one for it.
+        """Whether parts of two groups that both make far more than a value would be one for it.
 
         Labels of rows, by which a matrix and its transpose are read, are sent for less than either.
         """
-        return FAR * size <= min(self.largest[self.find(a)], self.largest[self.find(b)])
+        a, b = self.find(a), self.find(b)
+        return a != b and FAR * size <= min(self.largest[a], self.largest[b])
 
     def _is_beside_given(self, part: int, operand: int) -> bool:
         """Whether what an operand makes pairs with neither goes round a loop nor is of sums."""
