@@ -91,7 +91,8 @@ CONVOLUTION = (
         "convolution",
         "the padding of a kernel that is split is seen",
         "meshwise/rules/convolution.py",
-        "            rhs = mask_padding(context, rhs, place, factor, np.zeros((), rhs.dtype))\n",
+        "            rhs = mask_padding(context, rhs, rhs_spec[d + 2], factor, "
+        "np.zeros((), rhs.dtype))\n",
         "            pass\n",
         truth("claimed and conv and kernel"),
     ),
@@ -249,8 +250,8 @@ SHAPE = (
         "padding",
         "padding is filled from a row too late",
         "meshwise/rules/identity.py",
-        "inside = lax.lt(position, lax.full_like(position, context.real_rows(factor)))",
-        "inside = lax.le(position, lax.full_like(position, context.real_rows(factor)))",
+        "inside = lax.lt(position, lax.full_like(position, rows))",
+        "inside = lax.le(position, lax.full_like(position, rows))",
         alone("reduction"),
     ),
     Mutant(
