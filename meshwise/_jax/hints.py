@@ -23,8 +23,8 @@ def def_eager_reshard(reshard: Callable[..., Any]) -> None:
     def impl(x: Any, *, sharding: Any, reshards: bool = False, **params: Any) -> Any:
         if not reshards:
             return x  # there a hint says nothing
-        lies = getattr(x, "sharding", None)
         if not isinstance(sharding, NamedSharding):
+            lies = getattr(x, "sharding", None)
             if not isinstance(lies, NamedSharding):
                 return x
             sharding = NamedSharding(lies.mesh, sharding)

@@ -184,13 +184,14 @@ def argument_types(
 
 def refuse_structs(name: str, arguments: Arguments) -> None:
     """An error for arguments of which only the type is given, where their numbers are wanted."""
-    found = zip(arguments.leaves, argument_paths(arguments), strict=True)
-    offenders = [f"{path} is {x}" for x, path in found if isinstance(x, jax.ShapeDtypeStruct)]
-    if offenders:
+    leaves = arguments.leaves
+    found = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.ShapeDtypeStruct)]
+    if found:
+        paths = argument_paths(arguments)
         raise ArgumentError(
             message(
                 f"{name} was called with types in the place of arrays",
-                offenders,
+                [f"{paths[i]} is {leaves[i]}" for i in found],
                 "A call computes with numbers, of which a type has none.",
                 "Give arrays, or ask for the program alone: partition, trace and lower take types.",
             )

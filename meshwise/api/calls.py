@@ -130,8 +130,7 @@ class Calls:
             except MeshwiseError as refusal:
                 return self._as_jax.answer(refusal, as_jax)
             return Answer(outs)
-        if any(type(leaf) is jax.ShapeDtypeStruct for leaf in arguments.leaves):
-            refuse_structs(self.name, arguments)
+        refuse_structs(self.name, arguments)
         key, programs = self._key(arguments), self._kept.programs
         found = programs.get(key) or self._found(arguments, is_compiled=True)
         if isinstance(found, MeshwiseError):

@@ -14,7 +14,6 @@ So may what a loop stacks, row by row. What only goes into these may have severa
 loss that is both added up and stacked, a gradient of few bits added to one of more.
 """
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from typing import Any
 
 from meshwise._jax import JaxprEqn, Literal, Var, next_p, stack_p
 from meshwise.ir.bodies import never_both, read_in
-from meshwise.ir.program import Program, itemsize_of, makes_zeros, shape_of
+from meshwise.ir.program import Program, bytes_of, makes_zeros
 from meshwise.ir.sharding import Reduction
 from meshwise.rules.registry import OpRule
 
@@ -172,7 +171,7 @@ def _shrinking(
                 position in group and not any(isinstance(user.invars[i], Literal) for i in group)
                 for group in rule.linear
             )
-            smaller = _bytes(user.outvars) < _bytes([var])
+            smaller = bytes_of(*user.outvars) < bytes_of(var)
             if passes and (smaller or not found.isdisjoint(user.outvars)):
                 found.add(var)
     return found
@@ -244,7 +243,7 @@ class _Known:
             return True
         counted = [a for a in terms if a not in self.zeros]
         rows = max((self.gathered.get(v, 1) for v in eqn.outvars), default=1)
-        return bool(counted) and _bytes(eqn.outvars) <= _bytes(counted) * rows
+        return bool(counted) and bytes_of(*eqn.outvars) <= bytes_of(*counted) * rows
 
     def _is_sum(self, atom: Any, count: int, results: Sequence[Var], trips: int) -> bool:
         """Whether an operand may be a sum, or zeros around terms of one, and stay one."""
@@ -260,7 +259,3 @@ class _Known:
         """Whether nothing else that a step reads a value for needs it reduced."""
         only = atom in self.once or len(self.uses[atom]) == count
         return only or atom in self.gathered
-
-
-def _bytes(atoms: Sequence[Any]) -> int:
-    return sum(math.prod(shape_of(a)) * itemsize_of(a) for a in atoms)

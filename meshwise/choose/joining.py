@@ -4,7 +4,6 @@ A part joins those that make what it reads, in the order of the program. Which m
 why, is told in `regions.py`.
 """
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from meshwise._jax import Literal, Var, stack_p
 from meshwise.choose.carries import Carries
 from meshwise.choose.parts import Factor, Groups, Part
 from meshwise.ir.factors import Dims
-from meshwise.ir.program import Program, itemsize_of, shape_of
+from meshwise.ir.program import Program, bytes_of
 from meshwise.ir.sharding import DimAxes
 from meshwise.rules.registry import OpRule
 
@@ -87,7 +86,7 @@ class _Joining:
             other, _ = self.producer[atom]
             if groups.find(other) in in_two_orders or not self._serves_both(k, operand, other):
                 continue
-            if not carries and groups.binds_larger(k, other, _bytes(atom)):
+            if not carries and groups.binds_larger(k, other, bytes_of(atom)):
                 continue
             if not carries and self._lies_otherwise(k):
                 continue
@@ -194,11 +193,7 @@ def _same_factors(rule: OpRule, end: int, begin: int) -> list[tuple[Factor, Fact
 def _largest(program: Program, part: Part) -> int:
     """Bytes of the largest that a part makes."""
     results = program.equations[part.equation].outvars
-    return max((_bytes(results[r]) for r in part.results), default=0)
-
-
-def _bytes(var: Var) -> int:
-    return math.prod(shape_of(var)) * itemsize_of(var)
+    return max((bytes_of(results[r]) for r in part.results), default=0)
 
 
 def _readers(program: Program, parts: Sequence[Part]) -> dict[Var, list[tuple[int, int]]]:

@@ -5,6 +5,7 @@
 are keyed by them.
 """
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -131,6 +132,11 @@ def shape_of(atom: Any) -> tuple[int, ...]:
 def itemsize_of(atom: Any) -> int:
     """Bytes of one element of a variable or literal (a typed key counts its data)."""
     return int(getattr(getattr(atom.aval, "dtype", None), "itemsize", 8))
+
+
+def bytes_of(*atoms: Any) -> int:
+    """Bytes of variables or literals, all together."""
+    return sum(math.prod(shape_of(atom)) * itemsize_of(atom) for atom in atoms)
 
 
 def makes_zeros(eqn: JaxprEqn) -> bool:

@@ -4,7 +4,6 @@ What compilers call common subexpressions, dead code, and code that is invariant
 of loops and branches stand in the program between marks (`_jax/control.py`).
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ from meshwise import _jax
 from meshwise._jax import Control, JaxprEqn, Literal, Var
 from meshwise.ir.bodies import OUTERMOST, Scope, is_visible, scopes
 from meshwise.ir.operators import COPIES, RECASTS, RESHAPES, SPREADS, TURNS, is_among
-from meshwise.ir.program import application_key, atom_key, itemsize_of, shape_of
+from meshwise.ir.program import application_key, atom_key, bytes_of
 
 # Operators that give others each time they are run, and count for no effect.
 _DRAWING = frozenset({lax.rng_uniform_p})
@@ -169,7 +168,7 @@ def _repeated_bodies(eqns: Sequence[JaxprEqn]) -> set[int]:
 
 def _is_relaid(eqn: JaxprEqn) -> bool:
     """Whether an equation only lays an array otherwise, all of it."""
-    return is_among(eqn, _RELAYING) and _bytes(eqn.outvars) == _bytes(eqn.invars[:1])
+    return is_among(eqn, _RELAYING) and bytes_of(*eqn.outvars) == bytes_of(*eqn.invars[:1])
 
 
 def _may_move(eqn: JaxprEqn) -> bool:
@@ -177,8 +176,4 @@ def _may_move(eqn: JaxprEqn) -> bool:
     held = [a for a in eqn.invars if not isinstance(a, Literal)]
     if not held or _stays(eqn):
         return False
-    return _bytes(eqn.outvars) <= _bytes(held)
-
-
-def _bytes(atoms: Sequence[Any]) -> int:
-    return sum(math.prod(shape_of(a)) * itemsize_of(a) for a in atoms)
+    return bytes_of(*eqn.outvars) <= bytes_of(*held)
