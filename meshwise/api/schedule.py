@@ -6,11 +6,12 @@ from typing import Any
 
 from meshwise._jax import Var
 from meshwise.api.meshes import platform_of
+from meshwise.api.schedule_inputs import refuse_no_numbers, refuse_others, refuse_unknown_kind
 from meshwise.api.spmd_program import SpmdProgram
 from meshwise.api.states import own_state_names, state_of
 from meshwise.cost.compute import program_work
 from meshwise.cost.memory import peak_memory
-from meshwise.errors import ArgumentError, IllegalMove, message
+from meshwise.errors import ArgumentError, IllegalMove, MeshwiseError, message
 from meshwise.flatten import inline_calls
 from meshwise.ir.mesh import Axes
 from meshwise.ir.per_device import PerDeviceProgram
@@ -97,9 +98,11 @@ class Schedule:
         """Values by the equation that makes them, in order.
 
         `kind` is that of a collective (`all_reduce`, `reduce_scatter`, `all_gather`, `all_to_all`,
-        `ppermute`), a primitive's name (`dot_general`), or the name of a fused equation; `source` a
-        part of the user's line as `file.py:12`; `axes` those that a collective goes over.
+        `ppermute`), a primitive's name (`dot_general`), or the name of a fused equation; another
+        one is an `ArgumentError`. `source` is a part of the user's line as `file.py:12`; `axes` are
+        those that a collective goes over.
         """
+        refuse_unknown_kind(kind, self.view)
         values = found(self.view, kind, source, self._axes(axes))
         name = self._script.name(kind or "found")
         options = {"source": source, "axes": axes}
@@ -128,6 +131,7 @@ class Schedule:
         By default along the first dim that divides. One that does not is padded, or refused with
         `pad=False`. Of one all_reduce the pair is of handles, of a list of lists.
         """
+        refuse_no_numbers("split", dim=dim)
         done = split(self.view, self._values(all_reduces), dim, pad)
         options = {"dim": dim, "pad": None if pad else 0}
         name = self._moved("split", [all_reduces], options, done.view)
@@ -135,6 +139,7 @@ class Schedule:
 
     def split_to_root(self, all_reduce: Handle, root: int = 0) -> tuple[Handle, Handle]:
         """An all_reduce as a reduce to one device and a broadcast from it, trees of ppermutes."""
+        refuse_no_numbers("split_to_root", root=root)
         done = split_to_root(self.view, self._value(all_reduce), root)
         name = self._moved("split_to_root", [all_reduce], {"root": root}, done.view)
         return self._pair(name, done, True)
@@ -170,6 +175,7 @@ class Schedule:
         or path of the result that is the next value, where the program does not say. By default
         each is kept as the slice that is read of it. The caller's arrays are then sharded.
         """
+        refuse_no_numbers("slice_state", dim=dim)
         given = [names] if isinstance(names, str) else names
         states = [state_of(self.original, name, result) for name in given]
         view = slice_state(self.view, states, dim, self._axes(axes), gathers)
@@ -206,6 +212,7 @@ class Schedule:
         several axes among them, is cut along `dim` in so many parts that follow each other.
         Returned are the new results; of an all_reduce the part of the sum, and the whole.
         """
+        refuse_no_numbers("overlap", chunks=chunks, dim=dim, operand=operand)
         given = self._values(values)
         one = given[0] if isinstance(values, Handle) else given
         done = overlap(self.view, one, chunks, dim, operand, bidirectional, keeps)
@@ -222,6 +229,7 @@ class Schedule:
 
     def bucket(self, values: Sequence[Handle], max_bytes: int | None = None) -> list[Handle]:
         """Collectives of one kind as few, of at most `max_bytes` of operands each."""
+        refuse_no_numbers("bucket", max_bytes=max_bytes)
         done = bucket(self.view, self._values(values), max_bytes)
         name = self._moved("bucket", [values], {"max_bytes": max_bytes}, done.view)
         return self._handles(name, done.values)
@@ -243,6 +251,7 @@ class Schedule:
         Before the loop goes what is the same in all steps; after it go sums that steps only add to:
         each device carries its own. `max_bytes` bounds what is held through the loop in addition.
         """
+        refuse_no_numbers("hoist", max_bytes=max_bytes)
         done = hoist(self.view, self._value(loop), max_bytes)
         name = self._moved("hoist", [loop], {"max_bytes": max_bytes}, done.view)
         return self._handles(name, [v for v in done.values if v in self.view.maker])
@@ -255,9 +264,9 @@ class Schedule:
         moves, before = schedule_function(script), self.mark()
         try:
             moves(self)
-        except (IndexError, IllegalMove) as error:
+        except (IndexError, MeshwiseError) as error:
             self.back_to(before)
-            if isinstance(error, IllegalMove):
+            if isinstance(error, MeshwiseError):
                 raise
             raise IllegalMove(
                 message(
@@ -308,7 +317,7 @@ class Schedule:
         return tuple(x for a in named for x in (mesh.sub_axes.get(a) or (a,)))
 
     def _value(self, handle: Handle) -> Var:
-        _refuse_others([handle])
+        refuse_others([handle])
         if handle.value not in self.view.maker:
             raise IllegalMove(
                 message(
@@ -322,7 +331,7 @@ class Schedule:
 
     def _values(self, handles: Handle | Sequence[Handle]) -> list[Var]:
         given: list[Any] = list(handles) if isinstance(handles, list | tuple) else [handles]
-        _refuse_others(given)
+        refuse_others(given)
         return [self._value(h) for h in given]
 
     def _moved(self, move: str, args: Sequence[Any], options: dict[str, Any], view: View) -> str:
@@ -344,17 +353,3 @@ class Schedule:
             )
         first, second = self._handles(name, [*done.firsts, *done.seconds])
         return first, second
-
-
-def _refuse_others(given: Sequence[Any]) -> None:
-    """An error where a move is asked for something else than values."""
-    others = [repr(h) for h in given if not isinstance(h, Handle)]
-    if not given or others:
-        raise ArgumentError(
-            message(
-                "A move was asked for no values" if not given else "A move takes handles",
-                others or ["an empty list"],
-                "Handles name values of a program; s.find gives those there are of a kind.",
-                "Look what s.find found: print(s) lists every value, by kind.",
-            )
-        )

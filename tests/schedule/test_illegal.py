@@ -261,3 +261,32 @@ def test_it_is_refused_with_its_reason_and_changes_nothing(name):
 def moves_of(s):
     """The lines of a script that are moves."""
     return [line for line in s.script().splitlines() if "s.find(" not in line]
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (lambda s: s.find("all_reduces"), "kind='all_reduces'"),
+        (lambda s: s.find(["psum"]), r"kind=\['psum'\]"),
+        (lambda s: s.split(s.find("all_reduce")[0], dim="a"), "dim='a'"),
+        (lambda s: s.split_to_root(s.find("all_reduce")[0], root=0.5), "root=0.5"),
+        (lambda s: s.slice_state("m", dim=True), "dim=True"),
+        (lambda s: s.overlap(s.find("all_reduce"), chunks=2.0, dim=None), "chunks=2.0"),
+        (lambda s: s.bucket(s.find("all_reduce"), max_bytes="1 MiB"), "max_bytes='1 MiB'"),
+        (lambda s: s.hoist(s.find("all_reduce")[0], max_bytes=1e6), "max_bytes=1000000.0"),
+    ],
+)
+def test_what_is_no_kind_and_no_number_is_said(asked, said):
+    s = step(two_axes, (P("x", "y"), P("x", "y"), P(), P()), X4Y2, (8, 8), (8,))
+    before = s.program.jaxpr
+    with pytest.raises(mw.ArgumentError, match=said):
+        asked(s)
+    with pytest.raises(mw.ArgumentError, match=said):  # in a script too, which undoes its moves
+        s.run(lambda s: (s.split(s.find("all_reduce")[0]), asked(s)))
+    assert s.program.jaxpr is before
+    assert s.script() == mw.Schedule(s.original).script()
+
+
+def test_a_kind_that_a_program_lacks_is_not_found():
+    s = step(two_axes, (P("x", "y"), P("x", "y"), P(), P()), X4Y2, (8, 8), (8,))
+    assert s.find("all_gather") == s.find("tanh") == []
