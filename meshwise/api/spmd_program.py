@@ -130,10 +130,11 @@ class SpmdProgram:
         return str(self.jaxpr)
 
     def explain(self) -> str:
-        """The decisions, each collective with its line and reason, and what beat what."""
+        """The decisions, each collective with its line and reason, what is held, what beat what."""
         if self.plan is None:
-            return explain_program(self.per_device, self.name, self.in_paths, self.out_paths)
-        return explain_plan(self.plan, self.per_device, self.name)
+            paths = self.in_paths, self.out_paths
+            return explain_program(self.per_device, self.name, *paths, self.donated)
+        return explain_plan(self.plan, self.per_device, self.name, self.donated)
 
     def simulate(self, *args: Any, **kwargs: Any) -> Any:
         """Run on pretended devices, as many as the mesh has, on one real device.

@@ -2,7 +2,8 @@
 
 First the program in numbers, and a warning of what is computed whole. Then the arguments and
 results: how each lies, and which hint says so or led to it. Then every collective, dearest first:
-what it moves, for which line, why. At last the strategies that matter most, and what they beat.
+what it moves, for which line, why; and what is held where memory is most. At last the strategies
+that matter most, and what they beat.
 """
 
 import re
@@ -15,6 +16,7 @@ from meshwise._jax import Literal
 from meshwise.choose.losers import losers
 from meshwise.choose.plan import Plan, Rejected
 from meshwise.cost.hardware import GENERIC
+from meshwise.cost.memory import Memory
 from meshwise.ir.factors import FactorRule, Strategy
 from meshwise.ir.mesh import Mesh
 from meshwise.ir.per_device import PerDeviceProgram
@@ -22,6 +24,7 @@ from meshwise.ir.program import Hint
 from meshwise.ir.sharding import Sharding, local_shape
 from meshwise.ir.source import place
 from meshwise.propagate.priorities import preserves_dims
+from meshwise.report.memory import held_listing, memory_of
 from meshwise.report.origins import Origin, find_origin
 from meshwise.report.overview import collectives_listing, figures, titled
 from meshwise.report.text import (
@@ -42,21 +45,25 @@ MOST_DECISIONS = 12
 MOST_LINES_OF_A_CHAIN = 3
 
 
-def explain_plan(plan: Plan, program: PerDeviceProgram, name: str) -> str:
-    """The decisions, each collective with its line and reason, and what beat what."""
+def explain_plan(
+    plan: Plan, program: PerDeviceProgram, name: str, donated: Sequence[int] = ()
+) -> str:
+    """The decisions, each collective with its line and reason, what is held, what beat what."""
+    memory = memory_of(program, donated)
     sections = [
-        _head(plan, program, name),
+        _head(plan, program, name, memory),
         _whole(program),
         _boundary(plan, program, is_result=False),
         _boundary(plan, program, is_result=True),
         collectives_listing(program),
+        held_listing(memory),
         _loops(program),
         _decisions(plan),
     ]
     return "\n\n".join("\n".join(lines) for lines in sections if lines)
 
 
-def _head(plan: Plan, program: PerDeviceProgram, name: str) -> list[str]:
+def _head(plan: Plan, program: PerDeviceProgram, name: str, memory: Memory) -> list[str]:
     traced = plan.program
     given = [sum(h is not None for h in hints) for hints in (traced.in_hints, traced.out_hints)]
     hints = (*traced.in_hints, *traced.out_hints, *traced.hints.values())
@@ -66,7 +73,7 @@ def _head(plan: Plan, program: PerDeviceProgram, name: str) -> list[str]:
         ("hints", said if shards else f"{said}: none shards, each device does everything"),
         ("equations", f"{len(traced.equations):,} in the function, "
                       f"{len(program.jaxpr.jaxpr.eqns):,} for each device"),
-        *figures(program),
+        *figures(program, memory),
         ("modelled time", _time(plan)),
         *([] if plan.hardware.name == GENERIC.name else [("figures", plan.hardware.name)]),
     ]  # fmt: skip

@@ -4,11 +4,13 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+from meshwise.cost.memory import Memory
 from meshwise.ir.collectives import Collective
 from meshwise.ir.mesh import Mesh
 from meshwise.ir.per_device import PerDeviceProgram
 from meshwise.ir.sharding import Sharding, local_bytes
 from meshwise.ir.source import place
+from meshwise.report.memory import held_listing, memory_of, peak_figure
 from meshwise.report.text import (
     aligned,
     array_text,
@@ -22,15 +24,21 @@ from meshwise.report.text import (
 
 
 def explain_program(
-    program: PerDeviceProgram, name: str, in_paths: Sequence[str], out_paths: Sequence[str]
+    program: PerDeviceProgram,
+    name: str,
+    in_paths: Sequence[str],
+    out_paths: Sequence[str],
+    donated: Sequence[int] = (),
 ) -> str:
     """A program that was not planned in words: what goes in and out, and each collective."""
+    memory = memory_of(program, donated)
     equations = ("equations", f"{len(program.jaxpr.jaxpr.eqns):,} for each device")
     sections = [
-        titled(program, name, [equations, *figures(program)]),
+        titled(program, name, [equations, *figures(program, memory)]),
         _given("Arguments", in_paths, program.in_types, program.in_shardings, program.mesh),
         _given("Results", out_paths, program.out_types, program.out_shardings, program.mesh),
         collectives_listing(program),
+        held_listing(memory),
     ]
     return "\n\n".join("\n".join(lines) for lines in sections if lines)
 
@@ -58,7 +66,7 @@ def titled(program: PerDeviceProgram, name: str, rows: Sequence[tuple[str, str]]
     return [f"{name}, one program for {devices} (mesh: {axes})", "", *aligned(rows, "<<")]
 
 
-def figures(program: PerDeviceProgram) -> list[tuple[str, str]]:
+def figures(program: PerDeviceProgram, memory: Memory) -> list[tuple[str, str]]:
     """What a device holds and sends."""
     mesh = program.mesh
     return [
@@ -67,6 +75,7 @@ def figures(program: PerDeviceProgram) -> list[tuple[str, str]]:
         ("sent", f"{kib(program.wire_bytes)} by each device in a call, in "
                  f"{count(sum(c.count for c in program.collectives), 'collective')}"),
         *(("", text) for text in _kinds(program.collectives)),
+        peak_figure(memory),
     ]  # fmt: skip
 
 

@@ -105,6 +105,27 @@ def test_counted_by_hand(function, donated, arguments, results, peak):
     assert in_kib(memory(function, SQUARE, donated=donated)) == (arguments, results, peak)
 
 
+@pytest.mark.parametrize(("function", "donated", "arguments", "results", "peak"), EXACT)
+def test_what_is_held_at_the_peak_is_the_peak(function, donated, arguments, results, peak):
+    found = memory(function, SQUARE)
+    copies = 2 * KIB if found.peak_equation is None else 0  # arguments as results: made by nothing
+    held = sum(one.bytes for one in found.held)
+    assert found.argument_bytes + held + copies == found.peak_bytes
+    assert [one.bytes for one in found.held] == sorted((h.bytes for h in found.held), reverse=True)
+
+
+def test_what_a_loop_stacks_and_holds_inside_is_named():
+    def loop(x):
+        return lax.scan(lambda x, _: (x @ jnp.sin(x @ x), jnp.cos(x)), x, None, length=10)
+
+    stacked, inside, carried = memory(loop, SQUARE).held
+    names = [(h.equation.primitive.name, h.made_by.primitive.name) for h in (stacked, carried)]
+    assert names == [("scan", "cos"), ("scan", "dot_general")]
+    assert (stacked.bytes, carried.bytes) == (10 * KIB, KIB)
+    assert inside.value is None
+    assert "dot_general" in {h.made_by.primitive.name for h in inside.inside}
+
+
 def test_without_fusion_intermediates_take_memory():
     """Two arguments, two factors and their product; fused, the factors stay inside."""
 

@@ -9,6 +9,7 @@ from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
+from meshwise.cost.memory import peak_memory
 from tests.report import programs
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -90,10 +91,48 @@ def test_every_collective_is_counted_once():
     program = mw.jit(
         programs.gradient_of_rows, mesh=MESH, in_shardings=(P(None, "y"), P("x", "y"), P("x"))
     ).partition(struct(12, 4), struct(16, 12), struct(16, 4))
-    section = program.explain().split("Collectives, ")[1].split("Decisions")[0]
+    section = program.explain().split("Collectives, ")[1].split("\n\n")[0]
     rows = [line.split() for line in section.splitlines()[2:] if line[:8].strip()]
     assert sum(int(row[2]) for row in rows) == sum(c.count for c in program.collectives)
     assert sum(float(row[0]) for row in rows) == pytest.approx(program.wire_bytes / 1024, abs=0.1)
+
+
+def layers(weights, x):
+    def layer(h, w):
+        return h + jax.nn.sigmoid(h @ w[0]) @ w[1], None
+
+    return (jax.lax.scan(layer, x, weights)[0] ** 2).mean()
+
+
+def test_what_is_held_where_memory_is_most():
+    """All at the peak, arguments apart; what a loop keeps for the way back by its own line."""
+    weights, hints = (struct(6, 64, 256), struct(6, 256, 64)), (P(None, "x", "y"), P(None, "y"))
+    program = mw.jit(
+        jax.grad(layers), mesh=MESH, in_shardings=(hints, P("x")), out_shardings=hints
+    ).partition(weights, struct(32, 64))
+    section = program.explain().split("Held beside arguments where memory is most\n")[1]
+    rows = section.split("\n\n")[0].splitlines()[1:]
+    value = rows[0].index("f32")
+    outer = [line for line in rows if line[value] != " "]
+    memory = peak_memory(program.jaxpr, program.per_device.mesh.axis_size)
+    held = (memory.peak_bytes - memory.argument_bytes) / 1024
+    shown = sum(float(line.split()[0].replace(",", "")) for line in outer)
+    assert shown == pytest.approx(held, abs=0.4)
+    assert any("scan of" in line and "test_explain.py" in line for line in outer)
+    assert f"memory         {memory.peak_bytes / 1024:,.1f} KiB at most" in program.explain()
+
+
+def test_donated_arguments_are_free_after_their_last_reader():
+    def update(w, g):
+        return w - g
+
+    given = struct(64, 64), struct(64, 64)
+    kept, donated = (
+        explained(update, *given, in_shardings=P("x"), out_shardings=P("x"), **options)
+        for options in ({}, {"donate_argnums": 0})
+    )
+    assert "memory         24.0 KiB at most" in kept
+    assert "memory         16.0 KiB at most" in donated
 
 
 def test_lines_fit_a_terminal():
