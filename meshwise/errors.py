@@ -109,8 +109,8 @@ class LayoutError(MeshwiseError):
 
 
 def message(asked: str, offenders: Iterable[str], rule: str, way_out: str) -> str:
-    """Compose the text of an error: what was asked, each offender, the rule, the way out."""
-    offenders = list(offenders)
+    """Compose the text of an error: what was asked, each offender once, the rule, the way out."""
+    offenders = list(dict.fromkeys(offenders))
     listed = f" {offenders[0]}" if len(offenders) == 1 else "".join(f"\n  - {o}" for o in offenders)
     return f"{asked}:{listed}\n{rule}\n{way_out}"
 

@@ -25,7 +25,7 @@ from benchmarks.suite import devices  # first: it sets JAX up for eight devices
 
 # isort: split
 from benchmarks.suite.apart import DISPATCH, dispatch
-from benchmarks.suite.every_program import PROGRAMS, chosen
+from benchmarks.suite.every_program import PROGRAMS, chosen, nothing_of
 from benchmarks.suite.figures import Figure, losses, summary
 from benchmarks.suite.measure import OURS, Measured, measure
 from benchmarks.suite.page import page
@@ -57,7 +57,10 @@ def options() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="write everything measured")
     parser.add_argument("--html", type=Path, help="write a self-contained page")
     parser.add_argument("--markdown", action="store_true", help="print tables for a page")
-    return parser.parse_args()
+    asked = parser.parse_args()
+    if wrong := nothing_of(asked):
+        parser.error(wrong)
+    return asked
 
 
 def show(rows: Sequence[Measured], figures: Sequence[Figure]) -> None:

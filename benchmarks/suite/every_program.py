@@ -1,6 +1,8 @@
 """All programs of the suite, in the order of the groups."""
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
 
 from benchmarks.suite.program import Program
 from benchmarks.suite.programs import (
@@ -47,3 +49,22 @@ def chosen(
 ) -> list[Program]:
     """The programs of some groups whose names hold one of some parts."""
     return [p for p in programs if p.group in groups and any(part in p.name for part in parts)]
+
+
+class Asked(Protocol):
+    """What a command line asks for."""
+
+    groups: Sequence[str]
+    programs: Sequence[str]
+    saved: Sequence[Path] | None
+
+
+def nothing_of(asked: Asked, programs: Sequence[Program] = PROGRAMS) -> str:
+    """What there is not of what was asked for, as a sentence; empty where all is there."""
+    missing = [str(path) for path in asked.saved or () if not path.is_file()]
+    if missing:
+        return f"no such file: {', '.join(missing)}; --json FILE writes one"
+    if not asked.saved and not chosen(asked.groups, asked.programs, programs):
+        parts = " or ".join(map(repr, asked.programs))
+        return f"no program of {', '.join(asked.groups)} has {parts} in its name"
+    return ""

@@ -208,7 +208,7 @@ def refuse_others(name: str, arguments: Arguments, paths: Sequence[str], types: 
                 f"{name} was called with what is no array",
                 offenders,
                 "Programs of meshwise take arrays.",
-                "Leave the mesh= to the shardings, and jax.jit takes them.",
+                "Pass what a Ref holds, as ref[...]; or leave mesh= out, and jax.jit takes it.",
             )
         )
 

@@ -164,15 +164,18 @@ def refuse_other_memories(
     default = mesh.devices.flat[0].default_memory().kind
     offenders = []
     for spec, leaf, path in zip(specs, leaves, paths, strict=True):
-        kinds = [getattr(s, "memory_kind", None) for s in (spec, _placement(leaf))]
-        offenders += [f"{path} in {kind}" for kind in kinds if kind not in (None, default)][:1]
+        for where, what in ((spec, "is to be"), (_placement(leaf), "lies")):
+            kind = getattr(where, "memory_kind", None)
+            if kind not in (None, default):
+                offenders.append(f"{path} {what} in {kind}")
     if offenders:
         raise UnplannedError(
             message(
                 f"{name} was called with arguments in the memory of the host",
                 offenders,
                 "Programs read their arguments in the memory of their devices.",
-                "Move them before the call, with jax.device_put.",
+                "Move them before the call, with jax.device_put, and leave memory_kind= out of their "
+                "shardings.",
             )
         )
 

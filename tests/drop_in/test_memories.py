@@ -71,8 +71,10 @@ def test_arguments_in_memories(name):
 
 
 def test_a_mesh_that_was_given_refuses_them():
-    with pytest.raises(mw.MeshwiseError, match=r"args\[0\] in pinned_host"):
+    with pytest.raises(mw.MeshwiseError, match=r"args\[0\] lies in pinned_host"):
         mw.jit(lambda x: x * 2, mesh=MESH)(on_host())
+    with pytest.raises(mw.MeshwiseError, match=r"args\[0\] is to be in pinned_host"):
+        mw.jit(lambda x: x * 2, mesh=MESH, in_shardings=HOST)(rows())
 
 
 @pytest.mark.parametrize("arg", [rows, on_host])

@@ -14,6 +14,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from benchmarks.peers import hlo
+from benchmarks.suite import __main__ as suite
 from benchmarks.suite import contestants, figures, records
 from benchmarks.suite.devices import AXES, make_mesh
 from benchmarks.suite.every_program import PROGRAMS
@@ -325,3 +326,18 @@ def test_tables_for_a_page():
     assert lines_of(behind(rows, ("flops",)))[0][1] == "flops 0.50"
     assert [line[2] for line in lines_of(not_at_best(rows))] == ["0.0977"]  # the lost one is above
     assert lines_of(by_group(rows))[0][:3] == ["reshape", "3", "0.63"]  # the cube root of 1/4
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (["--programs", "nosuch"], "has 'nosuch' in its name"),
+        (["--groups", "moe", "--programs", "Cannon"], "no program of moe has 'Cannon'"),
+        (["--saved", "nosuch.json"], "no such file: nosuch.json"),
+    ],
+)
+def test_what_there_is_not_is_said(asked, said, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["benchmarks.suite", *asked])
+    with pytest.raises(SystemExit):
+        suite.options()
+    assert said in capsys.readouterr().err
