@@ -174,8 +174,8 @@ def refuse_other_memories(
                 f"{name} was called with arguments in the memory of the host",
                 offenders,
                 "Programs read their arguments in the memory of their devices.",
-                "Move them before the call, with jax.device_put, and leave memory_kind= out of their "
-                "shardings.",
+                "Move them before the call, with jax.device_put, and leave memory_kind= out "
+                "of their shardings.",
             )
         )
 

@@ -90,7 +90,7 @@ def _peak(program: KernelProgram, donated: frozenset[int]) -> tuple[Memory, int]
     alive = sum(sizes[v] for v in arguments)
     peak, at = alive, -1
     for k, kernel in enumerate(program.kernels):
-        dying = [v for v in kernel.reads if last[v] == k and v not in kept]
+        dying = [v for v in kernel.reads if last.get(v) == k and v not in kept]
         written = sum(sizes[v] for v in kernel.writes)
         reused = sum(sizes[v] for v in _replaced(kernel, dying, sizes))
         at_once = alive + written - reused + inside_bytes(kernel)
@@ -113,7 +113,10 @@ def _kept(steps: Steps, donated: frozenset[int]) -> frozenset[int]:
 
 
 def _last_reads(program: KernelProgram) -> dict[int, int]:
-    return {v: k for k, kernel in enumerate(program.kernels) for v in kernel.reads}
+    """The last kernel that reads each value in memory; numbers written in the program are not."""
+    steps, kernels = program.steps, program.kernels
+    made = {*steps.constants, *steps.inputs, *(v for kernel in kernels for v in kernel.writes)}
+    return {v: k for k, kernel in enumerate(kernels) for v in kernel.reads if v in made}
 
 
 def _held(program: KernelProgram, donated: frozenset[int], at: int) -> tuple[Held, ...]:
@@ -126,7 +129,7 @@ def _held(program: KernelProgram, donated: frozenset[int], at: int) -> tuple[Hel
     found = list[Held]()
     if 0 <= at < len(program.kernels):
         kernel = program.kernels[at]
-        dying = [v for v in kernel.reads if last[v] == at and v not in kept]
+        dying = [v for v in kernel.reads if last.get(v) == at and v not in kept]
         replaced = _replaced(kernel, dying, sizes)
         alive = [v for v in alive if v not in replaced]
         if beside := inside_bytes(kernel):

@@ -364,7 +364,7 @@ def custom(rule, local=doubled):
 
 def test_sharding_rules_that_do_not_fit(mesh2x4):
     cases = {
-        "i j k -> i j k": "\n  - 'i j k' for (8, 4)\n  - 'i j k' for (8, 4)",
+        "i j k -> i j k": " 'i j k' for (8, 4)",
         "i j, i -> i j": " it is for 3 operands and results, there are 2",
     }
     for rule, problem in cases.items():
