@@ -5,6 +5,9 @@ one, and so does the next. XLA's partitioner gathers the first time, and from th
 does all of it. Each transform by itself is better exchanged than gathered, and its work is limited
 to that (`limits.py`); so no descent comes to gather for several. But nobody should send more with
 us: where gathering once sends less than the plan, what is found from there on bounds the cost.
+
+So too where something is gathered for one node, and what follows is done in parts: each by itself
+is, as its neighbours are.
 """
 
 from collections.abc import Set
@@ -26,28 +29,49 @@ ABOUT_ALL = 0.5
 def gathered_once(best: Found, limits: Limits) -> tuple[Found, float] | None:
     """What is found where a plan's exchanges are gathers, and seconds of these as they stand.
 
-    None where these are no fewer than the plan's, or seconds are a machine's.
+    So too where what follows a gather is done by every device, which else cuts what was gathered,
+    and then exchanges or sums parts. None where that is no less than the plan's, or seconds are a
+    machine's.
     """
     graph = best.search.graph
     if not graph.hardware.least_bytes:
         return None
     exchanging = {node.index for node in graph.nodes if _exchanges_all(best, node)}
-    if not exchanging:
+    gathered = {node.index for node in graph.nodes if _is_gathered_for(best, node)}
+    return _with_whole(best, exchanging, limits) or _with_whole(best, gathered, limits)
+
+
+def _with_whole(best: Found, nodes: Set[int], limits: Limits) -> tuple[Found, float] | None:
+    """What is found where some nodes, and what comes of them, are done by every device."""
+    if not nodes:
         return None
-    gathering = _with_before(best, exchanging)
-    whole = gathering | _after(graph, exchanging)
+    graph = best.search.graph
+    gathering = _with_before(best, nodes)
+    whole = gathering | _after(graph, nodes)
     moving = _moving(best, whole)
     whole = _without_sharded(best, whole, moving, gathering)
-    start = [
-        _without(placed.strategy.axes, moving) if i in whole else placed.strategy.axes
-        for i, placed in enumerate(best.search.placed)
-    ]
+    given = [placed.strategy.axes for placed in best.search.placed]
+    start = [_without(axes, moving) if i in whole else axes for i, axes in enumerate(given)]
+    if start == given:
+        return None
     search = Search(graph, start)
     seconds = total_seconds(search, copies_of(search, stop_at_completion=False))
     if seconds >= best.seconds:
         return None
     work = [IMPOSSIBLE if i in whole else most for i, most in enumerate(limits.work)]
     return descended(search, Limits(work, limits.held)), seconds
+
+
+def _is_gathered_for(best: Found, node: Node) -> bool:
+    """Whether a node is done whole by every device, of what is gathered for it."""
+    if any(best.search.placed[node.index].strategy.axes):
+        return False
+    read = {*node.operands}
+    return any(
+        source.used_axes and not target.used_axes
+        for var in read & best.copies.keys()
+        for source, target in best.copies[var][1]
+    )
 
 
 def _exchanges_all(best: Found, node: Node) -> bool:

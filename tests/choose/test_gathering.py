@@ -1,4 +1,4 @@
-"""Transforms and sorts that would exchange again and again: what they are of is gathered once."""
+"""What is gathered once: before transforms that would exchange again and again, or later parts."""
 
 from itertools import pairwise
 
@@ -22,6 +22,26 @@ def there_and_back(u):
 def filtered(u, h):
     n = 2 * u.shape[0]
     return jnp.fft.irfft(jnp.fft.rfft(u, n) * jnp.fft.rfft(h, n), n)[: u.shape[0]]
+
+
+def runs_counted(x):
+    """How often each number is there, of numbers in order."""
+    ordered = jnp.sort(jnp.floor(8 * x))
+    first = jnp.concatenate([jnp.ones(1, bool), ordered[1:] != ordered[:-1]])
+    run = jnp.cumsum(first) - 1
+    return jax.ops.segment_sum(jnp.ones_like(x), run, 128)
+
+
+def likelihood(x, y):
+    """Of numbers at some places under a Gaussian process, and its gradient by the places' scale."""
+
+    def of(scale):
+        kernel = jnp.exp(-scale * (x[:, None] - x) ** 2) + jnp.eye(x.shape[0])
+        half = jnp.linalg.cholesky(kernel)
+        solved = jax.scipy.linalg.solve_triangular(half, y, lower=True)
+        return 0.5 * solved @ solved + jnp.log(jnp.diag(half)).sum()
+
+    return jnp.stack(jax.value_and_grad(of)(1.0))
 
 
 # The function, shapes, specs of arguments, of the result, the mesh, and the bytes that are sent.
@@ -69,6 +89,15 @@ CASES = {
         P("x", "y"),
         N24,
         7 / 8 * 64 * 64 * 4,
+    ),
+    "what follows a gather": (runs_counted, [(1024,)], [P("x")], P(), N8, 7 / 8 * 1024 * 4),
+    "what is of what might be gathered": (
+        likelihood,
+        [(128,), (128,)],
+        [P("x"), P("x")],
+        P(),
+        N8,
+        2 * 7 / 8 * 128 * 4,
     ),
 }
 
