@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
-from meshwise._jax import Var, stack_p, step_p
+from meshwise._jax import Literal, Var, stack_p, step_p
 from meshwise.choose.candidates import candidates, natural_candidates
 from meshwise.choose.graph import Graph, Value
 from meshwise.choose.pricing import exchanges_of, node_seconds, work_seconds
@@ -117,13 +117,15 @@ def _work_limits(graph: Graph) -> list[float]:
     product whose other one has a hint that is against it. Element-wise work is free, if it is not
     on all pairs of elements; so is other work that takes no longer than reading its operands, where
     every device has them: a permutation of random numbers is sorted on each, and nothing is sent.
+    What is made of no argument is free, too: weights of positions, by which images are made larger.
     """
-    everywhere = _held_everywhere(graph)
+    everywhere, of_none = _held_everywhere(graph), _made_of_none(graph)
     hinted = _hinted(graph)
     limits = []
     for node in graph.nodes:
         held = everywhere.issuperset(node.operands)
         of_pairs = node.is_region and _is_of_pairs(graph, node)
+        of_pairs = of_pairs and not of_none.issuperset(node.results)
         free = not of_pairs and (node.is_region or (held and is_light(graph, node)))
         once = all(graph.program.trips[m.equation] == 1 for m in node.members)
         given = tuple([hinted.get(v) if once else None for v in node.operands])
@@ -214,6 +216,16 @@ def _held_everywhere(graph: Graph) -> set[Var]:
         if held.issuperset(node.operands) and not any(hinted.get(node.index, ())):
             held.update(node.results)
     return held
+
+
+def _made_of_none(graph: Graph) -> set[Var]:
+    """Values that follow from no argument, nor from a hint that has them in shards."""
+    program, found = graph.program, set(graph.program.jaxpr.jaxpr.constvars)
+    for index, eqn in enumerate(program.equations):
+        moves = index in program.hints and any(graph.nominal(eqn.outvars[0]))
+        if not moves and all(isinstance(a, Literal) or a in found for a in eqn.invars):
+            found.update(eqn.outvars)
+    return found
 
 
 def _is_of_pairs(graph: Graph, node: Node) -> bool:

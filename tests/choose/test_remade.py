@@ -105,3 +105,17 @@ def test_what_is_read_once_is_decided_with_its_reader():
     step = mw.jit(updated, mesh=N8, in_shardings=(P(), ROWS), out_shardings=ROWS)
     shapes = jax.ShapeDtypeStruct((64, 64), jnp.float32)
     assert [one.remade for one in step.partition(shapes, shapes).plan.equations] == [False, False]
+
+
+def test_weights_of_positions_are_summed_where_they_are_wanted():
+    """Of an image made larger only the image is sent: once along each dim."""
+
+    def larger(image):
+        return jax.image.resize(image, (64, 64), "linear")
+
+    step = mw.jit(larger, mesh=N24, in_shardings=P("x", "y"), out_shardings=P("x", "y"))
+    program = step.partition(jax.ShapeDtypeStruct((16, 16), jnp.float32))
+    rows, columns = 1 / 2 * 16 * 4 * 4, 3 / 4 * 32 * 16 * 4
+    assert program.wire_bytes == rows + columns
+    image = np.random.default_rng(0).normal(size=(16, 16)).astype(np.float32)
+    np.testing.assert_allclose(program.simulate(image), larger(image), rtol=1e-5, atol=1e-6)
