@@ -2,6 +2,7 @@
 
 import operator
 import os
+import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -22,8 +23,10 @@ from jax.extend.core import Var as Var
 from jax.extend.core import jaxpr_as_fun as jaxpr_as_fun
 from jax.extend.core import primitives as _xprimitives
 
-# Lines in here are not the user's.
+# Lines in here are not the user's; those of libraries are only where there are no others.
 _OWN_FILES = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_LIBRARIES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+_STANDARD = sysconfig.get_path("stdlib") + os.sep
 
 DropVar = _core.DropVar
 ShapedArray = _core.ShapedArray
@@ -171,14 +174,32 @@ def bind(eqn: JaxprEqn, args: Sequence[Any], params: dict[str, Any] | None = Non
 
 
 def source_summary(eqn: JaxprEqn) -> str:
-    """The user's line of an equation as `file:line`, or `unknown`."""
-    frame = _user_frame(eqn.source_info.traceback)
-    return f"{frame.file_name}:{frame.start_line}" if frame else "unknown"
+    """The user's line of an equation as `file:line`, or `unknown`.
+
+    Where a library's code is called there, its line follows: `file:line (library's file:line)`.
+    """
+    frames = _user_frames(eqn.source_info.traceback)
+    inner = next(frames, None)
+    if inner is None:
+        return "unknown"
+    own = inner if _is_users(inner) else next(filter(_is_users, frames), inner)
+    return _line(own) if own is inner else f"{_line(own)} ({_line(inner)})"
 
 
-def _user_frame(traceback: Any) -> Any:
+def _line(frame: Any) -> str:
+    return f"{frame.file_name}:{frame.start_line}"
+
+
+def _user_frames(traceback: Any) -> Iterator[Any]:
+    """Frames outside of JAX and of this package, the innermost first."""
     frames = source_info_util.user_frames(traceback)
-    return next((f for f in frames if not f.file_name.startswith(_OWN_FILES)), None)
+    return (f for f in frames if not f.file_name.startswith(_OWN_FILES))
+
+
+def _is_users(frame: Any) -> bool:
+    """Whether a frame is in no installed library."""
+    name = frame.file_name
+    return not (name.startswith(_STANDARD) or any(part in name for part in _LIBRARIES))
 
 
 def rename(
@@ -190,7 +211,8 @@ def rename(
     info = eqn.source_info
     stack = call.source_info.name_stack + info.name_stack
     # What a library keeps from an earlier trace knows no line of this user.
-    traceback = info.traceback if _user_frame(info.traceback) else call.source_info.traceback
+    has_line = next(_user_frames(info.traceback), None) is not None
+    traceback = info.traceback if has_line else call.source_info.traceback
     info = info.replace(name_stack=stack, traceback=traceback)
     return eqn.replace(invars=list(invars), outvars=list(outvars), source_info=info)
 

@@ -6,8 +6,17 @@ from pathlib import Path, PurePath
 def place(source: str) -> str:
     """A source line with a short path: from the working directory, else its last two parts.
 
-    Of an installed package the path within the package's folder is shown.
+    Of an installed package the path within the package's folder is shown. A library's line may
+    follow the user's: `train.py:12 (flax/nnx/nn/linear.py:431)`.
     """
+    own, parenthesis, inner = source.removesuffix(")").rpartition(" (")
+    if parenthesis and source.endswith(")"):
+        return f"{_short(own)} ({_short(inner)})"
+    return _short(source)
+
+
+def _short(source: str) -> str:
+    """One line with a short path; what is none as it is."""
     path, colon, line = source.rpartition(":")
     if not colon or not line.isdigit():
         return source

@@ -1,5 +1,7 @@
 """The report of a program, as golden text, and what must be in it."""
 
+import importlib
+import inspect
 import pathlib
 
 import jax
@@ -145,3 +147,27 @@ def test_the_line_of_what_a_result_is_gathered_of(function):
     fn = mw.jit(function, mesh=mesh, in_shardings=P("x"), out_shardings=P())
     (gather,) = fn.partition(jax.ShapeDtypeStruct((16,), "float32")).collectives
     assert "test_explain.py" in gather.source
+
+
+LIBRARY = """
+import jax
+
+def layer(x, w):
+    return jax.nn.relu(x @ w)
+"""
+
+
+def test_in_a_library_the_users_line_is_shown_too(tmp_path, monkeypatch):
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    (folder / "layers_of_a_library.py").write_text(LIBRARY)
+    monkeypatch.syspath_prepend(str(folder))
+    layer = importlib.import_module("layers_of_a_library").layer
+
+    def model(x, w):
+        return layer(x, w) * 2  # calls the library
+
+    line = inspect.getsourcelines(model)[1] + 1
+    text = explained(model, struct(8, 16), struct(16, 4), in_shardings=(P(None, "y"), P("y")))
+    shown = f"tests/report/test_explain.py:{line} (layers_of_a_library.py:5)"
+    assert f"all_reduce  y     f32[8,4]       {shown}" in text

@@ -93,5 +93,7 @@ def test_paths_are_short(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
     assert place("/opt/lab/code/step.py:12") == "code/step.py:12"
     assert place("/lib/python3/site-packages/flax/linen/linear.py:7") == "flax/linen/linear.py:7"
     assert place(f"{tmp_path}/.venv/site-packages/optax/alias.py:7") == "optax/alias.py:7"
+    in_library = f"{tmp_path}/my (own)/step.py:12 (/lib/site-packages/flax/linen/linear.py:7)"
+    assert place(in_library) == "my (own)/step.py:12 (flax/linen/linear.py:7)"
     assert place("in_shardings") == "in_shardings"
     assert place("<stdin>:1") == "<stdin>:1"
