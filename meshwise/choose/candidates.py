@@ -7,6 +7,7 @@ factor: that is a reduce_scatter on entry (sequence parallelism is found this wa
 """
 
 from collections.abc import Collection, Iterable, Sequence, Set
+from dataclasses import dataclass
 from itertools import chain, product
 
 from meshwise.choose.graph import Graph
@@ -19,6 +20,22 @@ Assignment = dict[int, Axes]
 MOST_COMBINATIONS = 64
 
 
+@dataclass(frozen=True)
+class Reach:
+    """What is tried beside what neighbours suggest.
+
+    With `behind` axes of a dim that is exchanged along may go behind those of another one; with
+    `idle` operators that sum, products among them, may also lie over axes that none of their
+    neighbours does.
+    """
+
+    behind: bool = False
+    idle: bool = False
+
+
+NEAR = Reach()
+
+
 def candidates(
     graph: Graph,
     node: Node,
@@ -26,21 +43,22 @@ def candidates(
     results: Sequence[Sequence[Sharding]],
     nominal: Sequence[DimAxes],
     current: DimAxes | None,
-    behind: bool = False,
+    reach: Reach = NEAR,
 ) -> list[DimAxes]:
     """Axes of each factor worth pricing, the current ones first.
 
     `operands` are the shardings in which operands exist, `results` those in which each result is
-    wanted, `nominal` what completion gave operands and then results. With `behind` the axes of a
-    dim that is exchanged along may also go behind those of another one.
+    wanted, `nominal` what completion gave operands and then results; `reach` says what else.
     """
     found = _suggestions(graph, node, operands, results, nominal)
     held = [(*s.dims, s.unreduced) for s in operands]
     held += [s.dims for wishes in results for s in wishes] + list(nominal)
     in_play = frozenset([a for dims in held for axes in dims for a in axes])
+    if reach.idle and any(node.reduced):
+        in_play = frozenset(graph.mesh.names)
     suggested = tuple([tuple(assignment.items()) for assignment in found])
-    key = "candidates", graph.alike[node.index], suggested, in_play, behind
-    options = graph.once(key, lambda: _options(graph, node, found, in_play, behind))
+    key = "candidates", graph.alike[node.index], suggested, in_play, reach.behind
+    options = graph.once(key, lambda: _options(graph, node, found, in_play, reach.behind))
     if current is None:
         return list(options)
     return [current, *[axes for axes in options if axes != current]]
@@ -151,6 +169,12 @@ def _merged(node: Node, base: Assignment, other: Assignment) -> Assignment:
         if axes[: len(own)] == own and not used.intersection(axes[len(own) :]):
             merged[factor] = axes
     return merged
+
+
+def has_idle_axes(graph: Graph, node: Node, nominal: Sequence[DimAxes]) -> bool:
+    """Whether an operator that sums lies over some of the mesh's axes, or none."""
+    used = {a for dims in nominal for axes in dims for a in axes}
+    return any(node.reduced) and not node.is_region and len(used) < len(graph.mesh.names)
 
 
 def may_move_behind(graph: Graph, node: Node, nominal: Sequence[DimAxes]) -> bool:

@@ -6,6 +6,7 @@ from meshwise.choose.descents import descents
 from meshwise.choose.found import Found, copies_of, descended, total_seconds
 from meshwise.choose.gathering import gathered_once
 from meshwise.choose.graph import Graph, build_graph
+from meshwise.choose.idle import with_idle_axes
 from meshwise.choose.limits import Limits, limits_of
 from meshwise.choose.plan import EquationPlan, Plan
 from meshwise.choose.pricing import turned_along, work_seconds
@@ -63,7 +64,8 @@ def _improved(found: Sequence[Found], completed: Found, limits: Limits) -> Found
     if gathered is not None:
         one, bound = gathered
         best = weighed(_best([one, *found]), [one, *found], completed, limits, bound)
-    return spread_out(best, limits)
+    best = spread_out(best, limits)
+    return _best([best, *with_idle_axes(completed.search.graph, best, limits)])
 
 
 def _from_fewest_bytes(graph: Graph, limits: Limits) -> list[Found]:

@@ -121,12 +121,12 @@ def choices_of(search: Search, node: Node, limits: Limits) -> list[DimAxes]:
     results = tuple([frozenset(search.wanted(graph.values[v])) for v in node.results])
     current = search.placed[node.index].strategy.axes
     natural = tuple(nominal(graph, node))
-    within = limits.work[node.index], limits.held.get(node.index), limits.behind
+    within = limits.work[node.index], limits.held.get(node.index), limits.reach
     key = "choices", graph.alike[node.index], operands, results, natural, current, within
 
     def find() -> list[DimAxes]:
         wanted = [sorted(wishes, key=str) for wishes in results]
-        found = candidates(graph, node, operands, wanted, natural, current, limits.behind)
+        found = candidates(graph, node, operands, wanted, natural, current, limits.reach)
         return [a for a in found if a is current or limits.allow(graph, node, a)]
 
     return graph.once(key, find)

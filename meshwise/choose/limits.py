@@ -10,7 +10,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from meshwise._jax import Literal, Var, stack_p, step_p
-from meshwise.choose.candidates import candidates, natural_candidates
+from meshwise.choose.candidates import NEAR, Reach, candidates, natural_candidates
 from meshwise.choose.graph import Graph, Value
 from meshwise.choose.pricing import exchanges_of, node_seconds, work_seconds
 from meshwise.choose.regions import Node
@@ -28,19 +28,24 @@ class Limits:
     """What a strategy of a node may not exceed.
 
     `work`: in seconds a device, padding aside. `held`: bytes of the stack that a loop reads a step
-    of, or makes a row of, by node. `known` is what descents within these limits found so far. With
-    `behind` axes of a dim that is exchanged along may go behind those of another one.
+    of, or makes a row of, by node. `known` is what descents within these limits found so far;
+    `reach` says which strategies they try.
     """
 
     work: Sequence[float]
     held: Mapping[int, int]
     known: dict[Any, Any] = field(default_factory=dict)
-    behind: bool = False
+    reach: Reach = NEAR
 
     @cached_property
     def and_behind(self) -> "Limits":
         """The same limits, with axes behind others."""
-        return replace(self, known={}, behind=True)
+        return replace(self, known={}, reach=Reach(behind=True))
+
+    @cached_property
+    def and_idle(self) -> "Limits":
+        """The same limits, with axes that nothing around lies over."""
+        return replace(self, known={}, reach=Reach(idle=True))
 
     def or_those_of(self, other: "Limits") -> "Limits":
         """What either of two allows a node."""

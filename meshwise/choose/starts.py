@@ -125,7 +125,7 @@ def _cheapest(
     keep_results: bool,
 ) -> DimAxes:
     """The candidate that is cheapest with operands (and results) lying as given, if they are."""
-    within = limits.work[node.index], limits.held.get(node.index), limits.behind
+    within = limits.work[node.index], limits.held.get(node.index), limits.reach
     lying = tuple(tensors), tuple(nominal(graph, node)), keep_results
     key = "cheapest", graph.alike[node.index], lying, within
     return graph.once(key, lambda: _find_cheapest(graph, node, tensors, limits, keep_results))
@@ -155,7 +155,7 @@ def _find_cheapest(
 def _allowed(graph: Graph, node: Node, tensors: Sequence[DimAxes], limits: Limits) -> list[DimAxes]:
     """The strategies within limits that shardings of a node's values, and completion, suggest."""
     operands = [sharding_of(dims) for dims in tensors[: len(node.operands)]]
-    found = candidates(graph, node, operands, (), tensors, None, limits.behind)
+    found = candidates(graph, node, operands, (), tensors, None, limits.reach)
     found += natural_candidates(graph, node, nominal(graph, node))
     return [axes for axes in dict.fromkeys(found) if limits.allow(graph, node, axes)]
 

@@ -1,0 +1,50 @@
+"""Products lie over axes that no hint names, where that is worth what it sends."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AbstractMesh
+from jax.sharding import PartitionSpec as P
+
+import meshwise as mw
+from meshwise.cost.compute import program_work
+from meshwise.cost.hardware import GENERIC
+
+N24 = AbstractMesh((2, 4), ("x", "y"))
+SLOW = replace(GENERIC, name="slow", flops_per_s=1e9)
+
+
+def newton(a):
+    """A step towards an inverse."""
+    t = 3 * jnp.eye(a.shape[0]) - a
+    return t @ (a @ t)
+
+
+def partitioned(n, **options):
+    step = mw.jit(newton, mesh=N24, in_shardings=P("x"), out_shardings=P("x"), **options)
+    return step.partition(jax.ShapeDtypeStruct((n, n), jnp.float32))
+
+
+def flops(program):
+    return program_work(program.jaxpr, program.per_device.mesh.axis_size).flops
+
+
+@pytest.mark.parametrize(
+    ("n", "options", "devices"),
+    [
+        pytest.param(64, {}, 8, id="which sends less, too"),
+        pytest.param(8192, {}, 8, id="much work"),
+        pytest.param(64, {"hardware": SLOW}, 8, id="much for slow devices"),
+    ],
+)
+def test_work_is_shared_over_an_axis_that_nothing_lies_over(n, options, devices):
+    assert flops(partitioned(n, **options)) == pytest.approx(2 * 2 * n**3 / devices, rel=0.1)
+
+
+def test_values():
+    a = np.random.default_rng(0).normal(size=(60, 60)).astype(np.float32)
+    found = partitioned(60, hardware=SLOW).simulate(a)
+    np.testing.assert_allclose(found, newton(a), rtol=1e-4, atol=1e-3)
