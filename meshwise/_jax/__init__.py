@@ -11,8 +11,8 @@ two jaxprs are equal), `explicit` (types with axes), `tracing` (functions and co
 `calls` (the call primitive), `derivatives` (its rules),
 `twins` (the primitive of `mw.like`), `custom_partitioning` (functions with a sharding rule),
 `dispatch` (calling compiled programs), `sampling` (drawing from distributions), `on_cpu` (what
-XLA on CPU is told otherwise), `roll` (rows moved
-round).
+XLA on CPU is told otherwise), `roll` (rows moved round), `written` (what primitives of libraries
+are written as).
 """
 
 from meshwise._jax import derivatives as derivatives
@@ -162,6 +162,7 @@ from meshwise._jax.tracing import manual_axes as manual_axes
 from meshwise._jax.tracing import over_auto_axes as over_auto_axes
 from meshwise._jax.tracing import over_typed_axes as over_typed_axes
 from meshwise._jax.tracing import settings_key as settings_key
+from meshwise._jax.tracing import stand_ins as stand_ins
 from meshwise._jax.tracing import static_arguments as static_arguments
 from meshwise._jax.tracing import threefry_partitionable as threefry_partitionable
 from meshwise._jax.tracing import trace_function as trace_function
@@ -170,3 +171,4 @@ from meshwise._jax.tracing import without_leak_checks as without_leak_checks
 from meshwise._jax.tracing import without_mesh as without_mesh
 from meshwise._jax.twins import Twin as Twin
 from meshwise._jax.twins import call_twin as call_twin
+from meshwise._jax.written import spelled_out as spelled_out

@@ -73,6 +73,11 @@ def trace_function(
     """
     jitted = jax.jit(function, static_argnums=static_argnums, static_argnames=static_argnames)
     args, kwargs = arguments_of(types)
+    given = {id(leaf) for leaf in jax.tree.leaves((args, kwargs))}
+    if not all(id(of) in given for of in types):
+        # A class that looks at its leaves, and knows arrays, but not types, as such.
+        jitted = jax.jit(_of_leaves(function, arguments_of))
+        args, kwargs = tuple(types), {}
     if auto_mesh_of is not None:
         try:
             with over_auto_axes(auto_mesh_of):
@@ -88,9 +93,20 @@ def trace_function(
     return _results(jitted.trace(*args, **kwargs))
 
 
+def _of_leaves(function: Callable[..., Any], arguments_of: Callable[..., Any]) -> Any:
+    """A function of its arguments' leaves."""
+
+    def of_leaves(*leaves: Any) -> Any:
+        args, kwargs = arguments_of(leaves)
+        return function(*args, **kwargs)
+
+    of_leaves.__name__ = getattr(function, "__name__", "fn")
+    return of_leaves
+
+
 def _results(traced: Any) -> tuple[ClosedJaxpr, list[Any], Any]:
     jaxpr = _of_low_types(traced.jaxpr)
-    return jaxpr, list(traced._consts), jax.tree.structure(traced.out_info)
+    return jaxpr, list(traced._consts), traced.out_tree
 
 
 def _of_low_types(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
@@ -185,6 +201,11 @@ def block_mesh() -> Any:
     """The mesh of the older `with mesh:`, None outside."""
     mesh = _mesh_lib.thread_resources.env.physical_mesh
     return None if mesh.empty else mesh
+
+
+def stand_ins(tree: Any) -> Any:
+    """A tree of plain objects, as JAX fills in: classes that look at their leaves know these."""
+    return jax.tree.unflatten(tree, [object() for _ in range(tree.num_leaves)])
 
 
 def broadcast_prefix(prefix: Any, tree: Any) -> list[Any]:

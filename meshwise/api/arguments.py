@@ -123,7 +123,7 @@ def leaf_key(leaf: Any) -> Any:
 
 def argument_paths(arguments: Arguments) -> list[str]:
     """The path of every dynamic leaf, e.g. `args[0]['w']`."""
-    args, kwargs = jax.tree.unflatten(arguments.tree, [0] * arguments.tree.num_leaves)
+    args, kwargs = _jax.stand_ins(arguments.tree)
     paths = []
     for position, arg in zip(arguments.positions, args, strict=True):
         found = jax.tree_util.tree_flatten_with_path(arg)[0]
@@ -134,7 +134,7 @@ def argument_paths(arguments: Arguments) -> list[str]:
 
 def result_paths(out_tree: Any) -> list[str]:
     """The path of every leaf of the result."""
-    tree = jax.tree.unflatten(out_tree, [0] * out_tree.num_leaves)
+    tree = _jax.stand_ins(out_tree)
     found = jax.tree_util.tree_flatten_with_path(tree)[0]
     return [f"result{jax.tree_util.keystr(path)}" for path, _ in found]
 

@@ -56,7 +56,7 @@ from meshwise.partition.partition import partition
 from meshwise.propagate.complete import Completed, complete
 from meshwise.rules import describe_all
 from meshwise.rules.control_flow import has_independent_steps
-from meshwise.rules.registry import OpRule, settings_key
+from meshwise.rules.registry import REGISTRY, OpRule, settings_key
 from meshwise.run.garbage import garbage_later
 from meshwise.run.placement import value_off_mesh
 from meshwise.trace import make_program
@@ -236,6 +236,7 @@ def plan_jaxpr(
     refined = refine_mesh(mesh.axis_names, mesh.axis_sizes)
     closed = _jax.without_references(closed)
     closed = _jax.without_dead(_jax.on_platform(closed, platform_of(mesh)))
+    closed = _jax.spelled_out(closed, REGISTRY.rules)
     check_effects(name, mesh, closed)
     others = OtherMeshes(mesh, refined)
     closed = _jax.inspected(_jax.as_regions(closed, others.axes_of, mesh.size), mesh)
@@ -301,7 +302,7 @@ def loops_to_share(completed: Completed) -> set[int]:
 
 def in_specs_of(name: str, options: Options, arguments: Arguments) -> list[Any]:
     """What in_shardings says of each leaf; None where nothing is said."""
-    args, kwargs = jax.tree.unflatten(arguments.tree, range(arguments.tree.num_leaves))
+    args, kwargs = _jax.stand_ins(arguments.tree)
     if options.mesh is None and not _jax.is_unspecified(options.in_shardings):
         refuse_keywords(name, kwargs)
     return given_in_specs(name, options.in_shardings, args, kwargs, arguments.positions)
@@ -331,16 +332,11 @@ def donated_leaves(options: Options, arguments: Arguments) -> tuple[int, ...]:
         return ()
     if jax.config.jax_debug_nans:  # pyright: ignore[reportAttributeAccessIssue]
         return ()  # as in JAX, which may have to call the function again
-    args, kwargs = jax.tree.unflatten(arguments.tree, range(arguments.tree.num_leaves))
+    leaves = [object() for _ in range(arguments.tree.num_leaves)]
+    places = {id(leaf): i for i, leaf in enumerate(leaves)}
+    args, kwargs = jax.tree.unflatten(arguments.tree, leaves)
     count = len(args) + len(arguments.static)
     nums = {n % count for n in options.donate_argnums if -count <= n < count}
-    donated = [
-        i
-        for position, arg in zip(arguments.positions, args, strict=True)
-        if position in nums
-        for i in jax.tree.leaves(arg)
-    ]
-    donated += [
-        i for k, arg in kwargs.items() if k in options.donate_argnames for i in jax.tree.leaves(arg)
-    ]
-    return tuple(donated)
+    donated = [arg for p, arg in zip(arguments.positions, args, strict=True) if p in nums]
+    donated += [arg for k, arg in kwargs.items() if k in options.donate_argnames]
+    return tuple([places[id(leaf)] for leaf in jax.tree.leaves(donated)])

@@ -71,7 +71,7 @@ def read_shard_map(
     structs = jax.tree.unflatten(tree, types)
     ins_ = jax.tree.unflatten(tree, [spec or PartitionSpec() for spec in specs])
     closed, out_tree = _trace(fn, mesh, ins_, out_specs, structs, local, check_vma)
-    result = jax.tree.unflatten(out_tree, [0] * out_tree.num_leaves)
+    result = _jax.stand_ins(out_tree)
     described = Described(result, "result", f"result is {kind_of(result)}")
     out_paths = result_paths(out_tree)
     out_specs_ = broadcast_specs(NAME, "out_specs", out_specs, described)

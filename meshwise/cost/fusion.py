@@ -147,10 +147,12 @@ class Fusion:
         if maker is None or not self.is_seen_through[maker]:
             return [(value, elements, True)]
         is_all = is_among(self.steps.steps[maker].eqn, TURNS)
-        return [
+        found = [
             (source, min(read, elements), every and is_all)
             for source, read, every in self.sources[maker]
         ]
+        # A number that is made of a number twice, and so on, is of it in very many ways.
+        return list(dict.fromkeys(found)) if elements == 1 else found
 
     def join(self) -> None:
         """Join what is element by element and of one level."""

@@ -126,6 +126,17 @@ def test_what_a_loop_stacks_and_holds_inside_is_named():
     assert "dot_general" in {h.made_by.primitive.name for h in inside.inside}
 
 
+def test_numbers_made_of_numbers_are_counted_in_no_time():
+    """Each is read twice to make the next: in so many ways none could be counted."""
+
+    def function(x, t):
+        for _ in range(100):
+            t = t * (1.5 - t)
+        return x * t
+
+    assert memory(function, SQUARE, array()).peak_bytes == 2 * KIB + 4
+
+
 def test_without_fusion_intermediates_take_memory():
     """Two arguments, two factors and their product; fused, the factors stay inside."""
 

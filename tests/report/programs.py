@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec as P
 # Gradients are made of the same equations in jax 0.10 and 0.11 (those of tanh are not).
 # Without a rule, now and later.
 smooth_p = Primitive("smooth")
-smooth_p.def_impl(lambda x: x)
+smooth_p.def_impl(jax.device_get)
 smooth_p.def_abstract_eval(lambda x: x)
 
 

@@ -1,0 +1,62 @@
+"""Primitives of libraries that are written in JAX, as what they are written as."""
+
+from collections.abc import Container
+from functools import cache, partial
+from typing import Any
+
+import jax
+from jax._src import core as _core
+
+from meshwise._jax.jaxprs import ClosedJaxpr, JaxprEqn, Primitive, opened, with_bodies, with_each
+from meshwise._jax.tracing import without_mesh
+
+# Whose primitives are no functions of others, or are known.
+_KNOWN = ("jax", "jaxlib", "meshwise")
+
+
+def spelled_out(closed: Any, known: Container[str]) -> Any:
+    """A jaxpr, open or closed, with primitives of libraries as calls of what they are written as.
+
+    That is what they compute when they are called outside of any function, if it can be traced.
+    Those whose names are `known` have rules, and stay.
+    """
+
+    def change(eqn: JaxprEqn) -> list[JaxprEqn]:
+        own = None
+        if _is_of_library(eqn.primitive) and eqn.primitive.name not in known:
+            own = _written(eqn)
+        if own is not None:
+            params = {"call_jaxpr": spelled_out(own, known)}
+            return [eqn.replace(primitive=_core.closed_call_p, params=params)]
+        return [with_bodies(eqn, lambda body: spelled_out(body, known))]
+
+    return with_each(closed, change)
+
+
+@cache
+def _is_of_library(primitive: Primitive) -> bool:
+    written: Any = primitive.__dict__.get("impl")
+    while isinstance(written, partial):
+        written = written.func
+    module = getattr(written, "__module__", None) or "jax"
+    return module.partition(".")[0] not in _KNOWN
+
+
+def _written(eqn: JaxprEqn) -> ClosedJaxpr | None:
+    """What a library's primitive computes; None where that cannot be traced, or is the same."""
+    if eqn.effects:
+        return None
+    impl: Any = partial(eqn.primitive.impl, **eqn.params)
+    try:
+        with without_mesh():
+            body = jax.make_jaxpr(impl)(*[a.aval for a in eqn.invars])
+    except Exception:  # it may want numbers, or do what no function of JAX does
+        return None
+    eqns = opened(body).eqns
+    is_itself = any(e.primitive is eqn.primitive for e in eqns)
+    types = [[(a.shape, a.dtype) for a in avals] for avals in (body.out_avals, _avals(eqn))]
+    return None if is_itself or body.effects or types[0] != types[1] else body
+
+
+def _avals(eqn: JaxprEqn) -> list[Any]:
+    return [v.aval for v in eqn.outvars]

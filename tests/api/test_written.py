@@ -1,0 +1,97 @@
+"""Primitives of libraries are partitioned as what they are written as, where they are."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
+from jax.sharding import AbstractMesh
+from jax.sharding import PartitionSpec as P
+
+import meshwise as mw
+from meshwise.rules.registry import REGISTRY
+
+MESH = AbstractMesh((8,), ("x",))
+X = np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32)
+
+
+def primitive(name, impl, written=None):
+    made = Primitive(name)
+    made.def_impl(impl)
+    made.def_abstract_eval(lambda x, **params: jax.core.ShapedArray(x.shape, x.dtype))
+    mlir.register_lowering(made, mlir.lower_fun(written or impl, multiple_results=False))
+    return made
+
+
+def scaled(x, *, by):
+    return jnp.tanh(x) * by
+
+
+def partitioned(function):
+    step = mw.jit(function, mesh=MESH, in_shardings=P("x"), out_shardings=P("x"))
+    return step.partition(X)
+
+
+scaled_p = primitive("scaled", scaled)
+twice_p = primitive("scaled_twice", lambda x: scaled_p.bind(scaled_p.bind(x, by=2.0), by=3.0))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: scaled_p.bind(x, by=2.0),
+        twice_p.bind,
+        lambda x: jax.lax.fori_loop(0, 3, lambda _, x: scaled_p.bind(x, by=2.0), x),
+        lambda x: jax.jit(lambda x: jax.lax.cond(x[0, 0] > 9, jnp.sin, twice_p.bind, x))(x * 1),
+    ],
+    ids=["alone", "of another", "in a loop", "in a branch"],
+)
+def test_nothing_is_whole(function):
+    program = partitioned(function)
+    assert program.per_device.whole == ()
+    assert program.wire_bytes <= 8  # of a branch the number that decides
+    np.testing.assert_allclose(program.simulate(X), jax.jit(function)(X), rtol=1e-6)
+
+
+def test_what_cannot_be_traced_is_whole():
+    numbers_p = primitive("of_numbers", lambda x: np.sort(np.asarray(x), 0), jnp.cos)
+    itself_p = primitive("of_itself", lambda x: jnp.sin(itself_p.bind(x)), jnp.cos)
+    other_p = primitive("of_other_types", lambda x: x.sum(0), jnp.cos)
+    for one in (numbers_p, itself_p, other_p):
+        program = partitioned(one.bind)
+        assert [text.split(" at ")[0] for text in program.per_device.whole] == [one.name]
+        np.testing.assert_allclose(program.simulate(X), np.cos(X), rtol=1e-6)
+
+
+def test_a_rule_comes_first(monkeypatch):
+    monkeypatch.setattr(REGISTRY, "rules", dict(REGISTRY.rules))
+    ruled_p = primitive("ruled", jnp.tanh)
+    mw.register_rule(ruled_p, "i j -> i j")
+    program = partitioned(ruled_p.bind)
+    assert "ruled" in {eqn.primitive.name for eqn in program.jaxpr.eqns}
+
+
+@jax.tree_util.register_pytree_node_class
+class Logits:
+    """Has its numbers as a leaf only where they are one, as distributions of libraries do."""
+
+    def __init__(self, numbers):
+        self.numbers = numbers
+
+    def tree_flatten(self):
+        one = self.numbers
+        if isinstance(one, jax.Array) or type(one) is object:
+            return (one,), None
+        return (None,), one
+
+    @classmethod
+    def tree_unflatten(cls, meta, leaves):
+        return cls(leaves[0] if meta is None else meta)
+
+
+@pytest.mark.parametrize("options", [{}, {"donate_argnums": 0}, {"out_shardings": P("x")}])
+def test_classes_that_look_at_their_leaves(options, mesh8):
+    step = mw.jit(lambda d: Logits(2 * d.numbers), mesh=mesh8, in_shardings=P("x"), **options)
+    found = step(Logits(jnp.asarray(X)))
+    np.testing.assert_allclose(found.numbers, 2 * X)
