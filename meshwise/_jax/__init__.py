@@ -95,6 +95,7 @@ from meshwise._jax.jaxprs import at_source as at_source
 from meshwise._jax.jaxprs import bind as bind
 from meshwise._jax.jaxprs import cast_literal as cast_literal
 from meshwise._jax.jaxprs import close_jaxpr as close_jaxpr
+from meshwise._jax.jaxprs import equation_count as equation_count
 from meshwise._jax.jaxprs import extended as extended
 from meshwise._jax.jaxprs import has_checks as has_checks
 from meshwise._jax.jaxprs import has_effects as has_effects

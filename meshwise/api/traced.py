@@ -36,7 +36,9 @@ def trace_call(
 
     is_typed = is_typed_call(mesh, options.mesh, arguments)
     if not is_typed:
-        return traced(plain_structs(arguments, mesh), mesh)
+        # As under `jax.jit`, axes that the function names are those of the mesh in context.
+        around = None if options.mesh is not None else _jax.context_mesh()
+        return traced(plain_structs(arguments, mesh), around or mesh)
     if options.mesh is not None and not arguments.are_in_typed_trace:
         try:
             with _jax.over_auto_axes(mesh):

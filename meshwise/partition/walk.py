@@ -199,7 +199,7 @@ def _reason(walk: Walk, moved: Sequence[tuple[Var, Edge]], user: JaxprEqn | None
     values = var.aval.str_short(short_dtypes=True)
     if len(moved) > 1:
         values = f"{len(moved)} values, first {values}"
-    wanted_by = "the result" if user is None else user.primitive.name
+    wanted_by = "the result" if user is None else _jax.operator_name(user)
     maker = walk.makers.get(var)
     origin = walk.plan.program.equations[maker] if user is None and maker is not None else user
     line = _jax.source_summary(origin) if origin is not None else "out_shardings"
@@ -209,7 +209,7 @@ def _reason(walk: Walk, moved: Sequence[tuple[Var, Edge]], user: JaxprEqn | None
 def exchange_reason(walk: Walk, eqn: JaxprEqn, operands: Sequence[Sharding]) -> Any:
     """The same, for the collectives of an operator's local rule."""
     split = ", ".join(map(str, operands))
-    text = f"exchange of {eqn.primitive.name} itself, with operands {split}"
+    text = f"exchange of {_jax.operator_name(eqn)} itself, with operands {split}"
     return _because(walk, Reason(text, _jax.source_summary(eqn)))
 
 

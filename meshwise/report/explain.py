@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from meshwise import _jax
 from meshwise._jax import Literal
 from meshwise.choose.losers import losers
 from meshwise.choose.plan import Plan, Rejected
@@ -72,7 +73,7 @@ def _head(plan: Plan, program: PerDeviceProgram, name: str, memory: Memory) -> l
     rows = [
         ("hints", said if shards else f"{said}: none shards, each device does everything"),
         ("equations", f"{len(traced.equations):,} in the function, "
-                      f"{len(program.jaxpr.jaxpr.eqns):,} for each device"),
+                      f"{_jax.equation_count(program.jaxpr):,} for each device"),
         *figures(program, memory),
         ("modelled time", _time(plan)),
         *([] if plan.hardware.name == GENERIC.name else [("figures", plan.hardware.name)]),
@@ -208,7 +209,7 @@ def _origin_text(plan: Plan, origin: Origin) -> str:
     if len(lines) > MOST_LINES_OF_A_CHAIN:
         last = origin.equations[0]
         passed = count(len(origin.equations), "equation")
-        return f"{hint}, through {passed}, the last {eqns[last].primitive.name} at {lines[-1]}"
+        return f"{hint}, through {passed}, the last {_jax.operator_name(eqns[last])} at {lines[-1]}"
     return f"{hint}, through {listed(lines)}"
 
 
@@ -280,7 +281,7 @@ def _decision(plan: Plan, index: int, lost: Sequence[Rejected]) -> _Decision:
         for one in lost
     ]
     return _Decision(
-        plan.program.equations[index].primitive.name,
+        _jax.operator_name(plan.program.equations[index]),
         place(plan.program.source(index)),
         str(rule),
         _strategy_text(rule, plan.equations[index].strategy, mesh),

@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+from meshwise import _jax
 from meshwise.cost.memory import Memory
 from meshwise.ir.collectives import Collective
 from meshwise.ir.mesh import Mesh
@@ -32,7 +33,7 @@ def explain_program(
 ) -> str:
     """A program that was not planned in words: what goes in and out, and each collective."""
     memory = memory_of(program, donated)
-    equations = ("equations", f"{len(program.jaxpr.jaxpr.eqns):,} for each device")
+    equations = ("equations", f"{_jax.equation_count(program.jaxpr):,} for each device")
     sections = [
         titled(program, name, [equations, *figures(program, memory)]),
         _given("Arguments", in_paths, program.in_types, program.in_shardings, program.mesh),

@@ -274,3 +274,18 @@ def test_an_axis_may_be_called_what_a_part_of_another_would_be():
     mesh = make(AxisType.Auto, **{"m": 4, "m.0": 2})
     shardings = P("m"), P("m.0")
     close(mw.jit(layer, mesh=mesh, in_shardings=shardings)(X, W), layer(X, W))
+
+
+def test_axes_that_the_function_names_are_of_the_mesh_in_context():
+    """As under `jax.jit`, which leaves it in context, wherever the arguments lie."""
+
+    def fn(x):
+        seen.append(jax.sharding.get_abstract_mesh().axis_names)
+        return x + lax.with_sharding_constraint(jnp.ones((8, 8)), P("s"))
+
+    here, around = make(AxisType.Auto, x=8), make(AxisType.Auto, s=8)
+    seen = []
+    with jax.set_mesh(around):
+        found = mw.jit(fn, in_shardings=NamedSharding(here, P("x")))(np.ones((8, 8)))
+    close(found, np.full((8, 8), 2))
+    assert {*seen} == {("s",)}

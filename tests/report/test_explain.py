@@ -120,6 +120,8 @@ def test_what_is_held_where_memory_is_most():
     held = (memory.peak_bytes - memory.argument_bytes) / 1024
     shown = sum(float(line.split()[0].replace(",", "")) for line in outer)
     assert shown == pytest.approx(held, abs=0.4)
+    assert "mark_" not in program.explain()
+    assert "a loop's row of a stack at" in program.explain()
     assert any("scan of" in line and "test_explain.py" in line for line in outer)
     assert f"memory         {memory.peak_bytes / 1024:,.1f} KiB at most" in program.explain()
 
