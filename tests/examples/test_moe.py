@@ -110,7 +110,7 @@ def test_a_hybrid_adds_sums_over_the_model_axis_alone():
 
 
 def test_over_two_axes_a_hybrid_sends_tokens_over_both():
-    """An eighth of a group to each device, and the rest of it to those of its row: less than sums."""
+    """An eighth of a group to each device, then to those of its row: less than sums."""
     case = layer_case("hybrid")
     sent = sum(c.wire_bytes for c in program_of(case).collectives)
     assert sent == 206_592 <= 0.85 * hybrid_bound(case, "x", "y")

@@ -157,9 +157,8 @@ def test_updates_that_are_lost():
     )
     text = refused(ONE, lambda x, y: (mw.update(x, y), mw.update(x, y + 1)), x, x)
     assert text == (
-        "<lambda> updates arguments that it does not hand on:"
-        + "\n  - the update at HERE is of an argument that has another" * 2
-        + way_out
+        "<lambda> updates arguments that it does not hand on: the update at HERE is of an argument "
+        f"that has another{way_out}"
     )
     text = refused(ONE, lambda x, y: 2 * mw.update(x, y), x, x)
     assert "the update at HERE is not among the results" in text
