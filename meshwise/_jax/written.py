@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 from jax._src import core as _core
+from jax._src.interpreters import mlir as _mlir
 
 from meshwise._jax.jaxprs import ClosedJaxpr, JaxprEqn, Primitive, opened, with_bodies, with_each
 from meshwise._jax.tracing import without_mesh
@@ -18,7 +19,7 @@ def spelled_out(closed: Any, known: Container[str]) -> Any:
     """A jaxpr, open or closed, with primitives of libraries as calls of what they are written as.
 
     That is what they compute when they are called outside of any function, if it can be traced.
-    Those whose names are `known` have rules, and stay.
+    Those whose names are `known` have rules, and stay, as do kernels of one platform.
     """
 
     def change(eqn: JaxprEqn) -> list[JaxprEqn]:
@@ -38,6 +39,9 @@ def _is_of_library(primitive: Primitive) -> bool:
     written: Any = primitive.__dict__.get("impl")
     while isinstance(written, partial):
         written = written.func
+    # A kernel of its own on some platform is faster than what it is written as elsewhere.
+    if any(primitive in rules for rules in _mlir._platform_specific_lowerings.values()):
+        return False
     module = getattr(written, "__module__", None) or "jax"
     return module.partition(".")[0] not in _KNOWN
 

@@ -64,6 +64,14 @@ def test_what_cannot_be_traced_is_whole():
         np.testing.assert_allclose(program.simulate(X), np.cos(X), rtol=1e-6)
 
 
+def test_a_kernel_of_one_platform_is_whole():
+    kernel_p = primitive("kernel", jnp.tanh)
+    mlir.register_lowering(kernel_p, mlir.lower_fun(jnp.tanh, multiple_results=False), "cuda")
+    assert [text.split(" at ")[0] for text in partitioned(kernel_p.bind).per_device.whole] == [
+        "kernel"
+    ]
+
+
 def test_a_rule_comes_first(monkeypatch):
     monkeypatch.setattr(REGISTRY, "rules", dict(REGISTRY.rules))
     ruled_p = primitive("ruled", jnp.tanh)
