@@ -287,7 +287,7 @@ def check_effects(name: str, mesh: Any, jaxpr: Any) -> None:
         refusal = MeshwiseError(
             message(
                 f"{name} checks what nobody would be told",
-                ["checkify.check, without checkify.checkify around it"],
+                ["checkify.check, without checkify.checkify inside of mw.jit"],
                 "checkify.checkify makes a result of a check, and a check is that alone.",
                 f"Partition mw.jit(checkify.checkify({name})), and throw the error it returns.",
             )

@@ -206,7 +206,8 @@ def test_checks_that_nobody_collects(mesh2x4):
         mw.jit(fn, mesh=mesh2x4)(X)
     assert isinstance(caught.value, ValueError)  # as JAX's is
     assert str(caught.value) == (
-        "fn checks what nobody would be told: checkify.check, without checkify.checkify around it\n"
+        "fn checks what nobody would be told: "
+        "checkify.check, without checkify.checkify inside of mw.jit\n"
         "checkify.checkify makes a result of a check, and a check is that alone.\n"
         "Partition mw.jit(checkify.checkify(fn)), and throw the error it returns."
     )
