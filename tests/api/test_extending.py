@@ -240,7 +240,7 @@ def test_a_sum_beside_what_is_summed_is_added_inside(mesh8):
 
     program = check(mw.like(jax.jit(both), both), both, (normal(16, 3),), mesh8, (P("x"),),
                     [("all_reduce", ("x",))])  # fmt: skip
-    assert program.collectives[0].reason.startswith("exchange of mw_like itself")
+    assert program.collectives[0].reason.startswith("exchange of mw_like of both itself")
 
 
 @pytest.mark.parametrize("rows", [8, 6])
