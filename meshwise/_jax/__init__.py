@@ -41,6 +41,7 @@ from meshwise._jax.control import loop_parts as loop_parts
 from meshwise._jax.control import new_mark as new_mark
 from meshwise._jax.control import next_p as next_p
 from meshwise._jax.control import open_p as open_p
+from meshwise._jax.control import operator_name as operator_name
 from meshwise._jax.control import stack_p as stack_p
 from meshwise._jax.control import step_p as step_p
 from meshwise._jax.control import test_p as test_p
@@ -111,7 +112,6 @@ from meshwise._jax.jaxprs import names_of as names_of
 from meshwise._jax.jaxprs import new_eqn as new_eqn
 from meshwise._jax.jaxprs import new_var as new_var
 from meshwise._jax.jaxprs import opened as opened
-from meshwise._jax.jaxprs import operator_name as operator_name
 from meshwise._jax.jaxprs import reading as reading
 from meshwise._jax.jaxprs import rename as rename
 from meshwise._jax.jaxprs import rewritten as rewritten

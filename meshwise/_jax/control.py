@@ -100,6 +100,17 @@ stack_p = _mark("stack")
 join_p = _mark("join")
 close_p = _mark("close")
 
+# What a report calls those that values go through.
+_IN_WORDS = {
+    branch_index_p: "what chooses a branch",
+    carry_p: "what a loop carries",
+    join_p: "the result of a choice",
+    next_p: "the next step of a loop",
+    stack_p: "a stack of a loop's rows",
+    step_p: "a loop's row of a stack",
+    test_p: "what ends a loop",
+}
+
 _ALL = frozenset(
     {
         open_p,
@@ -136,6 +147,12 @@ def new_mark(
     return _core.new_jaxpr_eqn(
         list(operands), list(results), primitive, params, _MARKS, eqn.source_info, eqn.ctx
     )
+
+
+def operator_name(eqn: JaxprEqn) -> str:
+    """What a report calls an operator: its primitive, of a kernel its name, of a loop its part."""
+    twin, name = eqn.params.get("twin"), eqn.primitive.name
+    return f"{name} of {twin.name}" if twin else _IN_WORDS.get(eqn.primitive, name)
 
 
 def has_bodies(eqn: JaxprEqn) -> bool:

@@ -260,24 +260,6 @@ def in_place_of(eqn: JaxprEqn, closed: ClosedJaxpr, operands: Sequence[Any]) -> 
     ]
 
 
-# What marks of loops and choices are called.
-_MARKS = {
-    "mark_branch_index": "what chooses a branch",
-    "mark_carry": "what a loop carries",
-    "mark_join": "the result of a choice",
-    "mark_next": "the next step of a loop",
-    "mark_stack": "a stack of a loop's rows",
-    "mark_step": "a loop's row of a stack",
-    "mark_test": "what ends a loop",
-}
-
-
-def operator_name(eqn: JaxprEqn) -> str:
-    """What a report calls an operator: its primitive, of a kernel its name, of a loop its part."""
-    twin, name = eqn.params.get("twin"), eqn.primitive.name
-    return f"{name} of {twin.name}" if twin else _MARKS.get(name, name)
-
-
 def equation_count(jaxpr: Any) -> int:
     """How many equations a jaxpr has, those of the bodies of loops, choices and calls included."""
     eqns = opened(jaxpr).eqns

@@ -332,9 +332,8 @@ def donated_leaves(options: Options, arguments: Arguments) -> tuple[int, ...]:
         return ()
     if jax.config.jax_debug_nans:  # pyright: ignore[reportAttributeAccessIssue]
         return ()  # as in JAX, which may have to call the function again
-    leaves = [object() for _ in range(arguments.tree.num_leaves)]
-    places = {id(leaf): i for i, leaf in enumerate(leaves)}
-    args, kwargs = jax.tree.unflatten(arguments.tree, leaves)
+    args, kwargs = _jax.stand_ins(arguments.tree)
+    places = {id(leaf): i for i, leaf in enumerate(jax.tree.leaves((args, kwargs)))}
     count = len(args) + len(arguments.static)
     nums = {n % count for n in options.donate_argnums if -count <= n < count}
     donated = [arg for p, arg in zip(arguments.positions, args, strict=True) if p in nums]

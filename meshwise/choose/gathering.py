@@ -37,8 +37,10 @@ def gathered_once(best: Found, limits: Limits) -> tuple[Found, float] | None:
     if not graph.hardware.least_bytes:
         return None
     exchanging = {node.index for node in graph.nodes if _exchanges_all(best, node)}
+    if (found := _with_whole(best, exchanging, limits)) is not None:
+        return found
     gathered = {node.index for node in graph.nodes if _is_gathered_for(best, node)}
-    return _with_whole(best, exchanging, limits) or _with_whole(best, gathered, limits)
+    return _with_whole(best, gathered, limits)
 
 
 def _with_whole(best: Found, nodes: Set[int], limits: Limits) -> tuple[Found, float] | None:
