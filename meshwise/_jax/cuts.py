@@ -1,12 +1,16 @@
-"""Exchanges whose pieces XLA on CPU cuts with one kernel.
+"""Pieces of what is sent or received, which XLA on CPU cuts with one kernel.
 
 XLA on CPU makes a slice of each piece of an all_to_all, and a kernel of each slice, each of which
 takes as long to compile as any other. It compiles equal kernels once, though: so the pieces are
 cut here, all by the same slice, each at a place that is read from an array. XLA cuts them out of
 what joins them again, and nothing more is copied or sent.
+
+So are the pieces of what arrays that travelled together are received in: each is cut by whatever
+reads it, and what is computed of a hundred gradients of ten shapes is ten kernels, not a hundred.
 """
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from functools import partial
 from math import prod
 from typing import Any
@@ -14,10 +18,21 @@ from typing import Any
 import jax
 import numpy as np
 from jax import lax
+from jax._src import core as _core
 from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import ad, batching, mlir
 
-from meshwise._jax.jaxprs import JaxprEqn, Primitive, Var, new_eqn, opened, with_bodies, with_each
+from meshwise._jax.jaxprs import (
+    JaxprEqn,
+    Literal,
+    Primitive,
+    Var,
+    new_eqn,
+    new_var,
+    opened,
+    with_bodies,
+    with_each,
+)
 
 # What only shows the same numbers as another array.
 VIEWS = (
@@ -29,19 +44,69 @@ VIEWS = (
     lax.bitcast_convert_type_p,
 )
 
+# Collectives: what they make is one array, of whatever travelled together.
+_RECEIVING = (
+    "psum",
+    "pmax",
+    "pmin",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "ppermute",
+)
+
 # Arrays laid end to end along one dim, as the pieces of all of them along another, joined again.
 cut_and_joined_p = Primitive("cut_and_joined")
+# A place in a dim as a number, of which XLA on CPU learns only when it runs.
+place_p = Primitive("place")
+_INT32 = _core.ShapedArray((), np.dtype(np.int32))
 
 
 def cut_alike(jaxpr: Any, sizes: Mapping[str, int]) -> Any:
-    """The same per-device jaxpr over axes of some sizes; itself where nothing is exchanged."""
-    makers = {var: eqn for eqn in opened(jaxpr).eqns for var in eqn.outvars}
+    """The same per-device jaxpr over axes of some sizes; itself where nothing is cut."""
+    eqns = opened(jaxpr).eqns
+    makers = {var: eqn for eqn in eqns for var in eqn.outvars}
+    shapes = Counter(_of_received(eqn, makers) for eqn in eqns)
 
     def cut(eqn: JaxprEqn) -> list[JaxprEqn]:
+        received = _of_received(eqn, makers)
+        if received is not None and shapes[received] > 1:
+            return _cut_at_place(eqn)
         inner = with_bodies(eqn, lambda body: cut_alike(body, sizes))
         return _cut(inner, sizes, makers)
 
     return with_each(jaxpr, cut)
+
+
+def _of_received(eqn: JaxprEqn, makers: Mapping[Any, JaxprEqn]) -> Any:
+    """For a piece along one dim of what is received: of what, along which, and how large."""
+    if eqn.primitive is not lax.slice_p or any(n > 1 for n in eqn.params["strides"] or ()):
+        return None
+    (x,), maker = eqn.invars, makers.get(eqn.invars[0])
+    if maker is None or maker.primitive.name not in _RECEIVING:
+        return None
+    along = _cut_dims(eqn)
+    return (x, *along, _shape(eqn.outvars[0])) if len(along) == 1 else None
+
+
+def _cut_dims(eqn: JaxprEqn) -> list[int]:
+    """The dims of which a slice does not take all."""
+    whole, cut = _shape(eqn.invars[0]), _shape(eqn.outvars[0])
+    return [dim for dim, (n, m) in enumerate(zip(whole, cut, strict=True)) if n != m]
+
+
+def _cut_at_place(eqn: JaxprEqn) -> list[JaxprEqn]:
+    """The same piece, cut at a place that is read."""
+    (along,), starts = _cut_dims(eqn), eqn.params["start_indices"]
+    place = new_var(_INT32)
+    made = new_eqn(place_p, [], [place], {"at": starts[along]}, eqn)
+    firsts = [place if dim == along else Literal(np.int32(0), _INT32) for dim in range(len(starts))]
+    params = {"slice_sizes": _shape(eqn.outvars[0])}
+    return [made, new_eqn(lax.dynamic_slice_p, [*eqn.invars, *firsts], eqn.outvars, params, eqn)]
+
+
+def _shape(atom: Any) -> tuple[int, ...]:
+    return atom.aval.shape
 
 
 def _cut(eqn: JaxprEqn, sizes: Mapping[str, int], makers: Mapping[Any, JaxprEqn]) -> list[JaxprEqn]:
@@ -99,14 +164,10 @@ def _lowered(context: Any, *parts: Any, dim: int, pieces: int, along: int) -> An
     """
     shapes = [aval.shape for aval in context.avals_in]
     size = shapes[0][dim] // pieces
-    # A number, or an array that one number and a step make, would become part of the kernel.
-    firsts = [np.array([piece * size, -1, -1], np.int32) for piece in range(pieces)]
     zero = mlir.ir_constant(np.int32(0))
-    one_at = [mlir.dense_int_array([n]) for n in (0, 1, 1)]
     held = stablehlo.OptimizationBarrierOp(parts).results
     cut = []
-    for first in stablehlo.OptimizationBarrierOp([mlir.ir_constant(f) for f in firsts]).results:
-        place = stablehlo.ReshapeOp(zero.type, stablehlo.SliceOp(first, *one_at).result).result
+    for place in _places([piece * size for piece in range(pieces)]):
         piece = []
         for part, shape in zip(held, shapes, strict=True):
             starts = [place if d == dim else zero for d in range(len(shape))]
@@ -115,6 +176,19 @@ def _lowered(context: Any, *parts: Any, dim: int, pieces: int, along: int) -> An
             piece.append(stablehlo.DynamicSliceOp(part, starts, sizes).result)
         cut.append(stablehlo.ConcatenateOp(piece, along).result if len(piece) > 1 else piece[0])
     return [stablehlo.ConcatenateOp(cut, dim).result]
+
+
+def _places(numbers: Sequence[int]) -> list[Any]:
+    """Numbers, each the first of an array behind a barrier.
+
+    A number, or an array that one number and a step make, would become part of the kernel.
+    """
+    arrays = [mlir.ir_constant(np.array([n, -1, -1], np.int32)) for n in numbers]
+    scalar = mlir.ir_constant(np.int32(0)).type
+    one_at = [mlir.dense_int_array([n]) for n in (0, 1, 1)]
+    held = stablehlo.OptimizationBarrierOp(arrays).results
+    firsts = [stablehlo.SliceOp(array, *one_at).result for array in held]
+    return [stablehlo.ReshapeOp(scalar, first).result for first in firsts]
 
 
 def _type(first: Any, *rest: Any, along: int, **_: Any) -> Any:
@@ -137,3 +211,7 @@ mlir.register_lowering(cut_and_joined_p, mlir.lower_fun(_joined, multiple_result
 mlir.register_lowering(cut_and_joined_p, _lowered, platform="cpu")
 ad.primitive_jvps[cut_and_joined_p] = _jvp
 batching.primitive_batchers[cut_and_joined_p] = _batched
+
+place_p.def_abstract_eval(lambda at: _INT32)
+mlir.register_lowering(place_p, lambda context, at: [mlir.ir_constant(np.int32(at))])
+mlir.register_lowering(place_p, lambda context, at: _places([at]), platform="cpu")

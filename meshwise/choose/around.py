@@ -1,10 +1,15 @@
 """What lies around the nodes of a cost graph: values, and other nodes that these concern."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
+from typing import Any
 
+from meshwise._jax import Var
 from meshwise.choose.graph import Graph, Value
 from meshwise.choose.regions import Node
+
+Taking = Callable[[list[Any]], Any]
 
 
 def values_around(graph: Graph, node: Node) -> list[Value]:
@@ -12,11 +17,8 @@ def values_around(graph: Graph, node: Node) -> list[Value]:
     return [graph.values[v] for v in dict.fromkeys((*node.operands, *node.results))]
 
 
-def nodes_near(graph: Graph, nodes: Sequence[int]) -> list[int]:
-    """Nodes that touch what some nodes touch, or what those do that carry their sums on.
-
-    What it costs to place these nodes otherwise depends on no other node.
-    """
+def moved_with(graph: Graph, nodes: Sequence[int]) -> list[int]:
+    """Some nodes, and those that carry their sums on, which are placed with them."""
     after = graph.once(("carriers",), lambda: carriers(graph))
     moved = dict.fromkeys(nodes)
     waiting = list(nodes)
@@ -24,6 +26,15 @@ def nodes_near(graph: Graph, nodes: Sequence[int]) -> list[int]:
         new = [i for i in after.get(waiting.pop(), ()) if i not in moved]
         moved.update(dict.fromkeys(new))
         waiting += new
+    return list(moved)
+
+
+def nodes_near(graph: Graph, nodes: Sequence[int]) -> list[int]:
+    """Nodes that touch what some nodes touch, or what those do that carry their sums on.
+
+    What it costs to place these nodes otherwise depends on no other node.
+    """
+    moved = moved_with(graph, nodes)
     near = dict.fromkeys(moved)
     for value in {v.var: v for i in moved for v in values_around(graph, graph.nodes[i])}.values():
         near.update(dict.fromkeys(n for n, _ in value.uses))
@@ -41,3 +52,39 @@ def carriers(graph: Graph) -> dict[int, list[int]]:
             if maker is not None and maker != node.index:
                 found[maker].append(node.index)
     return found
+
+
+def taking(nodes: Sequence[int]) -> Taking:
+    """How to take of a list, as of all placements, what is some nodes' own."""
+    return itemgetter(*nodes) if nodes else lambda _: ()
+
+
+def deciding_of(graph: Graph) -> dict[Var, tuple[int, Taking]]:
+    """For each value a number of what is like it, and how to take what decides on its reshards.
+
+    That are the placements of who makes and who reads it.
+    """
+    numbers: dict[Any, int] = {}
+    found: dict[Var, tuple[int, Taking]] = {}
+    for var, value in graph.values.items():
+        made = () if value.maker is None else (value.maker,)
+        nodes = list(dict.fromkeys((*made, *(node for node, _ in value.uses))))
+        places = {node: place for place, node in enumerate(nodes)}
+        said = (
+            (value.shape, value.itemsize, value.trips, value.remade, value.fixed, value.returned),
+            (len(made), value.result),
+            tuple([(places[node], operand) for node, operand in value.uses]),
+            var if value.read_in is not None else None,
+        )
+        found[var] = numbers.setdefault(said, len(numbers)), taking(nodes)
+    return found
+
+
+def around_nodes(
+    graph: Graph, deciding: Mapping[Var, tuple[int, Taking]]
+) -> list[dict[Var, tuple[Value, int, Taking]]]:
+    """For each node the values that it touches, and what decides their cost."""
+    return [
+        {value.var: (value, *deciding[value.var]) for value in values_around(graph, node)}
+        for node in graph.nodes
+    ]

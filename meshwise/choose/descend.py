@@ -13,17 +13,16 @@ only falls, so the descent ends, never dearer than where it began.
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
 
 from meshwise.choose.candidates import candidates
 from meshwise.choose.graph import Value
 from meshwise.choose.limits import Limits, fixed_axes, nominal
 from meshwise.choose.regions import Node
 from meshwise.choose.search import Change, Search
+from meshwise.choose.surroundings import found_once
 from meshwise.choose.tree import IMPOSSIBLE
 from meshwise.ir.sharding import DimAxes, Sharding
 
-T = TypeVar("T")
 Choice = tuple[Node, DimAxes]
 Priced = tuple[float, int, DimAxes]  # seconds, a number among the choices, and the choice
 
@@ -69,22 +68,9 @@ def settle_nodes(search: Search, dirty: set[int], free: Set[int], limits: Limits
         for index in sorted(dirty, reverse=bool(sweep % 2)):
             node = search.graph.nodes[index]
             dirty.discard(index)
-            best = _once(search, limits, (index,), None, partial(_best, search, node, limits))
+            best = found_once(search, limits, (index,), None, partial(_best, search, node, limits))
             if best is not None:
                 dirty |= (search.keep(search.put(node, best)) & free) - {index}
-
-
-def _once(
-    search: Search, limits: Limits, nodes: tuple[int, ...], what: Any, find: Callable[[], T]
-) -> T:
-    """What is best for some nodes, found once for all descents that come to the same around them.
-
-    Descents that begin differently mostly end alike, and what moves nowhere is asked again.
-    """
-    key = search.graph, nodes, what, search.state_near(nodes)
-    if key not in limits.known:
-        limits.known[key] = find()
-    return limits.known[key]
 
 
 def _best(search: Search, node: Node, limits: Limits) -> DimAxes | None:
@@ -214,9 +200,14 @@ def _move(search: Search, moving: _Moving, limits: Limits) -> list[Change]:
     """
     value, maker = moving.value, moving.maker
     nodes = moving.users if maker is None else (*moving.users, maker.index)
-    find = partial(_best_move, search, moving, limits)
-    moves = _once(search, limits, nodes, (value.var, moving.follows), find)
-    return [c for node, axes in moves for c in search.put(node, axes)]
+
+    def find() -> list[tuple[int, DimAxes]]:
+        best = _best_move(search, moving, limits)
+        return [(nodes.index(node.index), axes) for node, axes in best]
+
+    moves = found_once(search, limits, nodes, (value.var, moving.follows), find)
+    placed = [(search.graph.nodes[nodes[place]], axes) for place, axes in moves]
+    return [c for node, axes in placed for c in search.put(node, axes)]
 
 
 def _best_move(search: Search, moving: _Moving, limits: Limits) -> list[Choice]:

@@ -7,11 +7,10 @@ it carry; `Search.put` does both, and tells what it changed.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any
 
 from meshwise._jax import Var, stack_p
-from meshwise.choose.around import carriers, nodes_near, values_around
+from meshwise.choose.around import Taking, around_nodes, carriers, deciding_of, nodes_near, taking
 from meshwise.choose.graph import Graph, Value
 from meshwise.choose.pricing import exchanges_of, node_seconds, turned_along, work_seconds
 from meshwise.choose.regions import Node
@@ -43,7 +42,6 @@ class Placement:
 COMPUTED_BEFORE = 1e-5
 
 Change = tuple[int, Placement]  # a node, and how it was placed before
-Taking = Callable[[list[Placement]], Any]
 TreeKey = tuple[tuple[int, ...], int, Sharding, frozenset[Sharding]]
 
 
@@ -68,8 +66,8 @@ class Search:
         self._dearer_work = dearer_work
         self._known: dict[tuple[int, DimAxes, Axes], Placement]
         self._known = graph.once(("placements", dearer_work), dict)
-        self._deciding = graph.once(("deciding",), lambda: _deciding(graph))
-        self._around = graph.once(("around",), lambda: _around(graph, self._deciding))
+        self._deciding = graph.once(("deciding",), lambda: deciding_of(graph))
+        self._around = graph.once(("around",), lambda: around_nodes(graph, self._deciding))
         what = seconds_per_byte, dearer_work
         self._seconds: dict[Any, float] = graph.once(("value seconds", *what), dict)
         self._at_least: dict[Any, float] = graph.once(("at least", *what), dict)
@@ -110,13 +108,22 @@ class Search:
 
     def around(self, node: Node) -> Sequence[Value]:
         """The values a node touches."""
-        return [value for value, _ in self._around[node.index].values()]
+        return [value for value, *_ in self._around[node.index].values()]
+
+    @property
+    def prices(self) -> tuple[float, float]:
+        """What this search charges for bytes that are held, and for work besides its time."""
+        return self._seconds_per_byte, self._dearer_work
 
     def state_near(self, nodes: tuple[int, ...]) -> tuple[Any, ...]:
         """All that decides what another placement of some nodes costs in a search of this graph."""
         graph = self.graph
-        near = graph.once(("near", nodes), lambda: _taking(nodes_near(graph, nodes)))
-        return self._seconds_per_byte, self._dearer_work, near(self.placed)
+        near = graph.once(("near", nodes), lambda: taking(nodes_near(graph, nodes)))
+        return self.prices, near(self.placed)
+
+    def scattered(self, node: Node) -> frozenset[str]:
+        """Axes over which a row that a node makes of a finished stack is reduce-scattered."""
+        return self._scattered[node.index]
 
     def produced(self, value: Value) -> Sharding:
         """The sharding in which a value is produced."""
@@ -136,9 +143,11 @@ class Search:
     def value_seconds(self, value: Value) -> float:
         """Cost of a value's reshards: the cheapest tree from what is produced to all wanted.
 
-        It is remembered by the placements that decide in which shardings those are.
+        It is remembered by the placements that decide in which shardings those are, for all values
+        that are alike.
         """
-        key = value.var, self._deciding[value.var](self.placed)
+        number, deciding = self._deciding[value.var]
+        key = number, deciding(self.placed)
         found = self._seconds.get(key)
         if found is None:
             found = self._seconds[key] = self._at_least[key] = self._find_seconds(value)
@@ -195,7 +204,8 @@ class Search:
 
     def _least_seconds(self, value: Value) -> float:
         """What `value_seconds` is not below, found without looking for reshards."""
-        key = value.var, self._deciding[value.var](self.placed)
+        number, deciding = self._deciding[value.var]
+        key = number, deciding(self.placed)
         found = self._at_least.get(key)
         if found is None:
             found = self._at_least[key] = self._find_least_seconds(value)
@@ -301,13 +311,13 @@ class Search:
         for index, before in changes:
             first.setdefault(index, before)
         total = 0.0
-        touched: dict[Var, tuple[Value, Taking]] = {}
+        touched: dict[Var, tuple[Value, int, Taking]] = {}
         for index, before in first.items():
             total += placed[index].seconds - before.seconds
             touched.update(self._around[index])
-        for var, (value, deciding) in touched.items():
+        for var, (value, number, deciding) in touched.items():
             if value is not without:
-                seconds = known.get((var, deciding(placed)))
+                seconds = known.get((number, deciding(placed)))
                 total += (seconds_of(value) if seconds is None else seconds) - cost[var]
                 if total == IMPOSSIBLE:
                     break
@@ -330,28 +340,6 @@ class Search:
     def total(self) -> float:
         """Cost of everything in seconds."""
         return sum(self.value_cost.values()) + sum(p.seconds for p in self.placed)
-
-
-def _taking(nodes: Sequence[int]) -> Taking:
-    """How to take of all placements those of some nodes."""
-    return itemgetter(*nodes) if nodes else lambda _: ()
-
-
-def _deciding(graph: Graph) -> dict[Var, Taking]:
-    """For each value how to take the placements that decide what its reshards cost."""
-    found: dict[Var, Taking] = {}
-    for var, value in graph.values.items():
-        made = () if value.maker is None else (value.maker,)
-        found[var] = _taking(list(dict.fromkeys((*made, *(node for node, _ in value.uses)))))
-    return found
-
-
-def _around(graph: Graph, deciding: Mapping[Var, Taking]) -> list[dict[Var, tuple[Value, Taking]]]:
-    """For each node the values that it touches, and how to take what decides their cost."""
-    return [
-        {value.var: (value, deciding[value.var]) for value in values_around(graph, node)}
-        for node in graph.nodes
-    ]
 
 
 def _produced(node: Node, strategy: Strategy, result: int, turned: Axes) -> Sharding:

@@ -148,3 +148,29 @@ def test_an_exchange_in_a_loop(mesh8):
     x = jnp.asarray(np.random.default_rng(0).normal(size=(16, 24)), jnp.float32)
     turned = mw.jit(turns, mesh=mesh8, in_shardings=(P("x"),), out_shardings=P("x"))
     np.testing.assert_array_equal(turned(x), x * 8)
+
+
+def test_what_is_computed_of_equal_pieces_is_one_kernel(mesh8):
+    """Gradients of biases travel together; what is computed of each of them is compiled once."""
+
+    def step(x, biases):
+        scaled = jnp.linspace(1, 2, len(biases))
+
+        def loss(biases):
+            return sum((jnp.sin(x * s + b) ** 2).sum() for s, b in zip(scaled, biases, strict=True))
+
+        return [b - 0.1 * jnp.tanh(g) for b, g in zip(biases, jax.grad(loss)(biases), strict=True)]
+
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(2048, 96)).astype(np.float32)
+    biases = [rng.normal(size=96).astype(np.float32) for _ in range(5)]
+    made = mw.jit(step, mesh=mesh8, in_shardings=(P("x"), P()), out_shardings=P())
+    program = made.partition(x, biases)
+    for found, wanted in zip(made(x, biases), step(x, biases), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+    text = program.compile().as_text()
+    bodies = re.findall(r"^%fused[^\n]*{\n(.*?)^}", text, re.MULTILINE | re.DOTALL)
+    read = [b for b in bodies if "tanh" in b]
+    alike = {re.sub(r"%[\w.-]+|, metadata=\{[^}]*\}|stack_frame_id=\d+", "", b) for b in read}
+    assert text.count(" all-reduce(") == 1
+    assert len(read) == 5 and len(alike) == 1

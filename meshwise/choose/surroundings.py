@@ -1,0 +1,128 @@
+"""What lies around nodes, told without naming them: where it is the same, so is what is best.
+
+Layers that are alike, and weights of one shape under one optimiser, are different nodes of a cost
+graph, and mostly lie alike among others that do. What was found for one of them holds for all.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from meshwise._jax import Var
+from meshwise.choose.around import moved_with, values_around
+from meshwise.choose.graph import Graph, Value
+from meshwise.choose.limits import Limits, nominal
+from meshwise.choose.search import Search
+
+T = TypeVar("T")
+
+# Around more values few others lie alike, and it takes long to tell.
+MOST_VALUES = 64
+
+
+@dataclass(frozen=True, eq=False)
+class _Place:
+    """Some nodes in a graph: a number that is the same for all that are alike, and who is around.
+
+    moved: the nodes, and those that carry their sums on; places: of each value that these touch the
+    place among all of them; makers: who makes a value, of those that are not moved, and which of
+    its results it is; users: who reads each value without being moved, and as which operand.
+    """
+
+    number: int
+    moved: tuple[int, ...]
+    places: dict[Var, int]
+    makers: tuple[tuple[int, int], ...]
+    users: tuple[tuple[tuple[int, int], ...], ...]
+
+
+def found_once(
+    search: Search, limits: Limits, nodes: tuple[int, ...], what: Any, find: Callable[[], T]
+) -> T:
+    """What is best for some nodes, found once for all descents that come to the same around them.
+
+    Descents that begin differently mostly end alike, and what moves nowhere is asked again. `what`
+    may be a value among others, around the nodes; what is found names no node.
+    """
+    own = search.graph, nodes, what, search.state_near(nodes)
+    known = limits.known
+    if own not in known:
+        alike = _told(search, limits, nodes, what)
+        if alike is None:
+            known[own] = find()
+        else:
+            if alike not in known:
+                known[alike] = find()
+            known[own] = known[alike]
+    return known[own]
+
+
+def _told(search: Search, limits: Limits, nodes: tuple[int, ...], what: Any) -> Any:
+    """All that decides what is best for some nodes; None where that takes long to tell."""
+    graph, placed = search.graph, search.placed
+    key = "place", graph, nodes
+    if key not in limits.known:
+        limits.known[key] = _place(search, limits, nodes)
+    place: _Place | None = limits.known[key]
+    if place is None:
+        return None
+    said = tuple([place.places.get(part, part) for part in what or ()])
+    lying = [placed[node] for node in place.moved]
+    made = [placed[node].results[result] for node, result in place.makers]
+    wanted = [
+        frozenset([placed[node].operands[operand] for node, operand in users])
+        for users in place.users
+    ]
+    return place.number, said, search.prices, *lying, *made, *wanted
+
+
+def _place(search: Search, limits: Limits, nodes: tuple[int, ...]) -> _Place | None:
+    graph = search.graph
+    moved = tuple(moved_with(graph, nodes))
+    position = {node: k for k, node in enumerate(moved)}
+    values = {v.var: v for i in moved for v in values_around(graph, graph.nodes[i])}
+    if len(values) > MOST_VALUES or any(v.read_in is not None for v in values.values()):
+        return None
+    places = {var: k for k, var in enumerate(values)}
+    said = (
+        len(nodes),
+        tuple([_node(search, limits, node, places) for node in moved]),
+        tuple([_value(graph, value, position) for value in values.values()]),
+    )
+    numbers = limits.known.setdefault("numbers", {})
+    return _Place(
+        numbers.setdefault(said, len(numbers)),
+        moved,
+        places,
+        tuple(
+            (v.maker, v.result)
+            for v in values.values()
+            if v.maker is not None and v.maker not in position
+        ),
+        tuple(tuple(use for use in v.uses if use[0] not in position) for v in values.values()),
+    )
+
+
+def _node(search: Search, limits: Limits, index: int, places: dict[Var, int]) -> tuple[Any, ...]:
+    graph = search.graph
+    node = graph.nodes[index]
+    return (
+        graph.alike[index],
+        tuple(nominal(graph, node)),
+        limits.work[index],
+        limits.held.get(index),
+        search.scattered(node),
+        tuple([places[var] for var in node.operands]),
+        tuple([places[var] for var in node.results]),
+    )
+
+
+def _value(graph: Graph, value: Value, position: dict[int, int]) -> tuple[Any, ...]:
+    maker = None if value.maker is None else position.get(value.maker)
+    return (
+        (value.shape, value.itemsize, value.trips, value.remade, value.fixed, value.returned),
+        value.maker is None,
+        None if maker is None else (maker, value.result),
+        value.var in graph.carries.adopting,
+        tuple([(position[node], operand) for node, operand in value.uses if node in position]),
+    )
