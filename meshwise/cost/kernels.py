@@ -6,6 +6,7 @@ Which equations are one kernel is decided in `fusion.py`.
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from meshwise._jax import ClosedJaxpr, Jaxpr
 from meshwise.cost.fusion import Fusion, Role, role_of
@@ -65,6 +66,16 @@ class KernelProgram:
     def work(self) -> Work:
         """The work of all kernels, one after the other."""
         return total([k.work for k in self.kernels])
+
+    @cached_property
+    def waits(self) -> list[list[int]]:
+        """For each kernel those that make what it reads, in that order."""
+        return _waits_of(self.kernels)
+
+    @cached_property
+    def readers(self) -> list[list[int]]:
+        """For each kernel those that wait for it."""
+        return _readers_of(self.waits)
 
 
 def kernels_of(
@@ -240,8 +251,8 @@ class _Build:
 def _ordered(kernels: Iterator[Kernel], fusion: Fusion) -> Iterator[Kernel]:
     """The kernels, each after what it reads, else as they come."""
     found = list(kernels)
-    waits = waits_of(found)
-    readers = readers_of(waits)
+    waits = _waits_of(found)
+    readers = _readers_of(waits)
     missing = [len(others) for others in waits]
     ready = [k for k, count in enumerate(missing) if not count]
     heapq.heapify(ready)
@@ -254,7 +265,7 @@ def _ordered(kernels: Iterator[Kernel], fusion: Fusion) -> Iterator[Kernel]:
                 heapq.heappush(ready, reader)
 
 
-def waits_of(kernels: Sequence[Kernel]) -> list[list[int]]:
+def _waits_of(kernels: Sequence[Kernel]) -> list[list[int]]:
     """For each kernel those that make what it reads, in that order."""
     makers = {value: k for k, kernel in enumerate(kernels) for value in kernel.writes}
     return [
@@ -263,7 +274,7 @@ def waits_of(kernels: Sequence[Kernel]) -> list[list[int]]:
     ]
 
 
-def readers_of(waits: Sequence[Sequence[int]]) -> list[list[int]]:
+def _readers_of(waits: Sequence[Sequence[int]]) -> list[list[int]]:
     """For each kernel those that wait for it."""
     readers: list[list[int]] = [[] for _ in waits]
     for k, others in enumerate(waits):

@@ -349,12 +349,15 @@ class Executable:
     @cached_property
     def _best(self) -> tuple[PerDeviceProgram, dict[str, Any]]:
         """The program as it is compiled, and options: on CPU, short collectives travel together."""
-        return best_on_cpu(self.program) if self._is_on_cpu else (self.program, {})
+        with garbage_later():
+            return best_on_cpu(self.program) if self._is_on_cpu else (self.program, {})
 
     @cached_property
     def _local(self) -> _jax.ClosedJaxpr:
         """The jaxpr of local arrays as it is compiled."""
-        local = as_platforms_compile(self._best[0], platforms_of(self.user_mesh))
+        program, _ = self._best
+        with garbage_later():
+            local = as_platforms_compile(program, platforms_of(self.user_mesh))
         return with_made(local, self._made, self.program.mesh) if self._made else local
 
     @cached_property

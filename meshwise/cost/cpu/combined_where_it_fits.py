@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from meshwise._jax import ClosedJaxpr, combine_collectives
-from meshwise.cost.cpu.held import Held, held_by_xla
+from meshwise.cost.cpu.held import Held, holding_of
 
 # The most that is laid end to end, from what is sent in the time that another collective takes.
 MOST_BYTES = (2**18, 2**16, 2**14, 2**12)
@@ -19,13 +19,14 @@ def combined_where_it_fits(
     By what kernels here hold, in the order in which it would be compiled as it is: where XLA copies
     what came, it may be a little more.
     """
-    apart = held_by_xla(jaxpr, axis_sizes)
-    most = max(apart.in_order_of(apart), LITTLE_BYTES)
+    holding = holding_of(jaxpr, axis_sizes)
+    apart = holding.held
+    most = max(holding.in_order_of(apart), LITTLE_BYTES)
     for most_bytes in MOST_BYTES:
         found = combine_collectives(jaxpr, axis_sizes, most_bytes)
         if found is jaxpr:
             break
-        held = held_by_xla(found, axis_sizes)
-        if held.in_order_of(apart) <= most:
-            return found, held
+        holding = holding_of(found, axis_sizes)
+        if holding.in_order_of(apart) <= most:
+            return found, holding.held
     return jaxpr, apart

@@ -5,14 +5,16 @@ is told to hold least it waits for its reader. But so do gradients of weights, w
 results want: they come last, and all that they are made of is held until then.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from meshwise._jax import ClosedJaxpr, Jaxpr
 from meshwise.cost.cpu.kernels import cpu_kernels_of
 from meshwise.cost.cpu.mistaken import may_err
 from meshwise.cost.cpu.orders import as_ready, as_wanted, to_hold_least
 from meshwise.cost.cpu.packing import most_alive, temporaries
+from meshwise.cost.kernels import KernelProgram
 from meshwise.cost.steps import steps_of
 
 # So many times less held is worth another order than XLA's own: of what is counted nearly alike,
@@ -36,17 +38,49 @@ class Held:
         """Whether it is worth it to wait until what a kernel makes is wanted."""
         return self.at_once > 0 and LESS * self.waiting <= self.at_once
 
-    def in_order_of(self, other: "Held") -> int:
+
+@dataclass(frozen=True, eq=False)
+class Holding:
+    """The kernels of a program, whose bytes are counted for the orders that are asked about."""
+
+    program: KernelProgram
+    products_alone: bool
+
+    @cached_property
+    def at_once(self) -> int:
+        """Bytes of temporaries where kernels run as soon as they can."""
+        return self._bytes(as_ready(self.program))
+
+    @cached_property
+    def waiting(self) -> int:
+        """The same where they run as late as they may."""
+        orders = to_hold_least(self.program)
+        return self._bytes(min(orders, key=lambda order: most_alive(self.program, order)))
+
+    @property
+    def held(self) -> Held:
+        """What it holds in either order."""
+        return Held(self.at_once, self.waiting, self.products_alone)
+
+    def in_order_of(self, other: Held) -> int:
         """Bytes in the order in which another program is compiled."""
         return self.waiting if other.is_less_as_wanted else self.at_once
+
+    def _bytes(self, order: Sequence[int]) -> int:
+        return temporaries(self.program, order, self._wanted)
+
+    @cached_property
+    def _wanted(self) -> dict[int, int]:
+        return {k: n for n, k in enumerate(as_wanted(self.program))}
+
+
+def holding_of(jaxpr: ClosedJaxpr | Jaxpr, axis_sizes: Mapping[str, int]) -> Holding:
+    """The kernels of a per-device program, of which nothing is counted yet."""
+    steps = steps_of(jaxpr, axis_sizes)
+    products_alone = may_err(steps)
+    return Holding(cpu_kernels_of(steps, products_alone), products_alone)
 
 
 def held_by_xla(jaxpr: ClosedJaxpr | Jaxpr, axis_sizes: Mapping[str, int]) -> Held:
     """What a per-device program holds in either order."""
-    steps = steps_of(jaxpr, axis_sizes)
-    products_alone = may_err(steps)
-    program = cpu_kernels_of(steps, products_alone)
-    wanted = {k: n for n, k in enumerate(as_wanted(program))}
-    at_once = temporaries(program, as_ready(program), wanted)
-    least = min(to_hold_least(program), key=lambda order: most_alive(program, order))
-    return Held(at_once, temporaries(program, least, wanted), products_alone)
+    return holding_of(jaxpr, axis_sizes).held

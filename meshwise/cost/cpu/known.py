@@ -18,7 +18,9 @@ _MADE_BY_LIBRARY = frozenset(
 _MOVED_BY_LIBRARY = frozenset(
     {"broadcast_in_dim", "expand_dims", "iota", "pad", "reshape", "squeeze"}
 )
-_OF_LIBRARY = frozenset({"float64", "float32", "bfloat16", "int8", "uint8"})
+_OF_LIBRARY = frozenset(
+    map(jnp.dtype, (jnp.float64, jnp.float32, jnp.bfloat16, jnp.int8, jnp.uint8))
+)
 
 
 def is_reduced_by_library(eqn: JaxprEqn, elements: int) -> bool:
@@ -50,4 +52,4 @@ def _is_padded_inside(eqn: Any) -> bool:
 
 
 def _are_of_library(eqn: Any) -> bool:
-    return all(str(atom.aval.dtype) in _OF_LIBRARY for atom in (*eqn.invars, *eqn.outvars))
+    return all(atom.aval.dtype in _OF_LIBRARY for atom in (*eqn.invars, *eqn.outvars))

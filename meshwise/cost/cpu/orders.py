@@ -9,13 +9,12 @@ import heapq
 from collections import deque
 from collections.abc import Sequence
 
-from meshwise.cost.kernels import KernelProgram, readers_of, waits_of
+from meshwise.cost.kernels import KernelProgram
 
 
 def as_ready(program: KernelProgram) -> list[int]:
     """First come, first served; what reads arguments alone comes in the order of these."""
-    waits = waits_of(program.kernels)
-    readers = readers_of(waits)
+    waits, readers = program.waits, program.readers
     given = {v: i for i, v in enumerate((*program.steps.constants, *program.steps.inputs))}
     kernels = program.kernels
     first = [k for k, others in enumerate(waits) if not others]
@@ -43,14 +42,13 @@ def to_hold_least(program: KernelProgram) -> list[list[int]]:
 
 def as_wanted(program: KernelProgram) -> list[int]:
     """From the results back, each value made where it is first wanted."""
-    return _back_from(_ends(program), waits_of(program.kernels))
+    return _back_from(_ends(program), program.waits)
 
 
 def _heaviest_first(program: KernelProgram) -> list[int]:
     """Of what is wanted together, that first on the way to which more is read elsewhere."""
     kernels, sizes = program.kernels, [v.bytes for v in program.steps.values]
-    waits = waits_of(kernels)
-    readers = readers_of(waits)
+    waits, readers = program.waits, program.readers
     most = len(kernels), sum(sizes)
     weights: list[tuple[int, int]] = []
     for k, others in enumerate(waits):
@@ -92,8 +90,7 @@ def _back_from(ends: Sequence[int], waits: Sequence[Sequence[int]]) -> list[int]
 def _as_it_frees(program: KernelProgram) -> list[int]:
     """Of what is ready, each time what frees most beside what it writes."""
     kernels, sizes = program.kernels, [v.bytes for v in program.steps.values]
-    waits = waits_of(kernels)
-    readers = readers_of(waits)
+    waits, readers = program.waits, program.readers
     reading: dict[int, list[int]] = {}
     for k, kernel in enumerate(kernels):
         for value in kernel.reads:
