@@ -85,8 +85,9 @@ def _of_received(eqn: JaxprEqn, makers: Mapping[Any, JaxprEqn]) -> Any:
     (x,), maker = eqn.invars, makers.get(eqn.invars[0])
     if maker is None or maker.primitive.name not in _RECEIVING:
         return None
-    along = _cut_dims(eqn)
-    return (x, *along, _shape(eqn.outvars[0])) if len(along) == 1 else None
+    along, shape = _cut_dims(eqn), _shape(eqn.outvars[0])
+    # Numbers by themselves, as those of a norm, are mostly read by one kernel, which grows by each.
+    return (x, *along, shape) if len(along) == 1 and prod(shape) > 1 else None
 
 
 def _cut_dims(eqn: JaxprEqn) -> list[int]:

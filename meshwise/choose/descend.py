@@ -18,7 +18,7 @@ from meshwise.choose.candidates import candidates
 from meshwise.choose.graph import Value
 from meshwise.choose.limits import Limits, fixed_axes, nominal
 from meshwise.choose.regions import Node
-from meshwise.choose.search import Change, Search
+from meshwise.choose.search import WIDE, Change, Search
 from meshwise.choose.surroundings import found_once
 from meshwise.choose.tree import IMPOSSIBLE
 from meshwise.ir.sharding import DimAxes, Sharding
@@ -102,6 +102,15 @@ def _best(search: Search, node: Node, limits: Limits) -> DimAxes | None:
 
 def choices_of(search: Search, node: Node, limits: Limits) -> list[DimAxes]:
     """The axes worth pricing for a node as its neighbours are now; the current ones first."""
+    if search.width(node.index) <= WIDE:
+        return _choices_of(search, node, limits)
+    key = "choices", search.graph, node.index, search.state_near((node.index,))
+    if key not in limits.known:
+        limits.known[key] = _choices_of(search, node, limits)
+    return limits.known[key]
+
+
+def _choices_of(search: Search, node: Node, limits: Limits) -> list[DimAxes]:
     graph = search.graph
     operands = tuple([search.produced(graph.values[v]) for v in node.operands])
     results = tuple([frozenset(search.wanted(graph.values[v])) for v in node.results])
@@ -284,7 +293,7 @@ def _maker_along(search: Search, value: Value, users: Sequence[int], free: Set[i
     if maker is None or maker not in free or maker in users:
         return None
     nodes = [search.graph.nodes[i] for i in (maker, *users)]
-    near = all(len(search.around(node)) <= MOST_AROUND for node in nodes)
+    near = all(search.width(node.index) <= MOST_AROUND for node in nodes)
     return nodes[0] if near else None
 
 

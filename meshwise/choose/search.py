@@ -41,6 +41,11 @@ class Placement:
 # done in place. As a part of a reshard's seconds; less than a flop an element.
 COMPUTED_BEFORE = 1e-5
 
+# A node that touches more values is wide: most that is asked of it is remembered.
+WIDE = 64
+# Digits of seconds where one price is taken off another: what is left of equal ones is equal.
+ROUNDED = 15
+
 Change = tuple[int, Placement]  # a node, and how it was placed before
 TreeKey = tuple[tuple[int, ...], int, Sharding, frozenset[Sharding]]
 
@@ -71,6 +76,7 @@ class Search:
         what = seconds_per_byte, dearer_work
         self._seconds: dict[Any, float] = graph.once(("value seconds", *what), dict)
         self._at_least: dict[Any, float] = graph.once(("at least", *what), dict)
+        self._wide: dict[Any, float] = graph.once(("wide", *what), dict)
         self._same: dict[Sharding, Sharding] = graph.once(("shardings",), dict)
         self._carriers = graph.once(("carriers",), lambda: carriers(graph))
         self._scattered = [_scattered(graph, node) for node in graph.nodes]
@@ -109,6 +115,10 @@ class Search:
     def around(self, node: Node) -> Sequence[Value]:
         """The values a node touches."""
         return [value for value, *_ in self._around[node.index].values()]
+
+    def width(self, node: int) -> int:
+        """How many values a node touches."""
+        return len(self._around[node])
 
     @property
     def prices(self) -> tuple[float, float]:
@@ -292,11 +302,35 @@ class Search:
 
     def delta(self, changes: Sequence[Change], without: Value | None = None) -> float:
         """Seconds that changes cost (negative: save); reshards of one value may be left out."""
-        return self._delta(self._seconds, self.value_seconds, changes, without)
+        return self._delta_without(self._seconds, self.value_seconds, changes, without)
 
     def least_delta(self, changes: Sequence[Change], without: Value | None = None) -> float:
         """What `delta` is not below, but for rounding, found without looking for reshards."""
-        return self._delta(self._at_least, self._least_seconds, changes, without)
+        return self._delta_without(self._at_least, self._least_seconds, changes, without)
+
+    def _delta_without(
+        self,
+        known: Mapping[Any, float],
+        seconds_of: Callable[[Value], float],
+        changes: Sequence[Change],
+        without: Value | None,
+    ) -> float:
+        """`known` has what `seconds_of` has found before.
+
+        Of what touches many values, as a region of all layers, the whole is added up once for all
+        that are left out in turn.
+        """
+        if without is None or not any(self.width(index) > WIDE for index, _ in changes):
+            return self._delta(known, seconds_of, changes, without)
+        nodes = tuple(dict.fromkeys([index for index, _ in changes]))
+        key = nodes, tuple(changes), self.state_near(nodes), known is self._seconds
+        if key not in self._wide:
+            self._wide[key] = self._delta(known, seconds_of, changes, None)
+        is_touched = any(without.var in self._around[index] for index in nodes)
+        own = seconds_of(without) - self.value_cost[without.var] if is_touched else 0.0
+        if IMPOSSIBLE in (self._wide[key], own):
+            return self._delta(known, seconds_of, changes, without)
+        return round(self._wide[key] - own, ROUNDED)
 
     def _delta(
         self,
@@ -305,7 +339,6 @@ class Search:
         changes: Sequence[Change],
         without: Value | None,
     ) -> float:
-        """`known` has what `seconds_of` has found before."""
         placed, cost = self.placed, self.value_cost
         first: dict[int, Placement] = {}
         for index, before in changes:

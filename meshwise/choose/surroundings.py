@@ -4,20 +4,18 @@ Layers that are alike, and weights of one shape under one optimiser, are differe
 graph, and mostly lie alike among others that do. What was found for one of them holds for all.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from meshwise._jax import Var
-from meshwise.choose.around import moved_with, values_around
+from meshwise.choose.around import Taking, moved_with, taking, values_around
 from meshwise.choose.graph import Graph, Value
 from meshwise.choose.limits import Limits, nominal
-from meshwise.choose.search import Search
+from meshwise.choose.search import WIDE, Placement, Search
+from meshwise.ir.sharding import Sharding
 
 T = TypeVar("T")
-
-# Around more values few others lie alike, and it takes long to tell.
-MOST_VALUES = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,14 +24,16 @@ class _Place:
 
     moved: the nodes, and those that carry their sums on; places: of each value that these touch the
     place among all of them; makers: who makes a value, of those that are not moved, and which of
-    its results it is; users: who reads each value without being moved, and as which operand.
+    its results it is; users: who reads each value without being moved, by which operand it is;
+    all_users: those of values that many read, which are not told apart.
     """
 
     number: int
     moved: tuple[int, ...]
     places: dict[Var, int]
     makers: tuple[tuple[int, int], ...]
-    users: tuple[tuple[tuple[int, int], ...], ...]
+    users: tuple[Mapping[int, Taking], ...]
+    all_users: tuple[Taking, ...]
 
 
 def found_once(
@@ -69,11 +69,22 @@ def _told(search: Search, limits: Limits, nodes: tuple[int, ...], what: Any) -> 
     said = tuple([place.places.get(part, part) for part in what or ()])
     lying = [placed[node] for node in place.moved]
     made = [placed[node].results[result] for node, result in place.makers]
-    wanted = [
-        frozenset([placed[node].operands[operand] for node, operand in users])
-        for users in place.users
-    ]
-    return place.number, said, search.prices, *lying, *made, *wanted
+    wanted = [_wanted(placed, users, limits.known) for users in place.users]
+    many = [take(placed) for take in place.all_users]
+    return place.number, said, search.prices, *lying, *made, *wanted, *many
+
+
+def _wanted(
+    placed: list[Placement], users: Mapping[int, Taking], known: dict[Any, Any]
+) -> frozenset[Sharding]:
+    """The shardings in which some nodes read a value, of which many may be placed alike."""
+    found: frozenset[Sharding] = frozenset()
+    for operand, take in users.items():
+        key = operand, frozenset(take(placed))
+        if key not in known:
+            known[key] = frozenset([placement.operands[operand] for placement in key[1]])
+        found = found | known[key] if found else known[key]
+    return found
 
 
 def _place(search: Search, limits: Limits, nodes: tuple[int, ...]) -> _Place | None:
@@ -81,7 +92,7 @@ def _place(search: Search, limits: Limits, nodes: tuple[int, ...]) -> _Place | N
     moved = tuple(moved_with(graph, nodes))
     position = {node: k for k, node in enumerate(moved)}
     values = {v.var: v for i in moved for v in values_around(graph, graph.nodes[i])}
-    if len(values) > MOST_VALUES or any(v.read_in is not None for v in values.values()):
+    if len(values) > WIDE or any(v.read_in is not None for v in values.values()):
         return None
     places = {var: k for k, var in enumerate(values)}
     said = (
@@ -99,8 +110,23 @@ def _place(search: Search, limits: Limits, nodes: tuple[int, ...]) -> _Place | N
             for v in values.values()
             if v.maker is not None and v.maker not in position
         ),
-        tuple(tuple(use for use in v.uses if use[0] not in position) for v in values.values()),
+        tuple(_by_operand(v, position) for v in values.values() if not _is_read_by_many(v)),
+        tuple(taking([n for n, _ in v.uses]) for v in values.values() if _is_read_by_many(v)),
     )
+
+
+def _is_read_by_many(value: Value) -> bool:
+    return len(value.uses) > WIDE
+
+
+def _by_operand(value: Value, position: dict[int, int]) -> dict[int, Taking]:
+    """How to take the placements of those who read a value without being moved."""
+    found: dict[int, list[int]] = {}
+    for node, operand in value.uses:
+        if node not in position:
+            found.setdefault(operand, []).append(node)
+    # Twice the last: of one node alone its placement would come without a tuple around it.
+    return {operand: taking([*nodes, nodes[-1]]) for operand, nodes in found.items()}
 
 
 def _node(search: Search, limits: Limits, index: int, places: dict[Var, int]) -> tuple[Any, ...]:
@@ -124,5 +150,6 @@ def _value(graph: Graph, value: Value, position: dict[int, int]) -> tuple[Any, .
         value.maker is None,
         None if maker is None else (maker, value.result),
         value.var in graph.carries.adopting,
+        value.var if _is_read_by_many(value) else None,
         tuple([(position[node], operand) for node, operand in value.uses if node in position]),
     )
