@@ -1,11 +1,12 @@
 """How long a program takes from the function to the executable, beside XLA's two partitioners.
 
-    python -m benchmarks.compile_time [--every N] [--repeats N] [--layers N ...] [--devices N ...]
+    python -m benchmarks.compile_time [--every N] [--gpt N ...] [--repeats N] [--layers N ...]
+                                      [--devices N ...]
 
-Four tables: whole compiles of programs of the suite, each N-th of them; the same model planned for
-more and more devices, that are not there; for more and more layers, none in a loop; and where the
-time of such a plan goes. All in seconds of the processor, so that other work on the machine
-changes them little, nothing remembered from before.
+Five tables: whole compiles of programs of the suite, each N-th of them; of a training step of a GPT
+in Flax with so many layers, none in a loop; a model planned for more and more devices, that are not
+there; for more and more layers; and where the time of such a plan goes. All in seconds of the
+processor, so that other work on the machine changes them little, nothing remembered from before.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import pstats
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -34,13 +36,17 @@ from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
-from benchmarks.gpt import forget
+from benchmarks.gpt import MESHES, forget, make_mesh
 from benchmarks.peers import hlo
 from benchmarks.suite import contestants
+from benchmarks.suite.contestants import Contestant
 from benchmarks.suite.every_program import PROGRAMS
 from benchmarks.suite.program import Program
+from examples.gpt import hints
+from examples.gpt.model import Batch, Config, init
 
 LAYERS = (10, 50, 200)
+GPT_LAYERS = (2, 8)
 DEVICES = (8, 64, 512)
 ROWS, WIDTH = 1 << 16, 512
 
@@ -59,6 +65,10 @@ PHASES = {
 }
 
 
+WHOLE = "whole compile, milliseconds of the processor"
+HEADS = ("Shardy", "GSPMD", "ours", "plan", "compile", "XLA / ours")
+
+
 @dataclass(frozen=True)
 class Seconds:
     """Of one compile: up to the emitted program (0 for XLA), from there to the executable."""
@@ -75,6 +85,7 @@ class Seconds:
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--every", type=int, default=10, help="each N-th program of the suite")
+    parser.add_argument("--gpt", type=int, nargs="*", default=GPT_LAYERS, help="layers of the GPT")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--layers", type=int, nargs="*", default=LAYERS)
     parser.add_argument("--devices", type=int, nargs="*", default=DEVICES, help="multiples of 4")
@@ -97,9 +108,8 @@ def medians(repeats: int, make: Callable[[], Seconds]) -> Seconds:
     return Seconds(*(median(getattr(s, n) for s in found) for n in ("plan", "compile")))
 
 
-def peer(which: hlo.Partitioner, program: Program, args: tuple[Any, ...]) -> Seconds:
+def peer(which: hlo.Partitioner, contestant: Contestant) -> Seconds:
     """A compile by one of XLA's partitioners."""
-    contestant = contestants.xla(program, args)
     with hlo.partitioner(which):
         forget()
         start = clock()
@@ -107,9 +117,8 @@ def peer(which: hlo.Partitioner, program: Program, args: tuple[Any, ...]) -> Sec
         return Seconds(0.0, clock() - start)
 
 
-def ours(program: Program, args: tuple[Any, ...]) -> Seconds:
+def ours(contestant: Contestant) -> Seconds:
     """Our compile."""
-    contestant = contestants.ours(program, args)
     forget()
     start = clock()
     partitioned = contestant.function.partition(*contestant.args)
@@ -118,22 +127,57 @@ def ours(program: Program, args: tuple[Any, ...]) -> Seconds:
     return Seconds(planned - start, clock() - planned)
 
 
+def row(
+    repeats: int, of_xla: Callable[[], Contestant], of_ours: Callable[[], Contestant]
+) -> tuple[list[str], float]:
+    """The cells of one program, and how many times as long the better of XLA's takes as ours."""
+    shardy = medians(repeats, lambda: peer("shardy", of_xla())).whole
+    gspmd = medians(repeats, lambda: peer("gspmd", of_xla())).whole
+    mine = medians(repeats, lambda: ours(of_ours()))
+    ratio = min(shardy, gspmd) / mine.whole
+    figures = shardy, gspmd, mine.whole, mine.plan, mine.compile
+    return [*(f"{1e3 * s:,.0f}" for s in figures), f"{ratio:.2f}"], ratio
+
+
 def compiles(console: Console, programs: Sequence[Program], repeats: int) -> None:
-    """Whole compiles, ours and XLA's."""
-    heads = ("program", "Shardy", "GSPMD", "ours", "plan", "compile", "XLA / ours")
-    table = Table(*heads, box=box.SIMPLE_HEAD, title="whole compile, milliseconds of the processor")
+    """Whole compiles of the suite's, ours and XLA's."""
+    table = Table("program", *HEADS, box=box.SIMPLE_HEAD, title=WHOLE)
     ratios = []
     for program in programs:
         args = contestants.operands(program)
-        shardy = medians(repeats, lambda p=program, a=args: peer("shardy", p, a)).whole
-        gspmd = medians(repeats, lambda p=program, a=args: peer("gspmd", p, a)).whole
-        mine = medians(repeats, lambda p=program, a=args: ours(p, a))
-        ratios.append(min(shardy, gspmd) / mine.whole)
-        figures = (shardy, gspmd, mine.whole, mine.plan, mine.compile)
-        cells = [f"{1e3 * s:,.0f}" for s in figures]
-        table.add_row(f"{program.group}: {program.name}", *cells, f"{ratios[-1]:.2f}")
+        cells, ratio = row(
+            repeats,
+            lambda p=program, a=args: contestants.xla(p, a),
+            lambda p=program, a=args: contestants.ours(p, a),
+        )
+        ratios.append(ratio)
+        table.add_row(f"{program.group}: {program.name}", *cells)
     mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
     table.add_row(f"geomean of {len(ratios)}", *[""] * 5, f"{mean:.2f}")
+    console.print(table)
+
+
+def models(console: Console, layers: Sequence[int], repeats: int) -> None:
+    """Whole compiles of training steps of a GPT, ours and XLA's."""
+    table = Table("scheme", "mesh", "layers", *HEADS, box=box.SIMPLE_HEAD, title=WHOLE)
+    for scheme, shape in ((hints.FULLY_SHARDED, "8"), (hints.MEGATRON, "2x4")):
+        for count in layers:
+            config = Config(layers=count)
+            state = jax.eval_shape(partial(init, config=config), jax.random.key(0))
+            rows = jax.ShapeDtypeStruct((config.batch, config.sequence), jnp.int32)
+            args = state, Batch(rows, rows), jax.eval_shape(lambda: jax.random.key(0))
+            mesh = make_mesh(MESHES[shape])
+
+            def made(jit: Any, scheme: Any = scheme, mesh: Any = mesh, how: Any = config) -> Any:
+                function, given, returned = hints.hinted_step(scheme, mesh, how)
+                return jit(function, in_shardings=given, out_shardings=returned, donate_argnums=0)
+
+            cells, _ = row(
+                repeats,
+                lambda m=made, a=args: Contestant(m(jax.jit), a),
+                lambda m=made, a=args: Contestant(m(mw.jit), a),
+            )
+            table.add_row(scheme.title, shape, str(count), *cells)
     console.print(table)
 
 
@@ -209,6 +253,7 @@ def main() -> None:
     load_once()
     console = Console(width=None if Console().is_terminal else 140)
     compiles(console, PROGRAMS[:: asked.every], asked.repeats)
+    models(console, asked.gpt, asked.repeats)
     sizes(console, asked.layers, asked.devices, asked.repeats)
     phases(console, min(asked.layers, default=10))
     assert devices.jax.device_count() == 8
