@@ -302,28 +302,26 @@ class Search:
 
     def delta(self, changes: Sequence[Change], without: Value | None = None) -> float:
         """Seconds that changes cost (negative: save); reshards of one value may be left out."""
-        return self._delta_without(self._seconds, self.value_seconds, changes, without)
+        return self._delta_without(True, changes, without)
 
     def least_delta(self, changes: Sequence[Change], without: Value | None = None) -> float:
         """What `delta` is not below, but for rounding, found without looking for reshards."""
-        return self._delta_without(self._at_least, self._least_seconds, changes, without)
+        return self._delta_without(False, changes, without)
 
     def _delta_without(
-        self,
-        known: Mapping[Any, float],
-        seconds_of: Callable[[Value], float],
-        changes: Sequence[Change],
-        without: Value | None,
+        self, is_exact: bool, changes: Sequence[Change], without: Value | None
     ) -> float:
-        """`known` has what `seconds_of` has found before.
+        """Either of these.
 
         Of what touches many values, as a region of all layers, the whole is added up once for all
         that are left out in turn.
         """
+        exact, least = (self._seconds, self.value_seconds), (self._at_least, self._least_seconds)
+        known, seconds_of = exact if is_exact else least
         if without is None or not any(self.width(index) > WIDE for index, _ in changes):
             return self._delta(known, seconds_of, changes, without)
         nodes = tuple(dict.fromkeys([index for index, _ in changes]))
-        key = nodes, tuple(changes), self.state_near(nodes), known is self._seconds
+        key = is_exact, nodes, tuple(changes), self.state_near(nodes)
         if key not in self._wide:
             self._wide[key] = self._delta(known, seconds_of, changes, None)
         is_touched = any(without.var in self._around[index] for index in nodes)
@@ -339,6 +337,7 @@ class Search:
         changes: Sequence[Change],
         without: Value | None,
     ) -> float:
+        """`known` has what `seconds_of` has found before."""
         placed, cost = self.placed, self.value_cost
         first: dict[int, Placement] = {}
         for index, before in changes:

@@ -71,7 +71,7 @@ def _told(search: Search, limits: Limits, nodes: tuple[int, ...], what: Any) -> 
     made = [placed[node].results[result] for node, result in place.makers]
     wanted = [_wanted(placed, users, limits.known) for users in place.users]
     many = [take(placed) for take in place.all_users]
-    return place.number, said, search.prices, *lying, *made, *wanted, *many
+    return "alike", place.number, said, search.prices, *lying, *made, *wanted, *many
 
 
 def _wanted(
@@ -80,9 +80,10 @@ def _wanted(
     """The shardings in which some nodes read a value, of which many may be placed alike."""
     found: frozenset[Sharding] = frozenset()
     for operand, take in users.items():
-        key = operand, frozenset(take(placed))
+        placements = frozenset(take(placed))
+        key = "wanted", operand, placements
         if key not in known:
-            known[key] = frozenset([placement.operands[operand] for placement in key[1]])
+            known[key] = frozenset([placement.operands[operand] for placement in placements])
         found = found | known[key] if found else known[key]
     return found
 
