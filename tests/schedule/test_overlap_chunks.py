@@ -13,8 +13,8 @@ from meshwise.schedule.view import View
 from tests.schedule.steps import kinds, mesh_of, only, random, simulate
 
 MESH = mesh_of(pp=2, tp=4)
-# Since 0.12 XLA adds up a product of fewer rows in another order.
-ROUNDING = 0.0 if jax.__version_info__ < (0, 12) else 4e-6
+# XLA may add up a product of fewer rows in another order: since 0.12, and on some processors before.
+ROUNDING = 4e-6
 
 
 def to_next_stage(tokens=24):
@@ -140,7 +140,7 @@ def test_a_dim_that_moves_is_followed():
     products = [v.aval.shape for v in made_by(done.view, "dot_general")]
     assert products == [(2, 5)] * 3
     (got,), (want,) = simulate(program, done.view, args), simulate(program, view, args)
-    np.testing.assert_array_equal(got, want)
+    np.testing.assert_allclose(got, want, rtol=1e-6, atol=ROUNDING)
 
 
 def test_attention_in_chunks_of_the_batch():
