@@ -13,7 +13,7 @@ from meshwise.schedule.view import View
 from tests.schedule.steps import kinds, mesh_of, only, random, simulate
 
 MESH = mesh_of(pp=2, tp=4)
-# XLA may add up a product of fewer rows in another order: since 0.12, and on some processors before.
+# XLA may add up a product of fewer rows in another order: since 0.12, before on some processors.
 ROUNDING = 4e-6
 
 
