@@ -32,7 +32,7 @@ from benchmarks.suite import devices  # first: it sets JAX up for eight devices
 # isort: split
 import jax
 import jax.numpy as jnp
-from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import AbstractMesh, AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
@@ -157,26 +157,23 @@ def compiles(console: Console, programs: Sequence[Program], repeats: int) -> Non
     console.print(table)
 
 
+def gpt(jit: Callable[..., Any], scheme: hints.Scheme, mesh: Mesh, config: Config) -> Contestant:
+    """A training step of a GPT, and the types of what it takes."""
+    state = jax.eval_shape(partial(init, config=config), jax.random.key(0))
+    rows = jax.ShapeDtypeStruct((config.batch, config.sequence), jnp.int32)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    function, given, returned = hints.hinted_step(scheme, mesh, config)
+    step = jit(function, in_shardings=given, out_shardings=returned, donate_argnums=0)
+    return Contestant(step, (state, Batch(rows, rows), key))
+
+
 def models(console: Console, layers: Sequence[int], repeats: int) -> None:
     """Whole compiles of training steps of a GPT, ours and XLA's."""
     table = Table("scheme", "mesh", "layers", *HEADS, box=box.SIMPLE_HEAD, title=WHOLE)
     for scheme, shape in ((hints.FULLY_SHARDED, "8"), (hints.MEGATRON, "2x4")):
         for count in layers:
-            config = Config(layers=count)
-            state = jax.eval_shape(partial(init, config=config), jax.random.key(0))
-            rows = jax.ShapeDtypeStruct((config.batch, config.sequence), jnp.int32)
-            args = state, Batch(rows, rows), jax.eval_shape(lambda: jax.random.key(0))
-            mesh = make_mesh(MESHES[shape])
-
-            def made(jit: Any, scheme: Any = scheme, mesh: Any = mesh, how: Any = config) -> Any:
-                function, given, returned = hints.hinted_step(scheme, mesh, how)
-                return jit(function, in_shardings=given, out_shardings=returned, donate_argnums=0)
-
-            cells, _ = row(
-                repeats,
-                lambda m=made, a=args: Contestant(m(jax.jit), a),
-                lambda m=made, a=args: Contestant(m(mw.jit), a),
-            )
+            what = scheme, make_mesh(MESHES[shape]), Config(layers=count)
+            cells, _ = row(repeats, partial(gpt, jax.jit, *what), partial(gpt, mw.jit, *what))
             table.add_row(scheme.title, shape, str(count), *cells)
     console.print(table)
 

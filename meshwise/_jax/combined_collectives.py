@@ -28,6 +28,7 @@ from meshwise._jax.jaxprs import (
     new_eqn,
     opened,
     rewritten,
+    shape_of,
     var_like,
     with_bodies,
 )
@@ -194,14 +195,14 @@ def _traced(
 
 def _flat(eqn: JaxprEqn, sizes: Mapping[str, int]) -> _Rows:
     """What is done to every element alone: a row."""
-    shape = _shape(eqn.invars[0])
+    shape = shape_of(eqn.invars[0])
     row = 1, prod(shape)
     return _Rows(lambda x: x.reshape(row), lambda x: x.reshape(shape), row, row, {})
 
 
 def _gathered(eqn: JaxprEqn, sizes: Mapping[str, int]) -> _Rows:
     """A row, and of the result one of each device."""
-    shape, whole = _shape(eqn.invars[0]), _shape(eqn.outvars[0])
+    shape, whole = shape_of(eqn.invars[0]), shape_of(eqn.outvars[0])
     group, dim = eqn.params["axis_size"], eqn.params["all_gather_dimension"]
     sent, received = (1, prod(shape)), (group, prod(shape))
     return _Rows(
@@ -215,7 +216,7 @@ def _gathered(eqn: JaxprEqn, sizes: Mapping[str, int]) -> _Rows:
 
 def _scattered(eqn: JaxprEqn, sizes: Mapping[str, int]) -> _Rows:
     """A row for each device, and of the result one."""
-    part = _shape(eqn.outvars[0])
+    part = shape_of(eqn.outvars[0])
     group, dim = eqn.params["axis_size"], eqn.params["scatter_dimension"]
     sent, received = (group, prod(part)), (1, prod(part))
     return _Rows(
@@ -229,7 +230,7 @@ def _scattered(eqn: JaxprEqn, sizes: Mapping[str, int]) -> _Rows:
 
 def _exchanged(eqn: JaxprEqn, sizes: Mapping[str, int]) -> _Rows:
     """A row for each device, and one of each."""
-    shape, result = _shape(eqn.invars[0]), _shape(eqn.outvars[0])
+    shape, result = shape_of(eqn.invars[0]), shape_of(eqn.outvars[0])
     split, along = eqn.params["split_axis"], eqn.params["concat_axis"]
     group = group_size(eqn, sizes)
     piece = (*shape[:split], shape[split] // group, *shape[split + 1 :])
@@ -247,10 +248,6 @@ def _led(x: Any, dim: int, pieces: int) -> Any:
     """An array with the pieces of a dim along a leading one."""
     cut = x.reshape(*x.shape[:dim], pieces, x.shape[dim] // pieces, *x.shape[dim + 1 :])
     return jnp.moveaxis(cut, dim, 0)
-
-
-def _shape(atom: Any) -> tuple[int, ...]:
-    return tuple(atom.aval.shape)
 
 
 _ROWS: Mapping[str, Callable[[JaxprEqn, Mapping[str, int]], _Rows]] = {

@@ -30,6 +30,7 @@ from meshwise._jax.jaxprs import (
     new_eqn,
     new_var,
     opened,
+    shape_of,
     with_bodies,
     with_each,
 )
@@ -85,14 +86,14 @@ def _of_received(eqn: JaxprEqn, makers: Mapping[Any, JaxprEqn]) -> Any:
     (x,), maker = eqn.invars, makers.get(eqn.invars[0])
     if maker is None or maker.primitive.name not in _RECEIVING:
         return None
-    along, shape = _cut_dims(eqn), _shape(eqn.outvars[0])
+    along, shape = _cut_dims(eqn), shape_of(eqn.outvars[0])
     # Numbers by themselves, as those of a norm, are mostly read by one kernel, which grows by each.
     return (x, *along, shape) if len(along) == 1 and prod(shape) > 1 else None
 
 
 def _cut_dims(eqn: JaxprEqn) -> list[int]:
     """The dims of which a slice does not take all."""
-    whole, cut = _shape(eqn.invars[0]), _shape(eqn.outvars[0])
+    whole, cut = shape_of(eqn.invars[0]), shape_of(eqn.outvars[0])
     return [dim for dim, (n, m) in enumerate(zip(whole, cut, strict=True)) if n != m]
 
 
@@ -102,12 +103,8 @@ def _cut_at_place(eqn: JaxprEqn) -> list[JaxprEqn]:
     place = new_var(_INT32)
     made = new_eqn(place_p, [], [place], {"at": starts[along]}, eqn)
     firsts = [place if dim == along else Literal(np.int32(0), _INT32) for dim in range(len(starts))]
-    params = {"slice_sizes": _shape(eqn.outvars[0])}
+    params = {"slice_sizes": shape_of(eqn.outvars[0])}
     return [made, new_eqn(lax.dynamic_slice_p, [*eqn.invars, *firsts], eqn.outvars, params, eqn)]
-
-
-def _shape(atom: Any) -> tuple[int, ...]:
-    return atom.aval.shape
 
 
 def _cut(eqn: JaxprEqn, sizes: Mapping[str, int], makers: Mapping[Any, JaxprEqn]) -> list[JaxprEqn]:

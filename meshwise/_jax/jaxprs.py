@@ -48,6 +48,11 @@ def var_like(atom: Any, shape: Sequence[int], dtype: Any = None) -> Any:
     return Var(atom.aval.update(shape=tuple(shape), dtype=dtype or atom.aval.dtype))
 
 
+def shape_of(atom: Any) -> tuple[int, ...]:
+    """The shape of an array that an equation reads or writes."""
+    return tuple(atom.aval.shape)
+
+
 def close_jaxpr(
     constvars: Sequence[Var],
     invars: Sequence[Var],

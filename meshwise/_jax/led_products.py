@@ -21,6 +21,7 @@ from meshwise._jax.jaxprs import (
     Var,
     in_place_of,
     opened,
+    shape_of,
     with_bodies,
     with_each,
 )
@@ -125,7 +126,7 @@ def _scattered(
 
 def _is_plain(eqn: JaxprEqn) -> bool:
     """Whether it is a product without a batch, and nothing is said of one operand only."""
-    if eqn.primitive is not lax.dot_general_p or any(0 in _shape(a) for a in eqn.invars):
+    if eqn.primitive is not lax.dot_general_p or any(0 in shape_of(a) for a in eqn.invars):
         return False
     precision, batch = eqn.params["precision"], eqn.params["dimension_numbers"][1][0]
     is_alike = isinstance(precision, tuple) and precision[0] == precision[1]
@@ -136,14 +137,14 @@ def _parts(
     product: JaxprEqn, between: Sequence[JaxprEqn], count: int
 ) -> tuple[list[_Digit], list[_Digit]] | None:
     """The digits of a product that say which of some parts it is, and those within a part."""
-    shape = _shape(product.outvars[0])
+    shape = shape_of(product.outvars[0])
     dims: list[list[_Digit]] | None = [[_Digit(d, 1, n)] for d, n in enumerate(shape)]
     for eqn in between:
         if eqn.primitive is lax.transpose_p:
             dims = [dims[d] for d in eqn.params["permutation"]]
             continue
         is_as_it_lies = eqn.primitive is not lax.reshape_p or eqn.params["dimensions"] is None
-        dims = _reshaped(dims, _shape(eqn.outvars[0])) if is_as_it_lies else None
+        dims = _reshaped(dims, shape_of(eqn.outvars[0])) if is_as_it_lies else None
         if dims is None:
             return None
     found = _reshaped(dims, (count, prod(shape) // count))
@@ -176,13 +177,13 @@ def _is_worth_it(scattered: _Scattered) -> bool:
     if now == sorted(now, key=lambda d: (d.dim, -d.stride)):
         return False
     copied = sum(
-        prod(_shape(scattered.product.invars[side]))
+        prod(shape_of(scattered.product.invars[side]))
         for side, lies in zip(_sides(scattered), _operands(scattered), strict=True)
         if not lies.is_so
     )
     rows, columns = scattered.orders
     part = [*rows[len(scattered.first) :], *columns]
-    size = prod(_shape(scattered.product.outvars[0]))
+    size = prod(shape_of(scattered.product.outvars[0]))
     copied += 0 if part == scattered.rest else prod(d.size for d in part)
     return copied <= _SMALL * size
 
@@ -203,11 +204,11 @@ def _operands(scattered: _Scattered) -> list[_Lies]:
         first = 0 if side == 0 else len(_free(scattered.product, 0))
         at = {dim: first + number for number, dim in enumerate(free)}
         pieces: list[Any] = []
-        for dim, size in enumerate(_shape(scattered.product.invars[side])):
+        for dim, size in enumerate(shape_of(scattered.product.invars[side])):
             own = [d for d in order if d.dim == at.get(dim)]
             pieces += sorted(own, key=lambda d: -d.stride) if dim in at else [(dim, size)]
         contracted = scattered.product.params["dimension_numbers"][0][side]
-        sizes = _shape(scattered.product.invars[side])
+        sizes = shape_of(scattered.product.invars[side])
         inner = [pieces.index((dim, sizes[dim])) for dim in contracted]
         outer = [pieces.index(digit) for digit in order]
         last = _Lies([piece[-1] for piece in pieces], outer + inner, True)
@@ -223,7 +224,7 @@ def _in_order(eqn: JaxprEqn, scattered: _Scattered) -> list[JaxprEqn]:
     product, count = scattered.product, eqn.params["axis_size"]
     lies, (rows, columns) = _operands(scattered), scattered.orders
     heights = prod(d.size for d in rows), prod(d.size for d in columns)
-    depth = prod(_shape(product.invars[scattered.leading])) // heights[0]
+    depth = prod(shape_of(product.invars[scattered.leading])) // heights[0]
     said = {k: product.params[k] for k in ("precision", "preferred_element_type")}
     out: Any = eqn.outvars[0].aval
 
@@ -267,11 +268,7 @@ def _put(x: Any, shape: Sequence[int], order: Sequence[int]) -> Any:
 def _free(product: JaxprEqn, side: int) -> list[int]:
     """The dims of an operand that are in the result, in their order."""
     contracted = product.params["dimension_numbers"][0][side]
-    return [d for d in range(len(_shape(product.invars[side]))) if d not in contracted]
-
-
-def _shape(atom: Any) -> tuple[int, ...]:
-    return atom.aval.shape
+    return [d for d in range(len(shape_of(product.invars[side]))) if d not in contracted]
 
 
 def _struct(aval: Any) -> jax.ShapeDtypeStruct:

@@ -17,6 +17,12 @@ def values_around(graph: Graph, node: Node) -> list[Value]:
     return [graph.values[v] for v in dict.fromkeys((*node.operands, *node.results))]
 
 
+def values_touched(graph: Graph, nodes: Sequence[int]) -> list[Value]:
+    """The values that some nodes touch, each once."""
+    found = {v.var: v for i in nodes for v in values_around(graph, graph.nodes[i])}
+    return list(found.values())
+
+
 def moved_with(graph: Graph, nodes: Sequence[int]) -> list[int]:
     """Some nodes, and those that carry their sums on, which are placed with them."""
     after = graph.once(("carriers",), lambda: carriers(graph))
@@ -36,7 +42,7 @@ def nodes_near(graph: Graph, nodes: Sequence[int]) -> list[int]:
     """
     moved = moved_with(graph, nodes)
     near = dict.fromkeys(moved)
-    for value in {v.var: v for i in moved for v in values_around(graph, graph.nodes[i])}.values():
+    for value in values_touched(graph, moved):
         near.update(dict.fromkeys(n for n, _ in value.uses))
         if value.maker is not None:
             near[value.maker] = None
@@ -71,7 +77,7 @@ def deciding_of(graph: Graph) -> dict[Var, tuple[int, Taking]]:
         nodes = list(dict.fromkeys((*made, *(node for node, _ in value.uses))))
         places = {node: place for place, node in enumerate(nodes)}
         said = (
-            (value.shape, value.itemsize, value.trips, value.remade, value.fixed, value.returned),
+            value.by_itself,
             (len(made), value.result),
             tuple([(places[node], operand) for node, operand in value.uses]),
             var if value.read_in is not None else None,

@@ -105,9 +105,7 @@ def choices_of(search: Search, node: Node, limits: Limits) -> list[DimAxes]:
     if search.width(node.index) <= WIDE:
         return _choices_of(search, node, limits)
     key = "choices", search.graph, node.index, search.state_near((node.index,))
-    if key not in limits.known:
-        limits.known[key] = _choices_of(search, node, limits)
-    return limits.known[key]
+    return limits.once(key, partial(_choices_of, search, node, limits))
 
 
 def _choices_of(search: Search, node: Node, limits: Limits) -> list[DimAxes]:

@@ -46,6 +46,11 @@ class Value:
     returned: tuple[Sharding, ...] = ()
     read_in: list[list[Path]] | None = None
 
+    @property
+    def by_itself(self) -> tuple[Any, ...]:
+        """What it is, whoever makes and reads it: values that are alike have the same."""
+        return self.shape, self.itemsize, self.trips, self.remade, self.fixed, self.returned
+
 
 @dataclass(frozen=True, eq=False)
 class Graph:

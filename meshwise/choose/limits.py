@@ -4,10 +4,10 @@ And nodes with nothing to decide.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, TypeVar
 
 from meshwise._jax import Literal, Var, stack_p, step_p
 from meshwise.choose.candidates import NEAR, Reach, candidates, natural_candidates
@@ -17,6 +17,8 @@ from meshwise.choose.regions import Node
 from meshwise.choose.tree import IMPOSSIBLE
 from meshwise.ir.factors import dims_sharding
 from meshwise.ir.sharding import DimAxes, local_bytes, sharding_of
+
+T = TypeVar("T")
 
 # Results that are gathered after an exchange send about as much again.
 TWICE = 2
@@ -36,6 +38,12 @@ class Limits:
     held: Mapping[int, int]
     known: dict[Any, Any] = field(default_factory=dict)
     reach: Reach = NEAR
+
+    def once(self, key: Any, find: Callable[[], T]) -> T:
+        """What is found for a key, found once; a key begins with the name of what it is."""
+        if key not in self.known:
+            self.known[key] = find()
+        return self.known[key]
 
     @cached_property
     def and_behind(self) -> "Limits":

@@ -4,12 +4,13 @@ Layers that are alike, and weights of one shape under one optimiser, are differe
 graph, and mostly lie alike among others that do. What was found for one of them holds for all.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from meshwise._jax import Var
-from meshwise.choose.around import Taking, moved_with, taking, values_around
+from meshwise.choose.around import Taking, moved_with, taking, values_touched
 from meshwise.choose.graph import Graph, Value
 from meshwise.choose.limits import Limits, nominal
 from meshwise.choose.search import WIDE, Placement, Search
@@ -44,62 +45,58 @@ def found_once(
     Descents that begin differently mostly end alike, and what moves nowhere is asked again. `what`
     may be a value among others, around the nodes; what is found names no node.
     """
-    own = search.graph, nodes, what, search.state_near(nodes)
-    known = limits.known
-    if own not in known:
+
+    def found() -> T:
         alike = _told(search, limits, nodes, what)
-        if alike is None:
-            known[own] = find()
-        else:
-            if alike not in known:
-                known[alike] = find()
-            known[own] = known[alike]
-    return known[own]
+        return find() if alike is None else limits.once(alike, find)
+
+    own = "own", search.graph, nodes, what, search.state_near(nodes)
+    return limits.once(own, found)
 
 
 def _told(search: Search, limits: Limits, nodes: tuple[int, ...], what: Any) -> Any:
     """All that decides what is best for some nodes; None where that takes long to tell."""
-    graph, placed = search.graph, search.placed
-    key = "place", graph, nodes
-    if key not in limits.known:
-        limits.known[key] = _place(search, limits, nodes)
-    place: _Place | None = limits.known[key]
+    placed = search.placed
+    key = "place", search.graph, nodes
+    place = limits.once(key, partial(_place, search, limits, nodes))
     if place is None:
         return None
     said = tuple([place.places.get(part, part) for part in what or ()])
     lying = [placed[node] for node in place.moved]
     made = [placed[node].results[result] for node, result in place.makers]
-    wanted = [_wanted(placed, users, limits.known) for users in place.users]
+    wanted = [_wanted(placed, users, limits) for users in place.users]
     many = [take(placed) for take in place.all_users]
     return "alike", place.number, said, search.prices, *lying, *made, *wanted, *many
 
 
 def _wanted(
-    placed: list[Placement], users: Mapping[int, Taking], known: dict[Any, Any]
+    placed: list[Placement], users: Mapping[int, Taking], limits: Limits
 ) -> frozenset[Sharding]:
     """The shardings in which some nodes read a value, of which many may be placed alike."""
     found: frozenset[Sharding] = frozenset()
     for operand, take in users.items():
         placements = frozenset(take(placed))
-        key = "wanted", operand, placements
-        if key not in known:
-            known[key] = frozenset([placement.operands[operand] for placement in placements])
-        found = found | known[key] if found else known[key]
+        read = limits.once(("wanted", operand, placements), partial(_read, placements, operand))
+        found = found | read if found else read
     return found
+
+
+def _read(placements: Collection[Placement], operand: int) -> frozenset[Sharding]:
+    return frozenset([placement.operands[operand] for placement in placements])
 
 
 def _place(search: Search, limits: Limits, nodes: tuple[int, ...]) -> _Place | None:
     graph = search.graph
     moved = tuple(moved_with(graph, nodes))
     position = {node: k for k, node in enumerate(moved)}
-    values = {v.var: v for i in moved for v in values_around(graph, graph.nodes[i])}
-    if len(values) > WIDE or any(v.read_in is not None for v in values.values()):
+    values = values_touched(graph, moved)
+    if len(values) > WIDE or any(v.read_in is not None for v in values):
         return None
-    places = {var: k for k, var in enumerate(values)}
+    places = {value.var: k for k, value in enumerate(values)}
     said = (
         len(nodes),
         tuple([_node(search, limits, node, places) for node in moved]),
-        tuple([_value(graph, value, position) for value in values.values()]),
+        tuple([_value(graph, value, position) for value in values]),
     )
     numbers = limits.known.setdefault("numbers", {})
     return _Place(
@@ -107,12 +104,10 @@ def _place(search: Search, limits: Limits, nodes: tuple[int, ...]) -> _Place | N
         moved,
         places,
         tuple(
-            (v.maker, v.result)
-            for v in values.values()
-            if v.maker is not None and v.maker not in position
+            (v.maker, v.result) for v in values if v.maker is not None and v.maker not in position
         ),
-        tuple(_by_operand(v, position) for v in values.values() if not _is_read_by_many(v)),
-        tuple(taking([n for n, _ in v.uses]) for v in values.values() if _is_read_by_many(v)),
+        tuple(_by_operand(v, position) for v in values if not _is_read_by_many(v)),
+        tuple(taking([n for n, _ in v.uses]) for v in values if _is_read_by_many(v)),
     )
 
 
@@ -147,7 +142,7 @@ def _node(search: Search, limits: Limits, index: int, places: dict[Var, int]) ->
 def _value(graph: Graph, value: Value, position: dict[int, int]) -> tuple[Any, ...]:
     maker = None if value.maker is None else position.get(value.maker)
     return (
-        (value.shape, value.itemsize, value.trips, value.remade, value.fixed, value.returned),
+        value.by_itself,
         value.maker is None,
         None if maker is None else (maker, value.result),
         value.var in graph.carries.adopting,

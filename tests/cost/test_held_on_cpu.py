@@ -7,7 +7,7 @@ from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
-from meshwise.cost.cpu.held import Held, held_by_xla
+from meshwise.cost.cpu.held import Held, holding_of
 
 N8 = AbstractMesh((8,), ("x",), axis_types=(AxisType.Auto,))
 COLUMNS, ROWS = P(None, "x"), P("x")
@@ -50,7 +50,7 @@ def test_what_is_held(name):
     function, weights, x, ins, out, expected = CASES[name]
     program = mw.jit(function, mesh=N8, in_shardings=ins, out_shardings=out).partition(weights, x)
     per_device = program.per_device
-    assert held_by_xla(per_device.jaxpr, per_device.mesh.axis_size) == expected
+    assert holding_of(per_device.jaxpr, per_device.mesh.axis_size).held == expected
 
 
 def test_of_orders_by_all_that_is_alive_results_too():
@@ -72,5 +72,5 @@ def test_of_orders_by_all_that_is_alive_results_too():
     )
     labels = jax.ShapeDtypeStruct((64,), jnp.int32)
     per_device = step.partition(f32(64, 32), f32(256, 32), labels).per_device
-    held = held_by_xla(per_device.jaxpr, per_device.mesh.axis_size)
+    held = holding_of(per_device.jaxpr, per_device.mesh.axis_size).held
     assert not held.is_less_as_wanted

@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
 from meshwise.cost.cpu.combined_where_it_fits import combined_where_it_fits
-from meshwise.cost.cpu.held import Held, held_by_xla
+from meshwise.cost.cpu.held import Held, holding_of
 
 
 def f32(*shape):
@@ -190,7 +190,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_held_is_what_xla_says(name):
     function, *args = CASES[name]
-    held = held_by_xla(jax.make_jaxpr(function)(*args), {}).at_once
+    held = holding_of(jax.make_jaxpr(function)(*args), {}).at_once
     compiled = jax.jit(function).lower(*args).compile()
     actual = compiled.memory_analysis().temp_size_in_bytes
     assert held == pytest.approx(actual, rel=0.02, abs=1024), (held, actual)
@@ -231,7 +231,7 @@ def test_a_long_chain_beside_what_began_it_is_decided():
         return both - start
 
     # What began it lies where the result comes to lie.
-    assert held_by_xla(jax.make_jaxpr(chain)(f32(64, 64), f32(64, 64)), {}).at_once == 0
+    assert holding_of(jax.make_jaxpr(chain)(f32(64, 64), f32(64, 64)), {}).at_once == 0
 
 
 def test_an_order_is_better_where_it_holds_a_tenth_less():

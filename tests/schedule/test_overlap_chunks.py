@@ -13,8 +13,8 @@ from meshwise.schedule.view import View
 from tests.schedule.steps import kinds, mesh_of, only, random, simulate
 
 MESH = mesh_of(pp=2, tp=4)
-# XLA may add up a product of fewer rows in another order: since 0.12, before on some processors.
-ROUNDING = 4e-6
+# Since 0.12 XLA adds up a product of fewer rows in another order.
+ROUNDING = 0.0 if jax.__version_info__ < (0, 12) else 4e-6
 
 
 def to_next_stage(tokens=24):
@@ -132,7 +132,8 @@ def test_a_dim_that_moves_is_followed():
         y = lax.psum(x @ w, "tp").T
         return lax.ppermute(y, "pp", [(0, 1), (1, 0)])
 
-    args = random(12, 16), random(16, 5, seed=1)
+    # Whole numbers: their sums are the same in any order, which differs between processors.
+    args = np.rint(9 * random(12, 16)), np.rint(9 * random(16, 5, seed=1))
     specs = (P("pp", "tp"), P("tp"))
     program = mw.SpmdProgram.from_shard_map(fn, MESH, specs, P(None, "pp"), *args)
     view = View(program.per_device)
@@ -140,7 +141,7 @@ def test_a_dim_that_moves_is_followed():
     products = [v.aval.shape for v in made_by(done.view, "dot_general")]
     assert products == [(2, 5)] * 3
     (got,), (want,) = simulate(program, done.view, args), simulate(program, view, args)
-    np.testing.assert_allclose(got, want, rtol=1e-6, atol=ROUNDING)
+    np.testing.assert_array_equal(got, want)
 
 
 def test_attention_in_chunks_of_the_batch():
@@ -162,7 +163,8 @@ def test_attention_in_chunks_of_the_batch():
     assert sorted(kinds(done.view)) == ["all_gather"] * 4 + ["reduce_scatter"] * 4
     assert {v.aval.shape[0] for v in made_by(done.view, "exp")} == {1}
     (got,), (want,) = simulate(program, done.view, args), simulate(program, view, args)
-    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6 + ROUNDING)
+    # On some processors XLA adds up a product of fewer rows in another order.
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=5e-6)
 
 
 def refused(fn, specs, out, args, names, match, **options):

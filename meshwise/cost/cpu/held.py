@@ -79,8 +79,3 @@ def holding_of(jaxpr: ClosedJaxpr | Jaxpr, axis_sizes: Mapping[str, int]) -> Hol
     steps = steps_of(jaxpr, axis_sizes)
     products_alone = may_err(steps)
     return Holding(cpu_kernels_of(steps, products_alone), products_alone)
-
-
-def held_by_xla(jaxpr: ClosedJaxpr | Jaxpr, axis_sizes: Mapping[str, int]) -> Held:
-    """What a per-device program holds in either order."""
-    return holding_of(jaxpr, axis_sizes).held
