@@ -63,62 +63,22 @@ class Moves(Transfers):
         dims, blocks, terms, _ = state
         return dims == self.problem.target and not terms and blocks == self.target_blocks
 
-    def bound(self, state: State) -> float:
-        """A cost that no path from a state to the target is below (remembered)."""
-        found = self._bounds.get(state)
-        if found is None:
-            found = self._bounds[state] = self._bound(state)
-        return found
-
-    def _bound(self, state: State) -> float:
-        """A cost that no path from a state to the target is below.
-
-        A device must receive whatever of its target shard it does not hold. Where two even dims
-        disagree beyond a common prefix, some device holds none of it. Of a value that is
-        unreduced over `n` devices it holds nothing finished: with `m` bytes the smallest array
-        that can be reduced, a reduce_scatter sends `m (n - 1) / n` and leaves `m / n` of it.
-        """
-        p = self.problem
-        _, blocks, terms, chain = state
-        missing = self.least_sent(state)
-        if missing <= 0:
-            return 0.0
-        # Only an all_gather makes arrays larger, one byte for each that it sends.
-        gathered = 0.0 if terms else max(self._wanted_bytes - self.local_bytes(blocks), 0)
-        gather_price = min(p.prices.all_gather, p.prices.minor_all_gather, p.prices.round)
-        dearer = gathered * (gather_price - self._least_price)
-        launch = 0.0 if chain else p.prices.least_launch
-        return missing * self._least_price + dearer + launch
-
-    def least_sent(self, state: State) -> float:
-        """Bytes that no path from a state to the target sends less than."""
-        p = self.problem
-        dims, blocks, terms, _ = state
-        if not terms:
-            return self._missing(dims, blocks)
-        group = self.size(terms)
-        least = self._total_bytes * group / (math.prod(p.sizes) * p.idle)
-        return self._wanted_bytes + least * (1 - 2 / group)
-
     def moves(self, state: State) -> Sequence[Move]:
         """Every move from a state (remembered)."""
-        found = self._moves.get(state)
+        found = self.known.get(state)
         if found is None:
             priced = self._scaled(state) if self.is_regular else self._priced(state)
-            found = self._moves[state] = list(priced)
+            found = self.known[state] = list(priced)
         return found
 
     @cached_property
-    def _bounds(self) -> dict[State, float]:
-        return {}
-
-    @cached_property
-    def _moves(self) -> dict[State, Sequence[Move]]:
+    def known(self) -> dict[State, Sequence[Move]]:
+        """The moves of the states that were looked at."""
         return {}
 
     def _priced(self, state: State) -> Iterator[Move]:
         for kind, parts, new, launches, sent, peak, joins in self.transfers(state):
-            cost = launches * self._launch_of[kind] + sent * self._price(kind, parts, state[1])
+            cost = launches * self.launch_of[kind] + sent * self._price(kind, parts, state[1])
             yield Move(kind, parts, new, cost, sent, peak, joins)
 
     def _price(self, kind: StepKind, parts: tuple[IdPart, ...], blocks: Ids) -> float:
@@ -130,7 +90,8 @@ class Moves(Transfers):
         return self._gather_price(blocks, dim)
 
     @cached_property
-    def _launch_of(self) -> dict[StepKind, float]:
+    def launch_of(self) -> dict[StepKind, float]:
+        """What a launch of each kind costs."""
         p = self.problem
         as_what = {StepKind.REALIGN: StepKind.PERMUTE}
         if p.gathers_terms:
@@ -165,7 +126,7 @@ class Moves(Transfers):
     @cached_property
     def scale(self) -> int:
         """Of a regular problem: how many times the bytes of the smallest one like it."""
-        return self._total_bytes // math.prod(self.smallest_shape)
+        return self.total_bytes // math.prod(self.smallest_shape)
 
     def _scaled(self, state: State) -> Iterator[Move]:
         """Every move from a state of a regular problem, from those of the smallest one like it."""
@@ -173,7 +134,7 @@ class Moves(Transfers):
         dims, before, terms, chain = state
         what = p.sizes, self.smallest_shape, p.gathers_terms
         shared = _smallest(*what, dims, terms, chain, self.free_axes(state))
-        scale, launch_of, blocks_of = self.scale, self._launch_of, self._blocks_of
+        scale, launch_of, blocks_of = self.scale, self.launch_of, self._blocks_of
         for kind, parts, (new_dims, _, left, new_chain), launches, sent, peak, joins in shared:
             blocks = blocks_of.get(new_dims)
             if blocks is None:
@@ -192,40 +153,10 @@ class Moves(Transfers):
         is_leading = math.prod(blocks[:dim]) * math.prod(p.before[: dim + 1]) == 1
         return p.prices.all_gather if is_leading else p.prices.minor_all_gather
 
-    def _missing(self, dims: DimIds, blocks: Ids) -> float:
-        """Bytes of its target shard that some device does not hold."""
-        held = 1.0
-        if not self.is_even:
-            each = zip(dims, blocks, self.target_blocks, self.problem.shape, strict=True)
-            for axes, mine, wanted, n in each:
-                # Of a dim that is wanted whole the last device has least, perhaps no row at all.
-                rows = max(n - (self.size(axes) - 1) * mine, 0) if wanted == n else mine
-                held *= min(rows, wanted) / wanted if wanted else 1.0
-            return self._wanted_bytes * (1 - held)
-        for mine, wanted in zip(dims, self.problem.target, strict=True):
-            if mine == wanted:
-                continue
-            shared = 0
-            for a, b in zip(mine, wanted, strict=False):
-                if a != b:
-                    return self._wanted_bytes
-                shared += 1
-            held /= self.size(mine[shared:])
-        return self._wanted_bytes * (1 - held)
-
     @cached_property
-    def _total_bytes(self) -> int:
+    def total_bytes(self) -> int:
+        """Bytes of the whole array."""
         return self.local_bytes(self.problem.shape)
-
-    @cached_property
-    def _wanted_bytes(self) -> int:
-        """Rows of the first device's target shard; no padding."""
-        pairs = zip(self.target_blocks, self.problem.shape, strict=True)
-        return self.local_bytes([min(block, n) for block, n in pairs])
-
-    @cached_property
-    def _least_price(self) -> float:
-        return self.problem.prices.least
 
 
 @lru_cache(maxsize=1 << 8)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
+from meshwise.reshard.bounds import Bounds, bounds_of
 from meshwise.reshard.moves import Move, Moves
 from meshwise.reshard.plan import StepKind
 from meshwise.reshard.steps import LARGE_BYTES
@@ -58,12 +59,12 @@ def shortest_path(
     Rounds take long to find. What stands for them waits at a cost that they are not below, first
     for all rounds from a state, then for those to each other state; what comes first is found.
     """
-    start = moves.start
+    start, bounds = moves.start, bounds_of(moves.problem, cap)
     costs: dict[State, float] = {start: 0.0}
     came: dict[State, tuple[State, Move]] = {}
-    queue: list[_Waiting] = [(moves.bound(start), 0, 0, start, False)]
+    queue: list[_Waiting] = [(bounds.cost(start), 0, 0, start, False)]
     left: dict[State, float] = {}  # at what cost the moves from a state were looked at
-    late = _rounds_from(moves)
+    late = _rounds_from(bounds)
     count = 0
     while queue:
         rank, length, _, state, rounds = heapq.heappop(queue)
@@ -72,7 +73,7 @@ def shortest_path(
             return None
         if rounds is True:
             for straight in straight_moves(moves, state):
-                least = max(rank, cost + straight.least + moves.bound(straight.end))
+                least = max(rank, cost + straight.least + bounds.cost(straight.end))
                 count += 1
                 heapq.heappush(queue, (least, length, count, state, straight))
             continue
@@ -88,7 +89,7 @@ def shortest_path(
             options = moves.moves(state)
             if with_rounds and (state == start or came[state][1].kind in _BEFORE_ROUNDS):
                 count += 1
-                least = max(late, cost + moves.bound(state)) * (1 + _ROUNDING)
+                least = max(late, cost + bounds.cost(state)) * (1 + _ROUNDING)
                 heapq.heappush(queue, (least, length, count, state, True))
         for move in options:
             if move.peak_bytes > cap:
@@ -100,16 +101,15 @@ def shortest_path(
             costs[move.state] = new_cost
             came[move.state] = state, move
             count += 1
-            rank = new_cost + moves.bound(move.state)
+            rank = new_cost + bounds.cost(move.state)
             heapq.heappush(queue, (rank, length + 1, count, move.state, False))
     return None
 
 
-def _rounds_from(moves: Moves) -> float:
+def _rounds_from(bounds: Bounds) -> float:
     """The cost up to which collectives alone are as good as rounds."""
-    prices, bound = moves.problem.prices, moves.bound(moves.start)
-    extra = prices.round_launch - prices.least_launch
-    return max(bound * prices.close + prices.slack, bound + extra)
+    start, prices = bounds.moves.start, bounds.moves.problem.prices
+    return max(bounds.cost(start) * prices.close + prices.slack, bounds.with_rounds(start))
 
 
 def least_peak(moves: Moves) -> int:

@@ -7,6 +7,10 @@ from meshwise.reshard.places import DimIds, Ids
 # Problems with more axes than this are searched with fewer moves: only towards the target.
 MAX_FREE_SEARCH = 5
 
+# Rounds over more devices than this take long to find, for each of the thousands of reshards that
+# a plan weighs.
+MOST_DEVICES = 16
+
 
 @dataclass(frozen=True, slots=True)
 class Prices:
@@ -43,9 +47,13 @@ class Prices:
     @property
     def least(self) -> float:
         """The least that a byte costs in any collective."""
+        return min(self.least_moved, self.reduce_scatter, self.all_reduce)
+
+    @property
+    def least_moved(self) -> float:
+        """The least that a byte costs where nothing is reduced."""
         gathers = (self.all_gather, self.minor_all_gather)
-        moves = (self.all_to_all, self.permute, self.round)
-        return min(*gathers, *moves, self.reduce_scatter, self.all_reduce)
+        return min(*gathers, self.all_to_all, self.permute, self.round)
 
 
 @dataclass(frozen=True, slots=True)

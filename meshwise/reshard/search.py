@@ -16,6 +16,7 @@ from itertools import chain, islice
 
 from meshwise.errors import MemoryLimitError, message
 from meshwise.ir.sharding import Reduction, Sharding, local_shape, unreduced
+from meshwise.reshard.bounds import Bounds, bounds_of
 from meshwise.reshard.canonical import Level, Naming, levels
 from meshwise.reshard.moves import Moves, moves_of
 from meshwise.reshard.path import Path, least_peak, shortest_path
@@ -103,8 +104,8 @@ def reshard_bound(asked: Reshard) -> float:
     sending = None if asked.source.turned else _sending(asked)
     if sending is None:
         return 0.0
-    moves = moves_of(_first_level(sending).whole[0])
-    return moves.bound(moves.start) / asked.hardware.link_bytes_per_s
+    bounds = _bounds(_first_level(sending).whole[0], None)
+    return bounds.cost(bounds.moves.start) / asked.hardware.link_bytes_per_s
 
 
 def _sending(asked: Reshard) -> Reshard | None:
@@ -194,23 +195,27 @@ def solve(problem: Problem, max_bytes: int | None = None) -> tuple[Path, bool]:
     if path is None:
         path = shortest_path(moves, least_peak(moves))
     assert path is not None, f"no path: {problem}"
-    return path, _is_close(path, moves) and path.peak_bytes <= allowed
+    return path, _is_close(path, bounds_of(problem, allowed)) and path.peak_bytes <= allowed
 
 
 def _sends_least(found: _Found) -> bool:
     """Whether no path sends less."""
-    moves = moves_of(found.problem)
-    return found.path.sent <= moves.least_sent(moves.start) + _NO_BYTES
+    bounds = _bounds(found.problem, None)
+    return found.path.sent <= bounds.sent(bounds.moves.start) + _NO_BYTES
+
+
+def _bounds(problem: Problem, max_bytes: int | None) -> Bounds:
+    return bounds_of(problem, _allowed(moves_of(problem), max_bytes))
 
 
 def _allowed(moves: Moves, max_bytes: int | None) -> int:
     return moves.padded_end_bytes if max_bytes is None else max_bytes
 
 
-def _is_close(path: Path, moves: Moves) -> bool:
+def _is_close(path: Path, bounds: Bounds) -> bool:
     """Whether nothing better is worth looking for."""
-    prices = moves.problem.prices
-    return path.cost <= moves.bound(moves.start) * prices.close + prices.slack
+    prices, least = bounds.moves.problem.prices, bounds.cost(bounds.moves.start)
+    return path.cost <= least * prices.close + prices.slack
 
 
 def _is_slice(asked: Reshard) -> bool:

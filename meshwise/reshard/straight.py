@@ -12,14 +12,10 @@ from functools import lru_cache
 from meshwise.reshard.moves import Move, Moves, moves_of
 from meshwise.reshard.places import DimIds, Ids
 from meshwise.reshard.plan import StepKind
-from meshwise.reshard.problem import Problem
+from meshwise.reshard.problem import MOST_DEVICES, Problem
 from meshwise.reshard.rounds import Round, plan_rounds
 from meshwise.reshard.tiles import Tiles, received_bytes, tiles_of
 from meshwise.reshard.transfers import State
-
-# Of a group that a reshard is over. Rounds over more take long to find, for each of the thousands
-# of reshards that a plan weighs.
-MOST_DEVICES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +52,13 @@ def straight_moves(moves: Moves, state: State) -> Iterator[Straight]:
     p = moves.problem
     if terms or math.prod(p.sizes) > MOST_DEVICES:
         return
+    held = moves.local_bytes(blocks)
     for new_dims, new_blocks in _before_gathers(p):
-        least = _received(moves, (dims, blocks), (new_dims, new_blocks)) * p.prices.round
-        launch = p.prices.round_launch if least else 0.0
-        yield Straight(moves, state, (new_dims, new_blocks, (), None), least + launch)
+        received = _received(moves, (dims, blocks), (new_dims, new_blocks))
+        # In a round a device receives at most what another holds.
+        launches = -(-received // held) * p.prices.round_launch
+        least = received * p.prices.round + launches
+        yield Straight(moves, state, (new_dims, new_blocks, (), None), least)
 
 
 Lying = tuple[DimIds, Ids]  # the axes of each dim, and its local size
