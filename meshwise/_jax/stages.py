@@ -54,13 +54,20 @@ class _Lowered(_stages.Lowered):
     """A lowered program that says of its results what was said to `jit`, as JAX's does.
 
     What was completed is known of it already, but only the compiled program tells. One that has a
-    `_program` is compiled for padded arrays, and called with logical ones by that.
+    `_program` is compiled for padded arrays, and called with logical ones by that. What `_compiled`
+    makes is the program that calls run: where nothing is said to `compile`, it is compiled once for
+    both.
     """
 
-    __slots__ = ("_program", "_said")
+    __slots__ = ("_compiled", "_program", "_said")
 
     def compile(self, *args: Any, **kwargs: Any) -> Any:
-        compiled = super().compile(*args, **kwargs)
+        if self._compiled is None or any(what is not None for what in (*args, *kwargs.values())):
+            compiled = super().compile(*args, **kwargs)
+        else:
+            flat = self._compiled()
+            said = [], self.args_info, self.out_tree, self._no_kwargs
+            compiled = _stages.Compiled(flat._executable, *said)
         if self._program is None:
             return compiled
         ours = object.__new__(_UnevenCompiled)
@@ -78,11 +85,18 @@ class _Lowered(_stages.Lowered):
         return self._said
 
 
-def with_trees(flat: Any, traced: Any, uneven: Callable[..., Any] | None = None) -> Any:
+def with_trees(
+    flat: Any,
+    traced: Any,
+    uneven: Callable[..., Any] | None = None,
+    compiled: Callable[[], Any] | None = None,
+) -> Any:
     """A `Lowered` of leaves as one of the arguments and results of a `Traced`.
 
     `uneven` calls the program where logical arrays are to be padded before, None elsewhere.
+    `compiled` gives the `Compiled` of the same leaves that calls run, if they run the same.
     """
     lowered = _Lowered(flat._lowering, traced.args_info, traced.out_tree)
+    lowered._compiled = compiled
     lowered._program, lowered._said = uneven, traced.out_info
     return lowered

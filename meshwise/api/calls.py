@@ -169,8 +169,11 @@ class Calls:
             return self._as_jax.answer(found, as_jax)
         if self._as_jax.may_run and found.user_mesh.size == 1:
             return as_jax()
-        flat = found.executable.lower_for(platforms, parameters)
-        return _jax.with_trees(flat, traced, found if found.executable.is_uneven else None)
+        executable = found.executable
+        flat = executable.lower_for(platforms, parameters)
+        runs_here = platforms is None and parameters is None and executable.is_all_that_calls_run
+        compiled = executable.compile if runs_here else None
+        return _jax.with_trees(flat, traced, found if executable.is_uneven else None, compiled)
 
     def _is_traced(self, arguments: Arguments) -> bool:
         return _jax.is_tracing() or any(isinstance(x, _jax.Tracer) for x in arguments.leaves)

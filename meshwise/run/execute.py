@@ -298,6 +298,11 @@ class Executable:
         """Whether arguments or results are padded."""
         return bool(self._uneven_in or self._uneven_out)
 
+    @property
+    def is_all_that_calls_run(self) -> bool:
+        """Whether what is compiled takes and returns what a call does, padding aside."""
+        return not (self._held or self._is_in_one_mesh or (self._empty_out and not self.is_uneven))
+
     @cached_property
     def _compiler_options(self) -> dict[str, Any]:
         """What the user said, and what is best for the devices where the user said nothing."""

@@ -10,6 +10,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
+from meshwise._jax import replicas
 from tests.drop_in.same import X, assert_same_outcome, mesh_of, named, put
 
 ROWS, COLUMNS, WHOLE = named("x"), named(None, "x"), named()
@@ -257,3 +258,20 @@ def test_a_mesh_of_our_own(kind):
     program = jitted.lower(X, X).compile()
     assert program.input_shardings[0][0] == NamedSharding(mesh, P("x"))
     np.testing.assert_array_equal(program(X, X), X @ X)
+
+
+@pytest.mark.parametrize("rows", [8, 7], ids=["even", "uneven"])
+@pytest.mark.parametrize("is_called_first", [True, False])
+def test_compiled_once_for_calls_and_ahead_of_time(rows, is_called_first, monkeypatch):
+    compiles = []
+    inner = replicas._compiled
+    monkeypatch.setattr(
+        replicas, "_compiled", lambda *args: compiles.append(args[1]) or inner(*args)
+    )
+    jitted = mw.jit(lambda x: x @ X, in_shardings=ROWS, out_shardings=ROWS)
+    first = jitted(X[:rows]) if is_called_first else None
+    program = jitted.lower(X[:rows]).compile()
+    for result in (program(X[:rows]), jitted(X[:rows]), first):
+        if result is not None:
+            np.testing.assert_allclose(result, X[:rows] @ X, rtol=1e-5)
+    assert len(compiles) == 1
