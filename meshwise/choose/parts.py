@@ -135,9 +135,12 @@ class Groups:
 
     def factor(self, factor: Factor) -> Factor:
         """The factor that stands for all that are one with it."""
-        while (parent := self.factor_parent.get(factor, factor)) != factor:
-            factor = parent
-        return factor
+        found = factor
+        while (parent := self.factor_parent.get(found, found)) != found:
+            found = parent
+        while factor != found:  # each on the way is one step from it the next time
+            self.factor_parent[factor], factor = found, self.factor_parent[factor]
+        return found
 
     def may_be_one(self, pairs: Sequence[tuple[Factor, Factor]]) -> bool:
         """Whether factors can be made one in pairs: not if a tensor has both in its dims."""
@@ -160,7 +163,7 @@ class Groups:
             x, y = sorted(self.factor(f) for f in pair)
             if x != y:
                 self.factor_parent[y] = x
-                self.beside[x] |= self.beside[y]
+                self.beside[x] = {self.factor(f) for f in self.beside[x] | self.beside[y]}
 
     def is_of_pairs(self, equation: int) -> bool:
         """Whether several operands of an equation have dims each that another one has not."""

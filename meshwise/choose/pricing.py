@@ -76,8 +76,8 @@ def _context(
 
 def turned_along(graph: Graph, node: Node, axes: DimAxes) -> Axes:
     """Axes along which a node leaves its results turned."""
-    first, *others = node.members
+    first = node.members[0]
     turned = graph.rules[first.equation].turned
-    if turned is None or others:
+    if turned is None or len(node.members) > 1:
         return ()
     return turned(_context(graph, node, first, axes, True))

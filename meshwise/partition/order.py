@@ -32,7 +32,7 @@ def emission_order(items: Sequence[Item], plan: Plan) -> list[Item]:
             if found in order or not missing.isdisjoint(reads[found]):
                 continue
             order[found] = None
-            missing -= makes[found].keys()
+            missing.difference_update(makes[found])
             waiting += [followers[v] for v in makes[found] if v in followers]
     return [items[place] for place in order]
 

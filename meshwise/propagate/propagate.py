@@ -7,7 +7,8 @@ in the dims the hint leaves open.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from meshwise._jax import Literal, Var, stack_p, step_p
@@ -33,7 +34,7 @@ class _Tensor:
 
 @dataclass(slots=True)
 class _State:
-    """Shardings found so far; `version` counts a value's changes.
+    """Shardings found so far.
 
     With `leads`, of two dims that claim an axis the more leading one of a result has it.
     `is_contested` tells whether any did.
@@ -45,7 +46,6 @@ class _State:
     dims: dict[Var, DimAxes] = field(default_factory=dict)
     pinned: dict[Var, tuple[bool, ...]] = field(default_factory=dict)
     causes: dict[tuple[Var, int], Cause] = field(default_factory=dict)
-    version: dict[Var, int] = field(default_factory=dict)
 
     def seed(self, var: Var, hint: Hint, pin: bool) -> None:
         """Start a value from a hint; where `pin`, its given dims never change."""
@@ -81,9 +81,23 @@ def _fixed_point(
 
 
 def _settle(rules: Sequence[OpRule], tables: Sequence[list[_Tensor]], state: _State) -> None:
-    """The fixed point, most certain steps first."""
+    """The fixed point, most certain steps first.
+
+    An equation is visited in a direction only when one of its values has changed since.
+    """
     directions = [levels(rule.factors) for rule in rules]
-    seen: dict[tuple[int, bool], tuple[int, ...]] = {}
+    touching: dict[Var, set[int]] = defaultdict(set)
+    for i, table in enumerate(tables):
+        for tensor in table:
+            touching[tensor.var].add(i)
+    stale = bytearray(len(rules)), bytearray(len(rules))
+
+    def mark(changed: Iterable[Var]) -> None:
+        for var in changed:
+            for i in touching[var]:
+                stale[False][i] = stale[True][i] = True
+
+    mark(state.dims)
     for level in LEVELS:
         changed = True
         while changed:
@@ -91,13 +105,12 @@ def _settle(rules: Sequence[OpRule], tables: Sequence[list[_Tensor]], state: _St
             for backward in (False, True):
                 order = range(len(rules))
                 for i in reversed(order) if backward else order:
-                    if directions[i][backward] > level:
+                    if not stale[backward][i] or directions[i][backward] > level:
                         continue
-                    versions = tuple([state.version.get(t.var, 0) for t in tables[i]])
-                    if seen.get((i, backward)) == versions:
-                        continue
-                    changed |= _visit(i, rules[i].factors, tables[i], backward, state)
-                    seen[i, backward] = tuple([state.version.get(t.var, 0) for t in tables[i]])
+                    grown = _visit(i, rules[i].factors, tables[i], backward, state)
+                    mark(grown)
+                    stale[backward][i] = False
+                    changed |= bool(grown)
 
 
 def _shard_rows_of_steps(program: Program, state: _State) -> bool:
@@ -129,7 +142,6 @@ def _shard_row(index: int, row: Var, tensor: int, stack: DimAxes, state: _State)
         if free and size % count == 0:
             state.dims[row] = (*current[:dim], stack[0], *current[dim + 1 :])
             state.causes[row, dim] = Cause(index, tensor)
-            state.version[row] = state.version.get(row, 0) + 1
             return True
     return False
 
@@ -144,8 +156,6 @@ def _start(program: Program, leads: bool) -> _State:
             state.seed(var, hint, pin=True)
     for index, hint in program.hints.items():
         state.seed(program.equations[index].outvars[0], hint, pin=True)
-    for var in state.dims:
-        state.version[var] = 1
     return state
 
 
@@ -170,8 +180,8 @@ def _size(atom: Var) -> int:
 
 def _visit(
     index: int, rule: FactorRule, table: list[_Tensor], backward: bool, state: _State
-) -> bool:
-    """Offer the axes found on each factor to the tensors of one side; whether any changed."""
+) -> list[Var]:
+    """Offer the axes found on each factor to the tensors of one side; what grew."""
     claims: dict[int, list[Claim]] = {}
     for position, tensor in enumerate(table):
         if tensor.var not in state.dims or not (backward or not tensor.is_result):
@@ -181,17 +191,18 @@ def _visit(
             rank = _rank(factor, table)
             claims.setdefault(factor, []).append(Claim(axes, rank, tensor.size, position))
     if not claims:
-        return False
+        return []
     settled = {factor: settle(found) for factor, found in claims.items()}
     order = sorted(settled, key=lambda f: settled[f][0].strength, reverse=True)
     if state.leads:
         places = _result_factors(table)
         order.sort(key=lambda f: places.get(f, len(places)))
-    changed = False
-    for position, tensor in enumerate(table):
-        if tensor.is_result != backward:
-            changed |= _offer(index, rule, position, tensor, order, settled, state)
-    return changed
+    return [
+        tensor.var
+        for position, tensor in enumerate(table)
+        if tensor.is_result != backward
+        and _offer(index, rule, position, tensor, order, settled, state)
+    ]
 
 
 def _rank(factor: int, table: list[_Tensor]) -> int:
@@ -237,7 +248,6 @@ def _offer(
     if tuple(grown) == current:
         return False
     state.dims[tensor.var] = tuple(grown)
-    state.version[tensor.var] = state.version.get(tensor.var, 0) + 1
     return True
 
 
