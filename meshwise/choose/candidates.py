@@ -144,7 +144,8 @@ def _suggestions(
 def _projected(node: Node, mesh: Mesh, position: int, dims: DimAxes) -> list[Assignment]:
     """The sharding of an operand or result on a node's factors; none where it is on none."""
     rule = node.rule
-    tensor = (*rule.operands, *rule.results)[position]
+    place = position - len(rule.operands)
+    tensor = rule.operands[position] if place < 0 else rule.results[place]
     # Only a factor that may be split unevenly is split otherwise where shards are to divide it.
     ways = (False, True) if rule.permuted & rule.compound else (False,)
     found = [factor_axes(tensor, rule, dims, mesh, dividing) for dividing in ways]

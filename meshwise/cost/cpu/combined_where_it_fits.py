@@ -26,7 +26,7 @@ def combined_where_it_fits(
         found = combine_collectives(jaxpr, axis_sizes, most_bytes)
         if found is jaxpr:
             break
-        holding = holding_of(found, axis_sizes)
+        holding = holding_of(found, axis_sizes, apart.products_alone)
         if holding.in_order_of(apart) <= most:
             return found, holding.held
     return jaxpr, apart

@@ -74,8 +74,13 @@ class Holding:
         return {k: n for n, k in enumerate(as_wanted(self.program))}
 
 
-def holding_of(jaxpr: ClosedJaxpr | Jaxpr, axis_sizes: Mapping[str, int]) -> Holding:
-    """The kernels of a per-device program, of which nothing is counted yet."""
+def holding_of(
+    jaxpr: ClosedJaxpr | Jaxpr, axis_sizes: Mapping[str, int], products_alone: bool | None = None
+) -> Holding:
+    """The kernels of a per-device program, of which nothing is counted yet.
+
+    Whether the library is given `products_alone` may be known of what computes the same.
+    """
     steps = steps_of(jaxpr, axis_sizes)
-    products_alone = may_err(steps)
+    products_alone = may_err(steps) if products_alone is None else products_alone
     return Holding(cpu_kernels_of(steps, products_alone), products_alone)
