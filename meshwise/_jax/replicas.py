@@ -53,6 +53,7 @@ def compiled_as_replicas(
     name: str,
     ins: Sequence[jax.ShapeDtypeStruct],
     outs: Sequence[jax.ShapeDtypeStruct],
+    arg_names: Sequence[str],
     donated: Collection[int],
     keep_unused: bool,
     compiler_options: Mapping[str, Any],
@@ -60,8 +61,8 @@ def compiled_as_replicas(
     """JAX's `Compiled` of a jaxpr of local arrays over a mesh of devices.
 
     `ins` and `outs` are the global arrays whose shards it takes and returns, with their shardings;
-    the results come as a list. Results may reuse the buffers of those at the places `donated`. What
-    is not read is not passed, unless `keep_unused`.
+    the results come as a list. Errors call them by `arg_names`. Results may reuse the buffers of
+    those at the places `donated`. What is not read is not passed, unless `keep_unused`.
     """
     count = len(ins)
     kept = set(range(count))
@@ -80,7 +81,7 @@ def compiled_as_replicas(
     in_tree = jax.tree.structure((tuple(range(count)), {}))
     args_info = _stages.make_args_info(in_tree, in_avals, tuple(donated))
     out_tree = jax.tree.structure([0] * len(outs))
-    loaded = _loaded(executable, device_list, name, ins, in_avals, outs, kept)
+    loaded = _loaded(executable, device_list, name, arg_names, ins, in_avals, outs, kept)
     return _stages.Compiled(loaded, [], args_info, out_tree, no_kwargs=True)
 
 
@@ -88,6 +89,7 @@ def _loaded(
     executable: Any,
     device_list: Any,
     name: str,
+    arg_names: Sequence[str],
     ins: Sequence[jax.ShapeDtypeStruct],
     all_ins: Sequence[Any],
     outs: Sequence[jax.ShapeDtypeStruct],
@@ -103,7 +105,7 @@ def _loaded(
     in_layouts, out_layouts = _pxla._get_layouts_from_executable(
         executable, [None] * len(in_avals), [None] * len(outs), 0, in_avals, out_avals
     )
-    names = tuple(f"args[{i}]" for i in range(len(ins)))
+    names = tuple(arg_names)
     unloaded = _pxla.UnloadedMeshExecutable(
         xla_executable=executable,
         device_list=device_list,

@@ -325,7 +325,7 @@ class Executable:
             return self.lower().compile()
         ins = structs_of(self.program.in_types, self._in_padded, self.in_shardings)
         outs = structs_of(self._local.out_avals, self._out_padded, self.out_shardings)
-        said = self.donated, self.compiling.keep_unused, self._compiler_options
+        said = self.arg_names, self.donated, self.compiling.keep_unused, self._compiler_options
         with garbage_later(), _jax.without_mesh():
             return _jax.compiled_as_replicas(self._local, self._mesh, self.name, ins, outs, *said)
 

@@ -1,5 +1,7 @@
 """The stages of `mw.jit`, traced, lowered and compiled, beside those of `jax.jit`."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -275,3 +277,13 @@ def test_compiled_once_for_calls_and_ahead_of_time(rows, is_called_first, monkey
         if result is not None:
             np.testing.assert_allclose(result, X[:rows] @ X, rtol=1e-5)
     assert len(compiles) == 1
+
+
+def test_arguments_that_lie_elsewhere_are_named_by_their_path():
+    program = (
+        mw.jit(lambda tree: tree["a"] + tree["b"], in_shardings=ROWS, out_shardings=ROWS)
+        .lower({"a": X, "b": X})
+        .compile()
+    )
+    with pytest.raises(ValueError, match=re.escape("args[0]['b']")):
+        program({"a": put("x"), "b": put(None, "x")})
