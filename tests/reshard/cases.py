@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from meshwise.cost.hardware import GENERIC
+from meshwise.cost.hardware import GENERIC, Hardware
 from meshwise.ir.mesh import Mesh, refine_mesh
 from meshwise.ir.sharding import Sharding, local_shape
 from meshwise.reshard.emit import apply_steps
@@ -96,11 +96,13 @@ def run_plans(
     ]
 
 
-def check_values(shape: Sequence[int], pairs: Sequence[Pair], mesh: Mesh) -> None:
+def check_values(
+    shape: Sequence[int], pairs: Sequence[Pair], mesh: Mesh, hardware: Hardware = GENERIC
+) -> None:
     """Reshard a value between each pair on real devices and compare what each device holds."""
     shape = tuple(shape)
     value = np.arange(1, 1 + math.prod(shape), dtype=np.float32).reshape(shape)
-    plans = [plan_reshard(Reshard(shape, 4, mesh, s, t, GENERIC)) for s, t in pairs]
+    plans = [plan_reshard(Reshard(shape, 4, mesh, s, t, hardware)) for s, t in pairs]
     outs = run_plans([shards(value, s, mesh) for s, _ in pairs], plans, mesh)
     for plan, out in zip(plans, outs, strict=True):
         wanted = shards(value, plan.target, mesh, fill=0)

@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from meshwise.cost.hardware import CPU, TPU_V5E
 from tests.reshard.cases import MESHES, all_shardings, check_values
 
 EVEN = [(24,), (24, 24), (24, 4, 24), (2, 2, 2, 2, 2, 2)]
@@ -17,3 +18,14 @@ def test_random_pairs(mesh, shape):
     shardings = list(all_shardings(MESHES[mesh], len(shape)))
     pairs = [(draw.choice(shardings), draw.choice(shardings)) for _ in range(8)]
     check_values(shape, pairs, MESHES[mesh])
+
+
+@pytest.mark.parametrize("hardware", [CPU, TPU_V5E], ids=lambda one: one.name)
+@pytest.mark.parametrize("mesh", ["2x4", "2x2x2", "2x3"])
+def test_random_pairs_by_figures_of_machines(mesh, hardware):
+    """Where a launch costs as much as many bytes, other paths are the cheapest."""
+    draw = random.Random(f"{mesh} {hardware.name}")
+    for shape in [(24, 48), (17, 9), (3, 64), (2, 24, 5), (4, 2, 8, 8)]:
+        shardings = list(all_shardings(MESHES[mesh], len(shape)))
+        pairs = [(draw.choice(shardings), draw.choice(shardings)) for _ in range(6)]
+        check_values(shape, pairs, MESHES[mesh], hardware)
