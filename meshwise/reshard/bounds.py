@@ -7,17 +7,16 @@ them does takes two.
 
 import math
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import takewhile
-
-import numpy as np
 
 from meshwise.reshard.moves import Moves, moves_of
 from meshwise.reshard.places import DimIds, Ids
 from meshwise.reshard.plan import StepKind
 from meshwise.reshard.problem import MOST_DEVICES, Prices, Problem
+from meshwise.reshard.tiles import elements_received
 from meshwise.reshard.transfers import State
 
 # Where a launch costs no more than this part of the bytes, it does not matter how many there are.
@@ -32,7 +31,7 @@ class Bounds:
     """Bounds of the paths from each state to the target through arrays of at most `cap` bytes."""
 
     moves: Moves
-    cap: int
+    cap: float
 
     def cost(self, state: State) -> float:
         """A cost that no path from a state is below (remembered)."""
@@ -145,7 +144,7 @@ class Bounds:
         least = min(prices.all_gather, prices.minor_all_gather)
         for dim, (mine, wanted) in enumerate(zip(dims, p.target, strict=True)):
             is_gathered = wanted[: len(mine)] != mine
-            if is_gathered and math.prod(blocks[:dim]) * math.prod(p.before[: dim + 1]) <= free:
+            if is_gathered and self.moves.rows_before(dim, blocks) <= free:
                 return least
         return least + (prices.minor_all_gather - least) / free
 
@@ -155,8 +154,8 @@ class Bounds:
         Where two even dims disagree beyond a common prefix, some device holds none of it.
         """
         if not self.moves.is_even:
-            held = self._elements(zip(dims, blocks, strict=True))
-            return int((self._wanted - held).max()) * self._problem.itemsize
+            p, target = self._problem, (self._problem.target, self.moves.target_blocks)
+            return elements_received(p.sizes, p.shape, (dims, blocks), target) * p.itemsize
         part = 1.0
         for mine, wanted in zip(dims, self._problem.target, strict=True):
             if mine != wanted:
@@ -165,40 +164,6 @@ class Bounds:
                     return self._wanted_bytes
                 part /= self.moves.size(mine[shared:])
         return self._wanted_bytes * (1 - part)
-
-    def _elements(self, lying: Iterable[tuple[Ids, int]]) -> np.ndarray:
-        """How much of its target shard each device holds, of dims over some axes in blocks."""
-        rows = (self._rows(dim, *what) for dim, what in enumerate(lying))
-        return np.asarray(math.prod(rows))
-
-    def _rows(self, dim: int, axes: Ids, block: int) -> np.ndarray:
-        """How many rows of its target shard each device holds along a dim (remembered)."""
-        found = self._known_rows.get((dim, axes, block))
-        if found is None:
-            mine = self._shards(axes) * block
-            wanted = self._shards(self._problem.target[dim]) * self.moves.target_blocks[dim]
-            ends = np.minimum(mine + block, wanted + self.moves.target_blocks[dim])
-            rows = np.minimum(ends, self._problem.shape[dim]) - np.maximum(mine, wanted)
-            found = self._known_rows[dim, axes, block] = np.maximum(rows, 0)
-        return found
-
-    def _shards(self, axes: Ids) -> np.ndarray:
-        """Which shard of a dim over some axes each device has."""
-        sizes = self._problem.sizes
-        found = np.zeros(math.prod(sizes), np.int64)
-        for axis in axes:
-            minor = math.prod(sizes[axis + 1 :])
-            found = found * sizes[axis] + np.arange(len(found)) // minor % sizes[axis]
-        return found
-
-    @cached_property
-    def _wanted(self) -> np.ndarray:
-        targets = zip(self._problem.target, self.moves.target_blocks, strict=True)
-        return self._elements(targets)
-
-    @cached_property
-    def _known_rows(self) -> dict[tuple[int, Ids, int], np.ndarray]:
-        return {}
 
     @cached_property
     def _wanted_bytes(self) -> int:
@@ -220,7 +185,7 @@ class Bounds:
 
 
 @lru_cache(maxsize=1 << 8)
-def bounds_of(problem: Problem, cap: int) -> Bounds:
+def bounds_of(problem: Problem, cap: float) -> Bounds:
     """The bounds of a problem, with what is known of them so far."""
     return Bounds(moves_of(problem), cap)
 

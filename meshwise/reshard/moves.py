@@ -149,9 +149,12 @@ class Moves(Transfers):
 
     def _gather_price(self, blocks: Ids, dim: int) -> float:
         """Of a byte: more where rows of other dims come between what the devices hold."""
-        p = self.problem
-        is_leading = math.prod(blocks[:dim]) * math.prod(p.before[: dim + 1]) == 1
-        return p.prices.all_gather if is_leading else p.prices.minor_all_gather
+        prices, is_leading = self.problem.prices, self.rows_before(dim, blocks) == 1
+        return prices.all_gather if is_leading else prices.minor_all_gather
+
+    def rows_before(self, dim: int, blocks: Ids) -> int:
+        """How many rows stand before a dim, of those left out of the search, too."""
+        return math.prod(blocks[:dim]) * math.prod(self.problem.before[: dim + 1])
 
     @cached_property
     def total_bytes(self) -> int:

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from meshwise.reshard.moves import Move, Moves, moves_of
-from meshwise.reshard.places import DimIds, Ids
+from meshwise.reshard.places import Ids
 from meshwise.reshard.plan import StepKind
 from meshwise.reshard.problem import MOST_DEVICES, Problem
 from meshwise.reshard.rounds import Round, plan_rounds
-from meshwise.reshard.tiles import Tiles, received_bytes, tiles_of
+from meshwise.reshard.tiles import Lying, Tiles, elements_received, tiles_of
 from meshwise.reshard.transfers import State
 
 
@@ -61,25 +61,17 @@ def straight_moves(moves: Moves, state: State) -> Iterator[Straight]:
         yield Straight(moves, state, (new_dims, new_blocks, (), None), least)
 
 
-Lying = tuple[DimIds, Ids]  # the axes of each dim, and its local size
-
-
 def _received(moves: Moves, source: Lying, target: Lying) -> int:
     """The most bytes that any device receives; of regular problems, from the smallest one."""
     p = moves.problem
     if not moves.is_regular:
-        return _elements_received(p.sizes, p.shape, source, target) * p.itemsize
+        return elements_received(p.sizes, p.shape, source, target) * p.itemsize
     shape = moves.smallest_shape
     ends = (
         (dims, tuple(n // moves.size(axes) for n, axes in zip(shape, dims, strict=True)))
         for dims in (source[0], target[0])
     )
-    return _elements_received(p.sizes, shape, *ends) * moves.scale
-
-
-@lru_cache(maxsize=1 << 16)
-def _elements_received(sizes: Ids, shape: Ids, source: Lying, target: Lying) -> int:
-    return received_bytes(_tiles(sizes, shape, source), _tiles(sizes, shape, target), 1)
+    return elements_received(p.sizes, shape, *ends) * moves.scale
 
 
 @lru_cache(maxsize=1 << 12)

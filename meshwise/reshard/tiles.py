@@ -1,8 +1,9 @@
 """Which box of an array each device holds."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import product
 from typing import Any
 
@@ -76,13 +77,46 @@ def tiles_over(
     return tiles_of(whole, block, dims, sizes, sharding.turned)
 
 
-def received_bytes(source: Tiles, target: Tiles, itemsize: int) -> int:
-    """The least that the device which lacks most must receive: what no reshard goes below."""
-    missing = _volumes(target.lows, target.highs) - _volumes(
-        np.maximum(source.lows, target.lows), np.minimum(source.highs, target.highs)
-    )
-    return int(missing.max(initial=0)) * itemsize
+# How something lies: the axes of each dim, by their number, and its local size.
+Lying = tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]
 
 
-def _volumes(lows: np.ndarray, highs: np.ndarray) -> np.ndarray:
-    return np.prod(np.maximum(highs - lows, 0), axis=-1)
+@lru_cache(maxsize=1 << 16)
+def elements_received(
+    sizes: tuple[int, ...], shape: tuple[int, ...], source: Lying, target: Lying
+) -> int:
+    """The least that the device which lacks most must receive: what no reshard goes below.
+
+    `sizes` are those of all axes, major to minor.
+
+    >>> elements_received((2, 2), (8,), (((0,),), (4,)), (((),), (8,)))
+    4
+    """
+    ends = list(zip(shape, *source, *target, strict=True))
+    held = math.prod(_rows_held(sizes, *end) for end in ends)
+    wanted = math.prod(_rows_held(sizes, n, *own, *own) for n, _, _, *own in ends)
+    return int(np.max(wanted - held))
+
+
+@lru_cache(maxsize=1 << 14)
+def _rows_held(
+    sizes: tuple[int, ...],
+    n: int,
+    axes: tuple[int, ...],
+    block: int,
+    wanted_axes: tuple[int, ...],
+    wanted_block: int,
+) -> np.ndarray:
+    """Of a dim of `n` rows: how many each device holds of those that it wants."""
+    low, low_wanted = _shards(sizes, axes) * block, _shards(sizes, wanted_axes) * wanted_block
+    high = np.minimum(np.minimum(low + block, low_wanted + wanted_block), n)
+    return np.maximum(high - np.maximum(low, low_wanted), 0)
+
+
+def _shards(sizes: tuple[int, ...], axes: tuple[int, ...]) -> np.ndarray:
+    """Which shard of a dim over some axes each device has."""
+    devices = np.arange(math.prod(sizes))
+    found = np.zeros_like(devices)
+    for axis in axes:
+        found = found * sizes[axis] + devices // math.prod(sizes[axis + 1 :]) % sizes[axis]
+    return found
