@@ -77,6 +77,23 @@ def tiles_over(
     return tiles_of(whole, block, dims, sizes, sharding.turned)
 
 
+def received_bytes(source: Tiles, target: Tiles, itemsize: int) -> int:
+    """The least that the device which lacks most must receive: what no reshard goes below.
+
+    >>> halves, whole = (tiles_of((8,), (n,), [axes], {"x": 2}) for n, axes in ((4, "x"), (8, "")))
+    >>> received_bytes(halves, whole, 4)
+    16
+    """
+    missing = _volumes(target.lows, target.highs) - _volumes(
+        np.maximum(source.lows, target.lows), np.minimum(source.highs, target.highs)
+    )
+    return int(missing.max(initial=0)) * itemsize
+
+
+def _volumes(lows: np.ndarray, highs: np.ndarray) -> np.ndarray:
+    return np.prod(np.maximum(highs - lows, 0), axis=-1)
+
+
 # How something lies: the axes of each dim, by their number, and its local size.
 Lying = tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]
 
@@ -85,7 +102,7 @@ Lying = tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]
 def elements_received(
     sizes: tuple[int, ...], shape: tuple[int, ...], source: Lying, target: Lying
 ) -> int:
-    """The least that the device which lacks most must receive: what no reshard goes below.
+    """`received_bytes` of shardings, in elements, found dim by dim; each dim's rows are kept.
 
     `sizes` are those of all axes, major to minor.
 

@@ -18,9 +18,8 @@ from meshwise.ir.mesh import Mesh
 from meshwise.ir.sharding import Sharding, local_shape
 from meshwise.reshard.rounds import plan_rounds
 from meshwise.reshard.steps import LARGE_BYTES
-from meshwise.reshard.tiles import Tiles, tiles_of
+from meshwise.reshard.tiles import Tiles, received_bytes, tiles_of
 from tests.reshard.cases import all_shardings
-from tests.reshard.tiling import received_bytes
 
 Axes = tuple[str, ...]
 State = tuple[tuple[Axes, ...], frozenset[str], str]

@@ -17,8 +17,8 @@ from jax import lax
 from meshwise.ir.mesh import Mesh
 from meshwise.reshard.exchange import Parcel, apply_rounds, travel_key
 from meshwise.reshard.rounds import MOST_ROUNDS, plan_rounds
-from meshwise.reshard.tiles import Tiles
-from tests.reshard.tiling import check_rounds, held, inside, random_tiles, received_bytes
+from meshwise.reshard.tiles import Tiles, received_bytes
+from tests.reshard.tiling import check_rounds, held, inside, random_tiles
 
 SHAPES = [(), (1,), (0,), (5,), (16,), (4, 6), (7, 3), (0, 3), (4, 3, 2), (1, 9, 1)]
 AXIS = "devices"

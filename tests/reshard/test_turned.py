@@ -18,10 +18,9 @@ from meshwise.ir.mesh import Mesh, plain_mesh
 from meshwise.ir.sharding import Reduction, Sharding, unreduced
 from meshwise.reshard.plan import Reshard, StepKind
 from meshwise.reshard.search import plan_reshard, reshard_bound, reshard_cost
-from meshwise.reshard.tiles import tiles_over
+from meshwise.reshard.tiles import received_bytes, tiles_over
 from meshwise.reshard.turned import straightened
 from tests.reshard.cases import MESHES, check_values, user_shardings
-from tests.reshard.tiling import received_bytes
 
 MESH = MESHES["2x4"]
 X, Y = MESH.refine(("x",)), MESH.refine(("y",))

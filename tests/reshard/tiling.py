@@ -101,15 +101,3 @@ def _shared(part: Sequence[slice], other: Sequence[slice] | None) -> int:
     for a, b in zip(part, other, strict=True):
         total *= max(0, min(a.stop, b.stop) - max(a.start, b.start))
     return total
-
-
-def received_bytes(source: Tiles, target: Tiles, itemsize: int) -> int:
-    """The least that the device which lacks most must receive, from the tiles of all of them."""
-    missing = _volumes(target.lows, target.highs) - _volumes(
-        np.maximum(source.lows, target.lows), np.minimum(source.highs, target.highs)
-    )
-    return int(missing.max(initial=0)) * itemsize
-
-
-def _volumes(lows: np.ndarray, highs: np.ndarray) -> np.ndarray:
-    return np.prod(np.maximum(highs - lows, 0), axis=-1)
