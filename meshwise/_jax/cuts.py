@@ -56,6 +56,9 @@ _RECEIVING = (
     "ppermute",
 )
 
+# What makes a piece of that, to be cut again: sums that were made as one may travel with others.
+_PIECES = (lax.slice_p, lax.reshape_p, lax.squeeze_p)
+
 # Arrays laid end to end along one dim, as the pieces of all of them along another, joined again.
 cut_and_joined_p = Primitive("cut_and_joined")
 # A place in a dim as a number, of which XLA on CPU learns only when it runs.
@@ -84,6 +87,8 @@ def _of_received(eqn: JaxprEqn, makers: Mapping[Any, JaxprEqn]) -> Any:
     if eqn.primitive is not lax.slice_p or any(n > 1 for n in eqn.params["strides"] or ()):
         return None
     (x,), maker = eqn.invars, makers.get(eqn.invars[0])
+    while maker and maker.primitive in _PIECES:
+        maker = makers.get(maker.invars[0])
     if maker is None or maker.primitive.name not in _RECEIVING:
         return None
     along, shape = _cut_dims(eqn), shape_of(eqn.outvars[0])

@@ -174,3 +174,19 @@ def test_what_is_computed_of_equal_pieces_is_one_kernel(mesh8):
     alike = {re.sub(r"%[\w.-]+|, metadata=\{[^}]*\}|stack_frame_id=\d+", "", b) for b in read}
     assert text.count(" all-reduce(") == 1
     assert len(read) == 5 and len(alike) == 1
+
+
+def test_pieces_of_a_piece_of_what_is_received_are_cut_alike():
+    """Sums that were made as one may have travelled with others: they are cut out twice."""
+
+    def of_device(first, rest):
+        received = lax.psum(jnp.concatenate([first.reshape(1, 12), rest], 1), "x")
+        own = received[:, :12].reshape(12)
+        return own[:4], own[4:8], own[8:], received[:, 12:]
+
+    args = jax.ShapeDtypeStruct((3, 4), jnp.float32), jax.ShapeDtypeStruct((1, 7), jnp.float32)
+    jaxpr = jax.make_jaxpr(of_device, axis_env=[("x", 8)])(*args)
+    eqns = cut_alike(jaxpr, {"x": 8}).jaxpr.eqns
+    cut = [eqn for eqn in eqns if eqn.primitive is lax.dynamic_slice_p]
+    assert [eqn.outvars[0].aval.shape for eqn in cut] == [(4,)] * 3
+    assert sum(eqn.primitive is lax.slice_p for eqn in eqns) == 2  # of other sizes
