@@ -82,6 +82,17 @@ def cut_alike(jaxpr: Any, sizes: Mapping[str, int]) -> Any:
     return with_each(jaxpr, cut)
 
 
+def cut_before_joined(jaxpr: Any, sizes: Mapping[str, int]) -> Any:
+    """The same, where only exchanges of arrays that travel together are of pieces: never whole."""
+    makers = {var: eqn for eqn in opened(jaxpr).eqns for var in eqn.outvars}
+
+    def cut(eqn: JaxprEqn) -> list[JaxprEqn]:
+        inner = with_bodies(eqn, lambda body: cut_before_joined(body, sizes))
+        return _cut(inner, sizes, makers) if _travels_with(eqn, makers) else [inner]
+
+    return with_each(jaxpr, cut)
+
+
 def _of_received(eqn: JaxprEqn, makers: Mapping[Any, JaxprEqn]) -> Any:
     """For a piece along one dim of what is received: of what, along which, and how large."""
     if eqn.primitive is not lax.slice_p or any(n > 1 for n in eqn.params["strides"] or ()):
@@ -124,14 +135,23 @@ def _cut(eqn: JaxprEqn, sizes: Mapping[str, int], makers: Mapping[Any, JaxprEqn]
     pieces, along = group_size(eqn, sizes), eqn.params["split_axis"]
     params = {"dim": along, "pieces": pieces}
     parts = [x]
-    maker = makers.get(x)
-    if maker and maker.primitive is lax.concatenate_p and maker.params["dimension"] != along:
-        parts, along = list(maker.invars), maker.params["dimension"]
+    if joined := _travels_with(eqn, makers):
+        parts, along = list(joined.invars), joined.params["dimension"]
     if pieces == 1 or 0 in aval.shape or any(_is_in(pieces, part, makers) for part in parts):
         return [eqn]
     joined = Var(aval)
     made = new_eqn(cut_and_joined_p, parts, [joined], params | {"along": along}, eqn)
     return [made, eqn.replace(invars=[joined])]
+
+
+def _travels_with(eqn: JaxprEqn, makers: Mapping[Any, JaxprEqn]) -> JaxprEqn | None:
+    """What joins the arrays of an exchange along a dim that is not exchanged, if that is so."""
+    if eqn.primitive is not lax.all_to_all_p:
+        return None
+    maker = makers.get(eqn.invars[0])
+    if maker is None or maker.primitive is not lax.concatenate_p:
+        return None
+    return maker if maker.params["dimension"] != eqn.params["split_axis"] else None
 
 
 def _is_in(pieces: int, x: Any, makers: Mapping[Any, JaxprEqn]) -> bool:

@@ -24,7 +24,7 @@ from jax import numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.interpreters import mlir
 
-from meshwise._jax.cuts import VIEWS, cut_alike
+from meshwise._jax.cuts import VIEWS, cut_alike, cut_before_joined
 from meshwise._jax.emitters import is_for_older, kernel_options
 from meshwise._jax.jaxprs import (
     DropVar,
@@ -67,7 +67,8 @@ def as_cpu_compiles(jaxpr: Any, sizes: Mapping[str, int]) -> Any:
     compiling = _scattered_apart(_compiling(jaxpr))
     compiling = _sums_apart(_borders_in_order(in_scattered_order(compiling)))
     # The older maker of kernels compiles each piece, and sooner where it is cut at a known place.
-    return compiling if is_for_older(jaxpr, sizes) else cut_alike(compiling, sizes)
+    cut = cut_before_joined if is_for_older(jaxpr, sizes) else cut_alike
+    return cut(compiling, sizes)
 
 
 def _compiling(jaxpr: Any) -> Any:
