@@ -86,6 +86,8 @@ class _Joining:
             other, _ = self.producer[atom]
             if groups.find(other) in in_two_orders or not self._serves_both(k, operand, other):
                 continue
+            if not carries and self._meets_turned(k, operand, atom):
+                continue
             if not carries and groups.binds_larger(k, other, bytes_of(atom)):
                 continue
             if not carries and self._lies_otherwise(k):
@@ -140,6 +142,24 @@ class _Joining:
             for own, factor in met[operand]:
                 taken[group, own].add(self.groups.factor(factor))
         return {group for (group, _), found in taken.items() if len(found) > 1}
+
+    def _meets_turned(self, k: int, operand: int, atom: Var) -> bool:
+        """Whether what a part makes of a value meets the value itself, in other dims: `x + x.T`.
+
+        Gathered once, the value is turned for nothing; turned in shards, it is gathered twice.
+        """
+        equation, of_value = self.parts[k].equation, dict(self.readers[atom])
+        rule, made = self.groups.rules[equation].factors, self.program.equations[equation].outvars
+        for r in self.parts[k].results:
+            for reader, position in self.readers.get(made[r], ()):
+                if reader not in of_value or not self.parts[reader].joins:
+                    continue
+                read = self.groups.rules[self.parts[reader].equation].factors.operands
+                places = dict(zip(rule.results[r], read[position], strict=True))
+                pairs = zip(rule.operands[operand], read[of_value[reader]], strict=True)
+                if any(places.get(own, his) != his for own, his in pairs):
+                    return True
+        return False
 
     def _serves_both(self, k: int, operand: int, other: int) -> bool:
         """Whether a part may take the sharding of the node that makes one of its operands.

@@ -6,8 +6,8 @@ A reduction joins the region of its operand, as it follows whatever that does; i
 the region (and enters it again, where a norm or a softmax goes on with it), because it may have to
 be reduced between devices. So does what completion has lie otherwise than another array that it
 meets, as one of them moves, and short floats and masks before they are made long again, as they
-take fewer bytes to send, and what meets larger values on both sides, which would bind one to the
-other. Every other equation is a node of its own.
+take fewer bytes to send, what meets larger values on both sides, which would bind one to the
+other, and a transpose that meets what it is of. Every other equation is a node of its own.
 
 A linear equation that a sum passes through belongs to the node that makes the sum, so that both
 move together, unless it meets what is of sums as well, or another array as large; additions of

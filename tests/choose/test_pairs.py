@@ -1,6 +1,7 @@
-"""Losses over a matrix of all pairs and its transpose: each has the layout that costs it least.
+"""Matrices that meet their transposes: each has the layout that costs it least.
 
-Rows and columns of both meet in the labels alone, a vector, which is sent for far less than either.
+In losses over all pairs rows and columns meet in the labels alone, a vector, which is sent for far
+less than either matrix.
 """
 
 import jax
@@ -42,3 +43,18 @@ def test_a_matrix_and_its_transpose_share_only_labels(case):
     program = step.partition(*args)
     np.testing.assert_allclose(program.simulate(*args), jax.jit(gradient)(*args), atol=1e-6)
     assert program.wire_bytes == sent
+
+
+def test_what_is_made_symmetric_is_made_in_shards_and_gathered_once():
+    """A Cholesky decomposition takes half of a matrix and of its transpose first."""
+
+    def decomposed(d):
+        return jnp.linalg.cholesky(jnp.exp(-d * d) / 100 + 2 * jnp.eye(N))
+
+    step = mw.jit(decomposed, mesh=MESHES["8"], in_shardings=P("x"), out_shardings=P())
+    d = np.random.default_rng(0).normal(size=(N, N)).astype(np.float32)
+    program = step.partition(d)
+    np.testing.assert_allclose(program.simulate(d), jax.jit(decomposed)(d), rtol=1e-5, atol=1e-6)
+    assert program.wire_bytes == 7 / 8 * N * ROW
+    (made,) = [eqn for eqn in program.jaxpr.eqns if eqn.primitive.name == "exp"]
+    assert made.outvars[0].aval.shape == (N // 8, N)
