@@ -35,7 +35,7 @@ SQUARE = (f32(256, 256),) * 4
 CASES = {
     "gradients of weights that nobody else wants": (
         jax.grad(net), WEIGHTS, f32(64, 64), ((COLUMNS, ROWS) * 2, P()), (COLUMNS, ROWS) * 2,
-        Held(49152, 49152),
+        Held(49152, 81920),
     ),
     "no gradients": (net, WEIGHTS, f32(64, 64), ((COLUMNS, ROWS) * 2, P()), P(),
         Held(40960, 40960)),
@@ -53,7 +53,7 @@ def test_what_is_held(name):
     assert holding_of(per_device.jaxpr, per_device.mesh.axis_size).held == expected
 
 
-def test_of_orders_by_all_that_is_alive_results_too():
+def test_a_loss_holds_more_where_it_is_told_to_hold_least():
     """XLA holds 24,832 bytes where it is told to hold least, and 12,288 where it is not."""
 
     def loss(x, table, labels):

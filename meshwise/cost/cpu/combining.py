@@ -13,7 +13,7 @@ from typing import Any
 from jax import numpy as jnp
 
 from meshwise._jax import is_short_float
-from meshwise.cost.cpu.instructions import Instruction
+from meshwise.cost.cpu.instruction import Instruction
 
 _COMBINED = frozenset({"psum", "pmax", "pmin"})
 # XLA has no such bound; for each all instructions are looked at here.

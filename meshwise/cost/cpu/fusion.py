@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from meshwise.cost.cpu.instructions import Instruction, Use
+from meshwise.cost.cpu.instruction import Instruction, Use
 from meshwise.cost.steps import Value
 
 # What is made of a number, or of few, costs nothing to read.

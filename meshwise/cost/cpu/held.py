@@ -13,13 +13,13 @@ from meshwise._jax import ClosedJaxpr, Jaxpr
 from meshwise.cost.cpu.kernels import cpu_kernels_of
 from meshwise.cost.cpu.mistaken import may_err
 from meshwise.cost.cpu.orders import as_ready, as_wanted, to_hold_least
-from meshwise.cost.cpu.packing import most_alive, temporaries
+from meshwise.cost.cpu.packing import temporaries
 from meshwise.cost.kernels import KernelProgram
 from meshwise.cost.steps import steps_of
 
 # So many times less held is worth another order than XLA's own: of what is counted nearly alike,
 # less is held in one or in the other, and programs of XLA's partitioners run in its own.
-LESS = 1.1
+LESS = 1.03
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,7 @@ class Holding:
     @cached_property
     def waiting(self) -> int:
         """The same where they run as late as they may."""
-        orders = to_hold_least(self.program)
-        return self._bytes(min(orders, key=lambda order: most_alive(self.program, order)))
+        return self._bytes(to_hold_least(self.program))
 
     @property
     def held(self) -> Held:

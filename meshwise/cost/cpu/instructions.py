@@ -15,7 +15,6 @@ Most steps are one. More are:
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import IntEnum
 from math import prod
 from typing import Any
 
@@ -23,47 +22,21 @@ import numpy as np
 from jax import numpy as jnp
 
 from meshwise._jax import WIDENS_PRODUCTS, Literal, is_short_float
+from meshwise.cost.cpu.instruction import Instruction, Use
 from meshwise.cost.cpu.known import is_made_by_library, is_reduced_by_library
-from meshwise.cost.cpu.products import is_in_order, is_product, shape_of
+from meshwise.cost.cpu.products import (
+    convolution_in_order,
+    dims_in_order,
+    is_in_order,
+    is_product,
+    shape_of,
+)
 from meshwise.cost.fusion import is_elementwise, is_reduction, is_view
 from meshwise.cost.steps import LITERAL, Step, Steps, Value, fused_name, longest
 from meshwise.ir.collectives import is_collective
 from meshwise.ir.operators import JOINS, is_among
 from meshwise.rules import describe_all
 from meshwise.rules.registry import OpRule
-
-
-class Use(IntEnum):
-    """How the elements of a value are read."""
-
-    SAME = 0  # each for the element in its place
-    ONCE = 1  # each for one element somewhere
-    AGAIN = 2  # some for several elements
-
-
-@dataclass
-class Instruction:
-    """What a step, or a part of it, reads, and how, and writes, by numbers of values.
-
-    If it `fuses`, what makes its operands may be fused into its kernel. What `is_fusible` may be
-    fused into the kernel of its reader, what `is_cheap` into those of several (it is computed again
-    in each), what `branches` into several if nothing else is between. What is `of_library` the
-    library of products and long reductions may make, what `begins` it does. What it `reshapes` is
-    of another shape for it than for others.
-    """
-
-    step: Step
-    reads: tuple[int, ...]
-    uses: tuple[Use, ...]
-    writes: tuple[int, ...]
-    fuses: bool = False
-    is_fusible: bool = False
-    is_cheap: bool = False
-    branches: bool = False
-    of_library: bool = False
-    begins: bool = False
-    reshapes: frozenset[int] = frozenset()
-
 
 _REARRANGING = JOINS | {"rev", "slice", "dynamic_slice"}
 # What XLA holds to be cheap (`InstructionFusion::IsExpensive`).
@@ -125,6 +98,7 @@ class _Made:
     transposes: dict[int, Step] = field(default_factory=dict)
     products: dict[int, Instruction] = field(default_factory=dict)
     widened: dict[int, int] = field(default_factory=dict)
+    ordered: dict[tuple[int, tuple[int, ...]], int] = field(default_factory=dict)  # for products
     masks: set[int] = field(default_factory=set)  # numbers made of truth values
     spread: dict[int, int] = field(default_factory=dict)  # and what they are spread of
 
@@ -189,6 +163,18 @@ class _Made:
         self.instructions[-1].of_library = of_library
         known = zip((*step.eqn.invars, *step.eqn.outvars), (left, right, *step.writes), strict=True)
         self.instructions[-1].reshapes = frozenset(v for atom, v in known if 1 in shape_of(atom))
+
+    def convolved(self, step: Step) -> None:
+        """A convolution, which is made of images and windows whose channels come last."""
+        *lie_so, is_made_so = convolution_in_order(step.eqn)
+        given = [
+            read if is_lying else self._moved(step, read, Use.ONCE)
+            for read, is_lying in zip(step.reads, lie_so, strict=True)
+        ]
+        made = step.writes[0] if is_made_so else self._new(step.writes[0])
+        self._add(step, given, [Use.AGAIN] * 2, [made])
+        if not is_made_so:
+            self._add_cheap(step, [made], [Use.ONCE], step.writes)
 
     def transpose(self, step: Step) -> None:
         """A transpose, which products read through, and XLA may make with a product."""
@@ -308,7 +294,10 @@ class _Made:
                 return made.reads[0], is_in_order(step.eqn, operand, source, may_turn=False)
         if read == LITERAL or is_in_order(step.eqn, operand, order):
             return read, is_in_order(step.eqn, operand, order, may_turn=False)
-        return self._moved(step, read, Use.ONCE), True
+        key = read, dims_in_order(step.eqn, operand)
+        if key not in self.ordered:  # equal ones are one to XLA
+            self.ordered[key] = self._moved(step, read, Use.ONCE)
+        return self.ordered[key], True
 
     def _is_product_turned(self, step: Step) -> bool:
         """Whether a transpose alone reads a product, whose two free dims change places."""
@@ -382,6 +371,7 @@ def _is_minor(eqn: Any, dim: int) -> bool:
 # Operators that are more than one instruction, or read what they do in ways of their own.
 _OF_THEIR_OWN: Mapping[str, Callable[[_Made, Step], None]] = {
     "dot_general": _Made.dot,
+    "conv_general_dilated": _Made.convolved,
     "transpose": _Made.transpose,
     "split": _Made.split,
     "dynamic_update_slice": _Made.updated,

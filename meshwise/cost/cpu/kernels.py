@@ -9,7 +9,8 @@ from dataclasses import replace
 
 from meshwise.cost.cpu.combining import combined
 from meshwise.cost.cpu.fusion import Fused, fused
-from meshwise.cost.cpu.instructions import Use, instructions_of
+from meshwise.cost.cpu.instruction import Use
+from meshwise.cost.cpu.instructions import instructions_of
 from meshwise.cost.cpu.library import with_library
 from meshwise.cost.kernels import Kernel, KernelBody, KernelProgram
 from meshwise.cost.steps import LITERAL, Body, Step, Steps

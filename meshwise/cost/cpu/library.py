@@ -12,7 +12,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from meshwise.cost.cpu.fusion import makers_and_readers
-from meshwise.cost.cpu.instructions import Instruction, Use
+from meshwise.cost.cpu.instruction import Instruction, Use
 
 _MOST = 98  # instructions in a kernel; XLA counts what is given, too, to a hundred
 

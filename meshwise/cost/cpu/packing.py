@@ -10,8 +10,8 @@ it is more than what is held at any time.
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import accumulate, count
+from dataclasses import dataclass
+from itertools import count
 
 import numpy as np
 
@@ -67,23 +67,6 @@ def temporaries(program: KernelProgram, order: Sequence[int], wanted: Mapping[in
     by_size = sorted(places, key=lambda place: place.by_size)
     by_time = sorted(places, key=lambda place: place.by_time)
     return min(_packed(by_size), _packed(by_time))
-
-
-def most_alive(program: KernelProgram, order: Sequence[int]) -> int:
-    """The most bytes of all that kernels write that are alive at once in an order, results too."""
-    kernels = [program.kernels[k] for k in order]
-    results = frozenset(program.steps.outputs)
-    lives = [
-        replace(life, last=len(kernels)) if life.value in results else life
-        for life in _lives(program, kernels)
-    ]
-    events = [
-        event
-        for place in _places(lives, kernels)
-        for start, end in place.spans
-        for event in ((start, place.size), (end, -place.size))
-    ]
-    return max(accumulate(size for _, size in sorted(events)), default=0)
 
 
 def _lives(program: KernelProgram, kernels: Sequence[Kernel]) -> list[_Life]:

@@ -1,4 +1,4 @@
-"""How products of XLA on CPU read their operands."""
+"""How products and convolutions of XLA on CPU read their operands."""
 
 from collections.abc import Sequence
 from math import prod
@@ -19,6 +19,13 @@ def free_dims(eqn: Any, operand: int) -> tuple[int, ...]:
     return tuple(d for d in range(rank) if d not in contracted and d not in batch)
 
 
+def dims_in_order(eqn: Any, operand: int) -> tuple[int, ...]:
+    """The dims of an operand as a product wants them where they are put in order for it."""
+    contracted, batch = (tuple(dims[operand]) for dims in eqn.params["dimension_numbers"])
+    free = free_dims(eqn, operand)
+    return (*batch, *free, *contracted) if operand == 0 else (*batch, *contracted, *free)
+
+
 def is_in_order(eqn: Any, operand: int, order: Sequence[int], may_turn: bool = True) -> bool:
     """Whether a product reads an operand where it lies, its dims being those of `order` there."""
     contracted, batch = (tuple(dims[operand]) for dims in eqn.params["dimension_numbers"])
@@ -35,6 +42,24 @@ def is_in_order(eqn: Any, operand: int, order: Sequence[int], may_turn: bool = T
     if may_turn and leads and len(outer) <= 1 and len(inner) <= 1:
         ways.append([*leading, *inner, *outer])
     return any(way == sorted(way) for way in ways)
+
+
+def convolution_in_order(eqn: Any) -> list[bool]:
+    """Whether the images, the windows and the result of a convolution lie as it wants them.
+
+    That is batch, places, channels, and for windows places, channels of the one and the other.
+    """
+    numbers = eqn.params["dimension_numbers"]
+    image, window, result = numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec
+    lying = (
+        (image[0], *image[2:], image[1]),
+        (*window[2:], window[1], window[0]),
+        (result[0], *result[2:], result[1]),
+    )
+    return [
+        (own := [d for d in dims if shape_of(atom)[d] > 1]) == sorted(own)
+        for dims, atom in zip(lying, (*eqn.invars, *eqn.outvars), strict=True)
+    ]
 
 
 def shape_of(atom: Any) -> tuple[int, ...]:
