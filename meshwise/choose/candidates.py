@@ -26,11 +26,12 @@ class Reach:
 
     With `behind` axes of a dim that is exchanged along may go behind those of another one; with
     `idle` operators that sum, products among them, may also lie over axes that none of their
-    neighbours does.
+    neighbours does, and with `anywhere` all others, too.
     """
 
     behind: bool = False
     idle: bool = False
+    anywhere: bool = False
 
 
 NEAR = Reach()
@@ -54,7 +55,7 @@ def candidates(
     held = [(*s.dims, s.unreduced) for s in operands]
     held += [s.dims for wishes in results for s in wishes] + list(nominal)
     in_play = frozenset([a for dims in held for axes in dims for a in axes])
-    if reach.idle and any(node.reduced):
+    if reach.anywhere or (reach.idle and any(node.reduced)):
         in_play = frozenset(graph.mesh.names)
     suggested = tuple([tuple(assignment.items()) for assignment in found])
     key = "candidates", graph.alike[node.index], suggested, in_play, reach.behind

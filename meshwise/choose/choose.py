@@ -65,7 +65,8 @@ def _improved(found: Sequence[Found], completed: Found, limits: Limits) -> Found
         one, bound = gathered
         best = weighed(_best([one, *found]), [one, *found], completed, limits, bound)
     best = spread_out(best, limits)
-    return _best([best, *with_idle_axes(completed.search.graph, best, limits)])
+    best = _best([best, *with_idle_axes(completed.search.graph, best, limits)])
+    return spread_out(best, limits.and_anywhere)
 
 
 def _from_fewest_bytes(graph: Graph, limits: Limits) -> list[Found]:

@@ -55,6 +55,11 @@ class Limits:
         """The same limits, with axes that nothing around lies over."""
         return replace(self, known={}, reach=Reach(idle=True))
 
+    @cached_property
+    def and_anywhere(self) -> "Limits":
+        """The same limits, with any axes for any operator."""
+        return replace(self, known={}, reach=Reach(anywhere=True))
+
     def or_those_of(self, other: "Limits") -> "Limits":
         """What either of two allows a node."""
         work = [max(pair) for pair in zip(self.work, other.work, strict=True)]

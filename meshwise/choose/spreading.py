@@ -2,13 +2,15 @@
 
 A descent moves one node, or the users of one value. Where all that leads from one to another lies
 whole on every device, none of it moves to shards by itself: its neighbours would be brought there
-and back. So one more descent begins where each node holds as little as it may, all at once. What it
-ends with is taken only where it is no worse in anything: it is cheaper, sends no more, and neither
-holds nor computes more.
+and back. So one more descent begins where each node holds as little as it may, all at once, over
+the axes of its neighbours, and one where these may be any: columns that are put in order between
+products of rows lie over axes that nothing whole around them names. What it ends with is taken only
+where it is no worse in anything: it is cheaper, sends no more, and neither holds nor computes more.
 """
 
 from meshwise.choose.descend import choices_of
 from meshwise.choose.found import Found, descended
+from meshwise.choose.graph import Value
 from meshwise.choose.limits import Limits, fixed_axes
 from meshwise.choose.regions import Node
 from meshwise.choose.search import Search
@@ -21,7 +23,10 @@ HARDLY = 1.01
 
 
 def spread_out(best: Found, limits: Limits) -> Found:
-    """The plan that is found from where every device holds least, or the best one so far."""
+    """The plan that is found from where every device holds least, or the best one so far.
+
+    What each node may lie over is what `limits` say: the axes of its neighbours, or any.
+    """
     search = best.search
     start = _least_held(search, limits)
     held, least = 0, 0
@@ -39,7 +44,7 @@ def spread_out(best: Found, limits: Limits) -> Found:
 
 
 def _least_held(search: Search, limits: Limits) -> list[DimAxes]:
-    """Every node as it holds least of what suits its neighbours; as it is where that is as much."""
+    """Every node as it holds least within limits; as it is where that is as much."""
     fixed = fixed_axes(search.graph)
     return [
         fixed[node.index]
@@ -50,11 +55,16 @@ def _least_held(search: Search, limits: Limits) -> list[DimAxes]:
 
 
 def _held_bytes(search: Search, node: Node, axes: DimAxes) -> int:
-    """Bytes that a device holds of what a node reads and makes."""
+    """Bytes that a device holds of what a node reads and makes, but for what lies whole anyway."""
     values, placed = search.graph.values, search.placement(node, axes)
     around = zip((*node.operands, *node.results), (*placed.operands, *placed.results), strict=True)
     return sum(
         local_bytes(value.shape, value.itemsize, sharding.straight, search.graph.mesh)
         for var, sharding in around
-        if not (value := values[var]).remade
+        if not ((value := values[var]).remade or _is_whole(value))
     )
+
+
+def _is_whole(value: Value) -> bool:
+    """Whether every device has all of a value, whatever is read of it."""
+    return value.fixed is not None and not value.fixed.used_axes
