@@ -1,7 +1,7 @@
 """The cost graph as data: nodes, the values between them, and what is fixed at the boundary."""
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -11,14 +11,31 @@ from meshwise.choose.regions import Member, Node, build_nodes
 from meshwise.choose.remade import remade_equations
 from meshwise.cost.hardware import Hardware
 from meshwise.ir.bodies import Path, paths, places_to_read
-from meshwise.ir.mesh import Mesh
+from meshwise.ir.mesh import Axes, Mesh
 from meshwise.ir.program import Hint, Program, itemsize_of, shape_of
 from meshwise.ir.sharding import DimAxes, Reduction, Sharding, replicated, unreduced
 from meshwise.propagate.completion import Completion
 from meshwise.rules.registry import OpRule
 
 T = TypeVar("T")
-AtHome = tuple[frozenset[str], ...]  # of each equation of a node axes
+
+
+@dataclass(frozen=True)
+class AtHome:
+    """What devices have of what moves in an equation before anything is sent.
+
+    Over `axes` each of them has all that the others have. Where an operand lies over more, it has
+    its shard of that, if dims stay as they are `kept`: of factors, what they lie over.
+    """
+
+    axes: frozenset[str]
+    kept: tuple[tuple[int, Axes], ...]
+
+    def has(self, moved: Collection[str], axes_of: Callable[[int], Axes]) -> bool:
+        """Whether a device can cut what moves over some axes; `axes_of` says what factors have."""
+        return self.axes.issuperset(moved) and all(
+            axes_of(factor)[: len(own)] == own for factor, own in self.kept
+        )
 
 
 @dataclass(eq=False, slots=True)
@@ -60,8 +77,8 @@ class Graph:
     (`remade.py`); `nodes_of` gives for each equation the nodes it is in, and its part there.
     `alike` numbers the nodes so that those of repeated layers have the same number: the same
     strategies of them cost the same where their values lie alike. `at_home` are, for each equation
-    of a node, the axes along which its operand is replicated, so that an exchange over them sends
-    nothing (`partition/at_home.py`). `known` is what was worked out for one of several that are
+    of a node, what devices have of its operands, so that an exchange of that sends nothing
+    (`partition/at_home.py`). `known` is what was worked out for one of several that are
     alike.
     """
 
@@ -78,7 +95,7 @@ class Graph:
     hardware: Hardware
     nodes_of: dict[int, tuple[tuple[int, Member], ...]]
     alike: Sequence[int]
-    at_home: Sequence[AtHome]
+    at_home: Sequence[tuple[AtHome, ...]]
     known: dict[Any, Any] = field(default_factory=dict)
 
     def once(self, key: Any, make: Callable[[], T]) -> T:
@@ -145,7 +162,7 @@ def _alike(
     rules: Sequence[OpRule],
     nodes: Sequence[Node],
     values: Mapping[Var, Value],
-    at_home: Sequence[AtHome],
+    at_home: Sequence[tuple[AtHome, ...]],
 ) -> list[int]:
     """Numbers of nodes by what their costs depend on; equations of one signature share a rule."""
     numbers: dict[Any, int] = {}
@@ -167,8 +184,8 @@ def _alike(
 
 def _at_home(
     program: Program, rules: Sequence[OpRule], node: Node, values: Mapping[Var, Value]
-) -> AtHome:
-    """For each equation of a node the axes over which every device has all that moves in it.
+) -> tuple[AtHome, ...]:
+    """For each equation of a node what devices have of what moves in it.
 
     Where it is known: of arguments, read in no loop or branch.
     """
@@ -176,12 +193,15 @@ def _at_home(
     for member in node.members:
         rule, eqn = rules[member.equation].factors, program.equations[member.equation]
         axes = frozenset(program.mesh.names if program.outermost[member.equation] else ())
+        kept: dict[int, Axes] = {}
         for atom, dims in zip(eqn.invars, rule.operands, strict=True):
             moves = not rule.permuted.isdisjoint(f for dim in dims for f in dim)
             if moves and not isinstance(atom, Literal):
                 fixed = values[atom].fixed if atom in values else None  # made inside the node
                 axes -= frozenset(program.mesh.names) if fixed is None else fixed.used_axes
-        found.append(axes)
+                over = fixed.dims if fixed else ((),) * len(dims)
+                kept |= {dim[0]: own for dim, own in zip(dims, over, strict=True) if own and dim}
+        found.append(AtHome(axes, tuple(kept.items())))
     return tuple(found)
 
 

@@ -58,7 +58,7 @@ def exchanges_of(
         if sent is None:
             return None
         moved = [a for f in rule.factors.permuted for a in context.axes(f)]
-        is_sent = not at_home.issuperset(moved)
+        is_sent = not at_home.has(moved, context.axes)
         runs = graph.program.runs[member.equation]
         found += [(runs, exchange) for exchange in sent if is_sent or not exchange.of_rows]
     return found

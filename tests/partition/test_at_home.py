@@ -119,3 +119,28 @@ def test_what_is_computed_of_shards_is_sent():
     )
     program = jitted.partition(*args)
     np.testing.assert_allclose(program.simulate(*args), jnp.roll(x.sum(1), 1), rtol=1e-4, atol=1e-4)
+
+
+# How two arrays of 32 x 32 lie that are joined along dim 1, over x then, and what is sent at most:
+# by parts of what lies over y, which nobody has all of, and the result moved.
+LYING = {
+    "rows and columns": (P("y"), P(None, "y"), 2048),
+    "rows and whole": (P("y"), P(), 1024),
+    "columns": (P(None, "y"), P(None, "y"), 2048),
+}
+
+
+@pytest.mark.parametrize("name", LYING)
+def test_what_lies_over_another_axis_is_priced_as_it_is_sent(name):
+    """Over x everybody has the same; but of what they have of each other's columns only a part."""
+    *specs, most = LYING[name]
+    args = draw((32, 32), (32, 32))
+    jitted = mw.jit(
+        lambda *xs: jnp.concatenate(xs, 1),
+        mesh=MESHES["2x4"],
+        in_shardings=tuple(specs),
+        out_shardings=P(None, "x"),
+    )
+    program = jitted.partition(*args)
+    np.testing.assert_array_equal(program.simulate(*args), jnp.concatenate(args, 1))
+    assert program.wire_bytes <= most
