@@ -126,7 +126,7 @@ def test_what_is_computed_of_shards_is_sent():
 LYING = {
     "rows and columns": (P("y"), P(None, "y"), 2048),
     "rows and whole": (P("y"), P(), 1024),
-    "columns": (P(None, "y"), P(None, "y"), 2048),
+    "columns": (P(None, "y"), P(None, "y"), 2304),
 }
 
 
