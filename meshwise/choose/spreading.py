@@ -22,10 +22,11 @@ MUCH = 1.3
 HARDLY = 1.01
 
 
-def spread_out(best: Found, limits: Limits) -> Found:
+def spread_out(best: Found, limits: Limits, less: float = 1.0) -> Found:
     """The plan that is found from where every device holds least, or the best one so far.
 
-    What each node may lie over is what `limits` say: the axes of its neighbours, or any.
+    What each node may lie over is what `limits` say: the axes of its neighbours, or any. It has to
+    cost so many times `less`.
     """
     search = best.search
     start = _least_held(search, limits)
@@ -36,7 +37,7 @@ def spread_out(best: Found, limits: Limits) -> Found:
     if held <= MUCH * least:
         return best
     one = descended(Search(search.graph, start), limits)
-    is_cheaper = one.seconds < best.seconds and one.sent_bytes <= best.sent_bytes
+    is_cheaper = less * one.seconds < best.seconds and one.sent_bytes <= best.sent_bytes
     is_no_more = (
         one.peak_bytes <= best.peak_bytes and one.work_seconds <= HARDLY * best.work_seconds
     )

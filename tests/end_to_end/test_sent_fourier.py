@@ -54,10 +54,9 @@ class Row(NamedTuple):
     dtype: Any
     mesh: AbstractMesh
     spec: P
-    sends: int  # all_to_alls
-    most: float  # bytes that are sent, in those of the larger of a device's operand and result
+    sends: int  # all_to_alls; nothing else is ever sent
+    most: float  # their bytes, in those of the larger of a device's operand and result
     out: P | None = None
-    gathers: int = 0  # of what is computed over an axis that operand and result do not lie over
 
 
 ROWS = {
@@ -96,9 +95,7 @@ ROWS = {
     "rfftn": Row(jnp.fft.rfftn, (16, 8, 24), F32, EIGHT, P("x"), 2, 1.75),
     "irfftn": Row(jnp.fft.irfftn, (16, 8, 13), C64, EIGHT, P("x"), 2, 1.75),
     "pencils": Row(jnp.fft.fftn, (16, 16, 16), C64, GRID, P("x", "y"), 2, 1.75),
-    "pencils on a cube": Row(
-        jnp.fft.fftn, (16, 16, 16), C64, CUBE, P("z", "y"), 3, 13 / 8, gathers=1
-    ),
+    "pencils on a cube": Row(jnp.fft.fftn, (16, 16, 16), C64, CUBE, P("z", "y"), 3, 2),
     "there and back": Row(filtered, (64, 64), C64, EIGHT, P("x"), 2, 1.75),
     "there and back, columns": Row(filtered, (64, 64), C64, EIGHT, P(None, "x"), 2, 1.75),
     "there and back, real": Row(filtered_real, (16, 16, 16), F32, EIGHT, P("x"), 2, 2),
@@ -116,11 +113,11 @@ def partitioned(row: Row) -> Any:
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_what_is_sent(name: str):
+def test_only_all_to_alls_are_sent(name: str):
     row = ROWS[name]
     program = partitioned(row)
     kinds = [c.kind.value for c in program.collectives]
-    assert kinds == [ALL_TO_ALL] * row.sends + ["all_gather"] * row.gathers
+    assert kinds == [ALL_TO_ALL] * row.sends
     sent = sum(c.wire_bytes for c in program.collectives)
     avals = (*program.per_device.jaxpr.in_avals, *program.per_device.jaxpr.out_avals)
     assert sent <= row.most * max(a.size * a.dtype.itemsize for a in avals)
