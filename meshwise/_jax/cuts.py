@@ -135,8 +135,8 @@ def _cut(eqn: JaxprEqn, sizes: Mapping[str, int], makers: Mapping[Any, JaxprEqn]
     pieces, along = group_size(eqn, sizes), eqn.params["split_axis"]
     params = {"dim": along, "pieces": pieces}
     parts = [x]
-    if joined := _travels_with(eqn, makers):
-        parts, along = list(joined.invars), joined.params["dimension"]
+    if joining := _travels_with(eqn, makers):
+        parts, along = list(joining.invars), joining.params["dimension"]
     if pieces == 1 or 0 in aval.shape or any(_is_in(pieces, part, makers) for part in parts):
         return [eqn]
     joined = Var(aval)

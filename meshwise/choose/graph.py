@@ -78,8 +78,7 @@ class Graph:
     `alike` numbers the nodes so that those of repeated layers have the same number: the same
     strategies of them cost the same where their values lie alike. `at_home` are, for each equation
     of a node, what devices have of its operands, so that an exchange of that sends nothing
-    (`partition/at_home.py`). `known` is what was worked out for one of several that are
-    alike.
+    (`partition/at_home.py`). `known` is what was worked out for one of several that are alike.
     """
 
     program: Program
