@@ -11,7 +11,7 @@ from meshwise.choose.limits import Limits, limits_of
 from meshwise.choose.plan import EquationPlan, Plan
 from meshwise.choose.pricing import turned_along, work_seconds
 from meshwise.choose.search import Search
-from meshwise.choose.spreading import spread_out
+from meshwise.choose.spreading import spread_anywhere, spread_out
 from meshwise.choose.starts import completion_start
 from meshwise.choose.weighing import weighed
 from meshwise.cost.hardware import GENERIC, Hardware
@@ -22,9 +22,6 @@ from meshwise.propagate.completion import Completion
 from meshwise.rules.registry import OpRule
 
 DRIVERS = ("descend", "gspmd")
-# So many times less is worth it that all lies over axes that nothing around it named: layers of a
-# transformer would send 3% less so, in twice as many collectives.
-LESS = 1.1
 
 
 def choose(
@@ -69,7 +66,7 @@ def _improved(found: Sequence[Found], completed: Found, limits: Limits) -> Found
         best = weighed(_best([one, *found]), [one, *found], completed, limits, bound)
     best = spread_out(best, limits)
     best = _best([best, *with_idle_axes(completed.search.graph, best, limits)])
-    return spread_out(best, limits.and_anywhere, LESS)
+    return spread_anywhere(best, limits)
 
 
 def _from_fewest_bytes(graph: Graph, limits: Limits) -> list[Found]:

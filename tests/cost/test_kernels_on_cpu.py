@@ -197,7 +197,7 @@ CASES = {
     ),
     "gradient of a convolution": (
         jax.grad(lambda x, w: (convolved(x, w) ** 2).sum(), (0, 1)),
-        f32(4, 16, 32, 16), f32(3, 3, 16, 16),
+        f32(4, 16, 32, 8), f32(3, 3, 8, 8),
     ),
 }  # fmt: skip
 
