@@ -53,6 +53,11 @@ def written(x: Any, update: Any, start: Any) -> Any:
     return lax.dynamic_update_slice(x, update, (start[0], 0))
 
 
+def border_set(x: Any) -> Any:
+    """A step in the middle, and what its border is then set to."""
+    return x.at[1:-1].add(x[2:]).at[0].set(x[1])
+
+
 def segments(values: Any, ids: Any) -> Any:
     return jax.ops.segment_sum(values, ids, 1024)
 
@@ -133,6 +138,7 @@ TABLE = [
         (Array((64, 64), GRID), Array((8, 8)), integers((2,), 60)), GRID, (2, 4), LOCAL),
     row("first three rows set", lambda x, u: x.at[0:3].set(u),
         (TABLE_OF, Array((3, 64))), X, best=LOCAL),
+    row("first row set after a step", border_set, (TABLE_OF,), X),
     row("a row of a sharded dim, by a constant", lambda x: x[5], (TABLE_OF,), NONE,
         best=Best(reduced(64, 8), "an all-reduce of one row")),
     row("every second row", lambda x: x[::2], (TABLE_OF,), X, best=LOCAL),
