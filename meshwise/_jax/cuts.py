@@ -97,14 +97,23 @@ def _of_received(eqn: JaxprEqn, makers: Mapping[Any, JaxprEqn]) -> Any:
     """For a piece along one dim of what is received: of what, along which, and how large."""
     if eqn.primitive is not lax.slice_p or any(n > 1 for n in eqn.params["strides"] or ()):
         return None
-    (x,), maker = eqn.invars, makers.get(eqn.invars[0])
-    while maker and maker.primitive in _PIECES:
-        maker = makers.get(maker.invars[0])
+    (x,) = eqn.invars
+    maker = _maker_behind(_PIECES, x, makers)
     if maker is None or maker.primitive.name not in _RECEIVING:
         return None
     along, shape = _cut_dims(eqn), shape_of(eqn.outvars[0])
     # Numbers by themselves, as those of a norm, are mostly read by one kernel, which grows by each.
     return (x, *along, shape) if len(along) == 1 and prod(shape) > 1 else None
+
+
+def _maker_behind(
+    kinds: Sequence[Primitive], x: Any, makers: Mapping[Any, JaxprEqn]
+) -> JaxprEqn | None:
+    """What makes a value, seen through equations of some kinds, by what these read first."""
+    maker = makers.get(x)
+    while maker and maker.primitive in kinds:
+        maker = makers.get(maker.invars[0])
+    return maker
 
 
 def _cut_dims(eqn: JaxprEqn) -> list[int]:
@@ -156,9 +165,7 @@ def _travels_with(eqn: JaxprEqn, makers: Mapping[Any, JaxprEqn]) -> JaxprEqn | N
 
 def _is_in(pieces: int, x: Any, makers: Mapping[Any, JaxprEqn]) -> bool:
     """Whether a value is joined from pieces, of which XLA itself finds those that are wanted."""
-    maker = makers.get(x)
-    while maker and maker.primitive in VIEWS:
-        maker = makers.get(maker.invars[0])
+    maker = _maker_behind(VIEWS, x, makers)
     if maker is None or maker.primitive is not lax.concatenate_p:
         return maker is not None and maker.primitive is lax.all_to_all_p
     # Of others it makes slices, and a kernel of each.

@@ -68,6 +68,11 @@ class Value:
         """What it is, whoever makes and reads it: values that are alike have the same."""
         return self.shape, self.itemsize, self.trips, self.remade, self.fixed, self.returned
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is an argument, or a constant, that every device has all of."""
+        return self.fixed is not None and not self.fixed.used_axes
+
 
 @dataclass(frozen=True, eq=False)
 class Graph:
@@ -197,9 +202,9 @@ def _at_home(
             moves = not rule.permuted.isdisjoint(f for dim in dims for f in dim)
             if moves and not isinstance(atom, Literal):
                 fixed = values[atom].fixed if atom in values else None  # made inside the node
-                axes -= frozenset(program.mesh.names) if fixed is None else fixed.used_axes
-                over = fixed.dims if fixed else ((),) * len(dims)
-                kept |= {dim[0]: own for dim, own in zip(dims, over, strict=True) if own and dim}
+                axes = axes - fixed.used_axes if fixed else frozenset()
+                over = zip(dims, fixed.dims, strict=True) if fixed else ()
+                kept |= {dim[0]: own for dim, own in over if own and dim}
         found.append(AtHome(axes, tuple(kept.items())))
     return tuple(found)
 

@@ -148,16 +148,21 @@ class _Joining:
 
         Gathered once, the value is turned for nothing; turned in shards, it is gathered twice.
         """
-        equation, of_value = self.parts[k].equation, dict(self.readers[atom])
-        rule, made = self.groups.rules[equation].factors, self.program.equations[equation].outvars
+        rules, equations = self.groups.rules, self.program.equations
+        rule, made = (
+            rules[self.parts[k].equation].factors,
+            equations[self.parts[k].equation].outvars,
+        )
         for r in self.parts[k].results:
             for reader, position in self.readers.get(made[r], ()):
-                if reader not in of_value or not self.parts[reader].joins:
-                    continue
-                read = self.groups.rules[self.parts[reader].equation].factors.operands
+                part = self.parts[reader]
+                atoms, read = equations[part.equation].invars, rules[part.equation].factors.operands
                 places = dict(zip(rule.results[r], read[position], strict=True))
-                pairs = zip(rule.operands[operand], read[of_value[reader]], strict=True)
-                if any(places.get(own, his) != his for own, his in pairs):
+                straight = (read[o] for o in part.operands if atoms[o] is atom)
+                pairs = (
+                    p for dims in straight for p in zip(rule.operands[operand], dims, strict=True)
+                )
+                if part.joins and any(places.get(own, his) != his for own, his in pairs):
                     return True
         return False
 

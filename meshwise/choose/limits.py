@@ -229,7 +229,7 @@ def _summed_as_held(node: Node, axes: DimAxes, held: Sequence[DimAxes | None]) -
 def _held_everywhere(graph: Graph) -> set[Var]:
     """Values that every device has without anything being sent: made of replicated ones."""
     hinted = fixed_axes(graph)
-    held = {var for var, v in graph.values.items() if v.fixed is not None and not v.fixed.used_axes}
+    held = {var for var, value in graph.values.items() if value.is_whole}
     for node in graph.nodes:
         if held.issuperset(node.operands) and not any(hinted.get(node.index, ())):
             held.update(node.results)

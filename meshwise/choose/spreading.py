@@ -10,7 +10,6 @@ where it is no worse in anything: it is cheaper, sends no more, and neither hold
 
 from meshwise.choose.descend import choices_of
 from meshwise.choose.found import Found, descended
-from meshwise.choose.graph import Value
 from meshwise.choose.limits import Limits, fixed_axes
 from meshwise.choose.regions import Node
 from meshwise.choose.search import Search
@@ -70,10 +69,5 @@ def _held_bytes(search: Search, node: Node, axes: DimAxes) -> int:
     return sum(
         local_bytes(value.shape, value.itemsize, sharding.straight, search.graph.mesh)
         for var, sharding in around
-        if not ((value := values[var]).remade or _is_whole(value))
+        if not ((value := values[var]).remade or value.is_whole)
     )
-
-
-def _is_whole(value: Value) -> bool:
-    """Whether every device has all of a value, whatever is read of it."""
-    return value.fixed is not None and not value.fixed.used_axes

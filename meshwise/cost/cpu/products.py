@@ -19,11 +19,15 @@ def free_dims(eqn: Any, operand: int) -> tuple[int, ...]:
     return tuple(d for d in range(rank) if d not in contracted and d not in batch)
 
 
-def dims_in_order(eqn: Any, operand: int) -> tuple[int, ...]:
-    """The dims of an operand as a product wants them where they are put in order for it."""
+def dims_in_order(eqn: Any, operand: int, turned: bool = False) -> tuple[int, ...]:
+    """The dims of an operand as a product wants them where they are put in order for it.
+
+    `turned` as the other operand's are.
+    """
     contracted, batch = (tuple(dims[operand]) for dims in eqn.params["dimension_numbers"])
     free = free_dims(eqn, operand)
-    return (*batch, *free, *contracted) if operand == 0 else (*batch, *contracted, *free)
+    is_left = (operand == 0) is not turned
+    return (*batch, *free, *contracted) if is_left else (*batch, *contracted, *free)
 
 
 def is_in_order(eqn: Any, operand: int, order: Sequence[int], may_turn: bool = True) -> bool:
@@ -34,14 +38,15 @@ def is_in_order(eqn: Any, operand: int, order: Sequence[int], may_turn: bool = T
     def lying(dims: Sequence[int]) -> list[int]:
         return [order[d] for d in dims if shape[d] > 1]
 
-    leading, outer, inner = lying(batch), lying(free_dims(eqn, operand)), lying(contracted)
-    if operand == 1:
-        outer, inner = inner, outer
-    ways = [[*leading, *outer, *inner]]
+    ways = [dims_in_order(eqn, operand)]
     leads = batch == tuple(range(len(batch)))  # else all dims are put in order, those of one too
-    if may_turn and leads and len(outer) <= 1 and len(inner) <= 1:
-        ways.append([*leading, *inner, *outer])
-    return any(way == sorted(way) for way in ways)
+    if (
+        may_turn
+        and leads
+        and all(len(lying(d)) <= 1 for d in (free_dims(eqn, operand), contracted))
+    ):
+        ways.append(dims_in_order(eqn, operand, turned=True))
+    return any(lying(way) == sorted(lying(way)) for way in ways)
 
 
 def convolution_in_order(eqn: Any) -> list[bool]:
