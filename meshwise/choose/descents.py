@@ -7,7 +7,7 @@ itself. What lies otherwise throughout, or sends more often, has to be worth it.
 
 from collections.abc import Callable, Sequence
 
-from meshwise.choose.candidates import may_move_behind
+from meshwise.choose.candidates import Reach, may_move_behind
 from meshwise.choose.found import Found, descended
 from meshwise.choose.graph import Graph
 from meshwise.choose.limits import Limits, limits_of, nominal
@@ -54,7 +54,7 @@ def _with_axes_behind(graph: Graph, limits: Limits, found: Sequence[Found]) -> l
     nodes = (n for n in graph.nodes if n.rule.permuted)
     if not any(may_move_behind(graph, n, nominal(graph, n)) for n in nodes):
         return []
-    wider = limits.and_behind
+    wider = limits.reaching(Reach(behind=True))
     return [descended(Search(graph, forward_start(graph, wider)), wider)]
 
 

@@ -6,7 +6,7 @@ So two more descents may use such axes for whatever sums: one from the best plan
 the program's own order.
 """
 
-from meshwise.choose.candidates import has_idle_axes
+from meshwise.choose.candidates import Reach, has_idle_axes
 from meshwise.choose.found import Found, descended
 from meshwise.choose.graph import Graph
 from meshwise.choose.limits import Limits, nominal
@@ -18,7 +18,7 @@ def with_idle_axes(graph: Graph, best: Found, limits: Limits) -> list[Found]:
     """The plans that are found so; none where no operator that sums leaves an axis idle."""
     if not any(has_idle_axes(graph, node, nominal(graph, node)) for node in graph.nodes):
         return []
-    wider = limits.and_idle
+    wider = limits.reaching(Reach(idle=True))
     starts = [forward_start(graph, wider)]
     if best.search.graph is graph:
         starts.append([placed.strategy.axes for placed in best.search.placed])

@@ -6,7 +6,7 @@ And nodes with nothing to decide.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, TypeVar
 
 from meshwise._jax import Literal, Var, stack_p, step_p
@@ -45,20 +45,9 @@ class Limits:
             self.known[key] = find()
         return self.known[key]
 
-    @cached_property
-    def and_behind(self) -> "Limits":
-        """The same limits, with axes behind others."""
-        return replace(self, known={}, reach=Reach(behind=True))
-
-    @cached_property
-    def and_idle(self) -> "Limits":
-        """The same limits, with axes that nothing around lies over."""
-        return replace(self, known={}, reach=Reach(idle=True))
-
-    @cached_property
-    def and_anywhere(self) -> "Limits":
-        """The same limits, with any axes for any operator."""
-        return replace(self, known={}, reach=Reach(anywhere=True))
+    def reaching(self, reach: Reach) -> "Limits":
+        """The same limits, with strategies tried that go further."""
+        return replace(self, known={}, reach=reach)
 
     def or_those_of(self, other: "Limits") -> "Limits":
         """What either of two allows a node."""

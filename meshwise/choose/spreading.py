@@ -8,6 +8,7 @@ products of rows lie over axes that nothing whole around them names. What it end
 where it is no worse in anything: it is cheaper, sends no more, and neither holds nor computes more.
 """
 
+from meshwise.choose.candidates import Reach
 from meshwise.choose.descend import choices_of
 from meshwise.choose.found import Found, descended
 from meshwise.choose.limits import Limits, fixed_axes
@@ -31,7 +32,7 @@ def spread_out(best: Found, limits: Limits) -> Found:
 
 def spread_anywhere(best: Found, limits: Limits) -> Found:
     """The same where nodes may lie over axes that none of their neighbours does."""
-    return _spread(best, limits.and_anywhere, MORE, LESS)
+    return _spread(best, limits.reaching(Reach(anywhere=True)), MORE, LESS)
 
 
 def _spread(best: Found, limits: Limits, much: float, less: float) -> Found:
