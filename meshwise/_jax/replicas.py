@@ -21,7 +21,7 @@ from jax.extend.mlir.dialects import stablehlo
 from jaxlib import xla_client as _xla_client
 from jaxlib.mlir import ir as _ir
 
-from meshwise._jax.jaxprs import ClosedJaxpr, extended
+from meshwise._jax.jaxprs import ClosedJaxpr
 from meshwise._jax.lowering import lowered, mlir_context
 
 # Since 0.12 JAX takes what replicas return for global arrays, and cuts them up again.
@@ -33,16 +33,14 @@ _CHANNELED = ("stablehlo.all_to_all", "stablehlo.collective_permute")
 def runs_as_replicas(jaxpr: ClosedJaxpr) -> bool:
     """Whether a per-device jaxpr needs nothing that JAX only does for its own programs.
 
-    That is to call the host, to order effects, keys of random numbers, constants as arguments; and
-    regions or shardings within, which it may refuse.
+    That is to call the host, to order effects, constants as arguments; and regions or shardings
+    within, which it may refuse.
     """
-    avals = [*jaxpr.in_avals, *jaxpr.out_avals]
     shardings = _dispatch.get_intermediate_shardings(jaxpr.jaxpr)
     return KEEPS_WHAT_REPLICAS_RETURN and not (
         _dispatch.jaxpr_has_prim_requiring_devices(jaxpr.jaxpr)
         or any(isinstance(s, jax.sharding.Sharding) for s, _ in shardings)
         or any(not isinstance(e, _core.NamedAxisEffect) for e in jaxpr.effects)
-        or any(jax.numpy.issubdtype(aval.dtype, extended) for aval in avals)
         or _config.use_simplified_jaxpr_constants.value
     )
 
