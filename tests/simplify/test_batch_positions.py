@@ -10,7 +10,7 @@ from jax import lax
 
 from meshwise._jax import jaxpr_as_fun
 from meshwise.flatten import flatten
-from meshwise.simplify.batch_positions import Count, Counts
+from meshwise.simplify.counts import Count, Counts
 
 X = np.arange(5 * 4 * 3, dtype=np.float32).reshape(5, 4, 3)
 PLACES, J = np.array([3, 0, 7, 2, -1]), np.array([2, 1, 0, 2])

@@ -14,8 +14,8 @@ from jax import lax
 
 from meshwise._jax import JaxprEqn
 from meshwise.ir.program import shape_of
-from meshwise.simplify.batch_positions import Counts
 from meshwise.simplify.borders.equations import Makers, equations_of, maker_of
+from meshwise.simplify.counts import Counts
 
 
 def merge_reshape(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn] | None:

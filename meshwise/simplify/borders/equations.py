@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from meshwise import _jax
 from meshwise._jax import JaxprEqn, Literal, Var
 from meshwise.ir.program import shape_of, type_of
-from meshwise.simplify.batch_positions import Counts
+from meshwise.simplify.counts import Counts
 
 
 @dataclass(frozen=True)

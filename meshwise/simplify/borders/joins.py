@@ -9,8 +9,8 @@ from jax import lax
 from meshwise import _jax
 from meshwise._jax import JaxprEqn, Literal
 from meshwise.ir.program import shape_of
-from meshwise.simplify.batch_positions import Counts
 from meshwise.simplify.borders.equations import Makers, maker_of, one_equation
+from meshwise.simplify.counts import Counts
 
 
 def merge_concatenate(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn] | None:

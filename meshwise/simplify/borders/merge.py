@@ -28,9 +28,9 @@ from typing import Any
 from jax import lax
 
 from meshwise._jax import JaxprEqn, Literal, Var
-from meshwise.simplify.batch_positions import Counts
 from meshwise.simplify.borders import copies, joins, rows, sums, updates, windows
 from meshwise.simplify.borders.equations import Makers
+from meshwise.simplify.counts import Counts
 
 Merge = Callable[[JaxprEqn, Makers, Counts], list[JaxprEqn] | None]
 

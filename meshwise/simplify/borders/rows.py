@@ -8,7 +8,6 @@ from jax import lax
 from meshwise import _jax
 from meshwise._jax import JaxprEqn
 from meshwise.ir.program import shape_of
-from meshwise.simplify.batch_positions import Counts
 from meshwise.simplify.borders.equations import (
     Makers,
     equations_of,
@@ -17,6 +16,7 @@ from meshwise.simplify.borders.equations import (
     one_equation,
 )
 from meshwise.simplify.borders.joins import merge_concatenate, zero_pad
+from meshwise.simplify.counts import Counts
 
 
 def _strides(eqn: JaxprEqn) -> tuple[int, ...]:

@@ -14,8 +14,8 @@ from jax import lax
 
 from meshwise._jax import JaxprEqn, Literal
 from meshwise.ir.program import makes_zeros, shape_of
-from meshwise.simplify.batch_positions import Counts
 from meshwise.simplify.borders.equations import Makers, equations_of, maker_of
+from meshwise.simplify.counts import Counts
 
 # Through these a sum passes: the sum of what they make is what they make of the sum.
 _OUTSIDE: Mapping[str, Callable[[Any], Any]] = {"neg": lax.neg, "copy": lambda x: x}

@@ -10,8 +10,8 @@ from jax import lax
 
 from meshwise._jax import JaxprEqn
 from meshwise.ir.program import overwrites, shape_of, type_of
-from meshwise.simplify.batch_positions import Counts
 from meshwise.simplify.borders.equations import Makers, equations_of, known_numbers, maker_of
+from meshwise.simplify.counts import Counts
 
 # An update of less than a quarter of a dim stays an update: a pad would be mostly fill.
 MOST_RATIO = 4

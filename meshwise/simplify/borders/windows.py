@@ -10,9 +10,9 @@ from jax import lax
 from meshwise import _jax
 from meshwise._jax import JaxprEqn
 from meshwise.ir.program import shape_of
-from meshwise.simplify.batch_positions import Counts
 from meshwise.simplify.borders.equations import Makers, equations_of, maker_of
 from meshwise.simplify.borders.joins import zero_pad
+from meshwise.simplify.counts import Counts
 
 
 def merge_pad(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn] | None:
