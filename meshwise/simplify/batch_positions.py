@@ -67,7 +67,7 @@ class _Numbers:
 
 def _paired(eqn: JaxprEqn, numbers: _Numbers, counts: Counts) -> list[JaxprEqn]:
     """A gather or scatter with its counted positions as batches, and what makes its indices."""
-    columns = _columns(eqn.invars[1], counts)
+    columns = index_columns(eqn.invars[1], counts)
     if columns is None:
         return [eqn]
     dims, single, batch, partners = (list(n) for n in numbers.of(eqn))
@@ -100,7 +100,7 @@ def _paired(eqn: JaxprEqn, numbers: _Numbers, counts: Counts) -> list[JaxprEqn]:
     return [*made, eqn.replace(invars=invars, params=params)]
 
 
-def _columns(indices: Any, counts: Counts) -> list[Any] | None:
+def index_columns(indices: Any, counts: Counts) -> list[Any] | None:
     """The components of index vectors, where they were laid side by side one by one."""
     eqn = counts.maker(indices)
     last = len(shape_of(indices)) - 1

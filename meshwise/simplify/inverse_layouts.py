@@ -2,6 +2,9 @@
 
 In between a dim may be joined of several, of which one in the midst is sharded. No shard is a row
 of such a dim: all of the array would be moved, twice, for nothing that is computed there.
+
+What changes nothing is left out with them: a dim of one element turned round, an array joined with
+nothing (as `jnp.pad` does along dims that it does not pad). Passes behind look past neither.
 """
 
 import math
@@ -23,8 +26,8 @@ def cancel_inverse_layouts(
 ) -> tuple[list[JaxprEqn], list[Any]]:
     """The equations and outputs of a flat program, which read arrays, not what is laid as they are.
 
-    What lies in between stays for whoever else reads it, and is dead if nobody does. Dims of one
-    element that come and go are left: they move nothing.
+    What lies in between stays for whoever else reads it, and is dead if nobody does. A row without
+    its dim of one is left: it is spread from there, which can be done wherever it is wanted.
     """
     same: dict[Var, Any] = {}
     makers: dict[Var, JaxprEqn] = {}
@@ -49,20 +52,27 @@ def _laid_so_before(eqn: JaxprEqn, makers: Mapping[Var, JaxprEqn]) -> Any:
     """The array that an equation lays as it lay before, if it is one."""
     if eqn.primitive is lax.transpose_p:
         return _turned_back(eqn, makers)
+    if eqn.primitive is lax.rev_p:
+        (array,), dims = eqn.invars, eqn.params["dimensions"]
+        return array if all(shape_of(array)[d] == 1 for d in dims) else None
+    if eqn.primitive is lax.concatenate_p:
+        parts = [a for a in eqn.invars if math.prod(shape_of(a))]
+        return parts[0] if len(parts) == 1 and _is_alike(parts[0], eqn.outvars[0]) else None
     made: JaxprEqn | None = eqn
-    is_joined = False
+    is_other = False
     while made is not None and _is_reshape(made):
         array: Any = made.invars[0]
         if _is_alike(array, eqn.outvars[0]):
-            return array if is_joined else None
-        is_joined = is_joined or _long_dims(array) != _long_dims(eqn.outvars[0])
+            return array if is_other else None
+        is_other = is_other or _has_other_dims(array, eqn.outvars[0])
         made = makers.get(array)
     return None
 
 
-def _long_dims(array: Any) -> list[int]:
-    """The sizes of dims, without those of one element, which no sharding knows."""
-    return [size for size in shape_of(array) if size != 1]
+def _has_other_dims(array: Any, than: Any) -> bool:
+    """Whether an array has more dims than another one, or they are not only missing dims of one."""
+    sizes, others = ([n for n in shape_of(x) if n != 1] for x in (array, than))
+    return sizes != others or len(shape_of(array)) > len(shape_of(than))
 
 
 def _turned_back(eqn: JaxprEqn, makers: Mapping[Var, JaxprEqn]) -> Any:

@@ -10,6 +10,7 @@ from meshwise.simplify.borders.rows import slice_splits
 from meshwise.simplify.broadcast_products import broadcast_after_products
 from meshwise.simplify.inner_products import unflatten_products
 from meshwise.simplify.inverse_layouts import cancel_inverse_layouts
+from meshwise.simplify.known_positions import cut_known_positions
 from meshwise.simplify.redundancy import (
     eliminate_common_subexpressions,
     eliminate_dead_code,
@@ -30,7 +31,7 @@ def simplify(
     eqns = propagate_splats(eqns)
     eqns, outputs = cancel_inverse_layouts(eqns, outputs)
     eqns = broadcast_after_products(eqns)
-    eqns = pair_batches(eqns, constants)
+    eqns = cut_known_positions(pair_batches(eqns, constants), constants)
     eqns = unflatten_products(eqns)
     eqns = eliminate_dead_code(merge_moves(eqns, constants), outputs)
     sliced = slice_splits(eqns)

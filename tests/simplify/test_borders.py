@@ -71,7 +71,29 @@ def of_rows() -> Table:
         "two slices that are no roll": (lambda x, u: jnp.concatenate([x[5:], x[:6]]),
                                         "slice slice concatenate"),
         "dynamic_slice": (lambda x, u: lax.dynamic_slice(x, (9, -3), (6, 4)), "slice"),
+        "slice of what is turned round": (lambda x, u: x[::-1, 2:5][2:4], "slice rev"),
+        "turned round and turned back": (lambda x, u: x[:1][::-1] + x[:1], "slice add"),
         "empty slice of a slice": (lambda x, u: x[:, ::2][:, 9:], None),
+    }  # fmt: skip
+
+
+def of_neighbours() -> Table:
+    """Rows of one value that are laid side by side near where they were."""
+    shifts = "iota pad ge select_n"
+    return {
+        "the next, the last again": (lambda x, u: jnp.concatenate([x[1:], x[-1:]]), shifts),
+        "the next, from a pad": (
+            lambda x, u: jnp.pad(x, ((1, 1), (0, 0)), mode="edge")[2:], shifts),
+        "the next, mirrored": (
+            lambda x, u: jnp.pad(x, ((1, 1), (0, 0)), mode="symmetric")[2:], shifts),
+        "the one before, of columns": (
+            lambda x, u: jnp.pad(x, ((0, 0), (1, 1)), mode="edge")[:, :-2],
+            "iota pad lt select_n"),
+        "rows left out": (lambda x, u: jnp.concatenate([x[:5], x[6:], x[-1:]]),
+                          "iota pad lt ge select_n select_n"),
+        "mirrored far away": (lambda x, u: jnp.concatenate([x, x[::-1]]), "rev concatenate"),
+        "of two values": (lambda x, u: jnp.concatenate([u[:1], x[:-1]]),
+                          "slice slice concatenate"),
     }  # fmt: skip
 
 
@@ -169,7 +191,7 @@ def values() -> tuple[np.ndarray, np.ndarray]:
     return x.astype(np.float32), u.astype(np.float32)
 
 
-TABLE = of_rows() | of_selected_rows() | of_updates_copies_and_windows()
+TABLE = of_rows() | of_neighbours() | of_selected_rows() | of_updates_copies_and_windows()
 
 
 @pytest.mark.parametrize("name", TABLE)

@@ -76,7 +76,7 @@ CASES: dict[str, tuple[Callable[..., Any], int, bool]] = {
     "windows, also read": (also_read, 3, True),
     "windows, in a loop": (in_a_loop, 0, False),
     "flattened": (flattened, 0, False),
-    "longer by ones": (longer_by_ones, 2, False),
+    "longer by ones": (longer_by_ones, 0, False),
     "turned round": (turned_round, 0, False),
     "turned otherwise": (turned_otherwise, 2, True),
     "of other shape": (of_other_shape, 2, True),

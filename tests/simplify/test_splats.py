@@ -79,7 +79,7 @@ def test_what_is_one_number_is_spread(function):
         (joined_of_two, "concatenate"),
         (of_an_argument, "pad"),
         (hinted, "pad"),
-        (one_of_them, "reshape"),
+        (one_of_them, "copy"),
     ],
 )
 def test_what_is_more_is_left(function, move):

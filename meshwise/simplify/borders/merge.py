@@ -11,6 +11,8 @@ is shared out anew over the devices, and then the slice again. So, in a traced p
 - pads with zero whose rows meet, added up, are rows laid side by side;
 - two slices laid side by side the other way round (`jnp.roll`, its gradient) become one roll,
   before they become slices of something else;
+- rows of one value side by side, each near where it was (its neighbours, with a border repeated),
+  become a choice between shifts of it;
 - a sum of what was scattered into zeros (the gradient of a loss that reads one logit a row) becomes
   a sum of what was scattered;
 - a reduction over windows of what is repeated along other dims is taken once, and repeated; of what
@@ -30,6 +32,7 @@ from jax import lax
 from meshwise._jax import JaxprEqn, Literal, Var
 from meshwise.simplify.borders import copies, joins, rows, sums, updates, windows
 from meshwise.simplify.borders.equations import Makers
+from meshwise.simplify.borders.shifts import choose_shifts
 from meshwise.simplify.counts import Counts
 
 Merge = Callable[[JaxprEqn, Makers, Counts], list[JaxprEqn] | None]
@@ -77,7 +80,7 @@ def merge_moves(eqns: Sequence[JaxprEqn], constants: Mapping[Var, Any]) -> list[
     of the equations that are still needed then (`slice_splits`).
     """
     counts = Counts(eqns, constants)
-    return _merged(_merged(eqns, _FIRST, counts), _MERGES, counts)
+    return choose_shifts(_merged(_merged(eqns, _FIRST, counts), _MERGES, counts))
 
 
 def _merged(

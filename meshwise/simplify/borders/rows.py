@@ -24,7 +24,7 @@ def _strides(eqn: JaxprEqn) -> tuple[int, ...]:
 
 
 def merge_slice(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn] | None:
-    """A slice of a slice, of a pad, or of rows laid side by side."""
+    """A slice of a slice, of a pad, of rows laid side by side, or of what is turned round."""
     starts, limits = eqn.params["start_indices"], eqn.params["limit_indices"]
     if 0 in shape_of(eqn.outvars[0]):
         return None
@@ -35,7 +35,8 @@ def merge_slice(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn]
         end = [f + (m - 1) * s + 1 for f, m, s in zip(first, limits, step, strict=True)]
         end = [max(b, e) for b, e in zip(begin, end, strict=True)]
         strides = tuple(a * b for a, b in zip(step, _strides(eqn), strict=True))
-        return _slice(eqn, inner.invars[0], begin, end, strides)
+        (cut,) = _slice(eqn, inner.invars[0], begin, end, strides)
+        return merge_slice(cut, makers, counts) or [cut]
     if any(s != 1 for s in _strides(eqn)):
         return None
     inner = maker_of(eqn.invars[0], makers, "concatenate")
@@ -43,6 +44,9 @@ def merge_slice(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn]
         if _is_selected(eqn, [inner.params["dimension"]], makers):
             return None
         return _slice_joined(eqn, inner, makers, counts)
+    inner = maker_of(eqn.invars[0], makers, "rev")
+    if inner is not None and eqn.invars[0] not in makers.read_whole:
+        return _slice_turned(eqn, inner, makers, counts)
     inner = maker_of(eqn.invars[0], makers, "pad")
     if inner is None:
         return None
@@ -131,6 +135,20 @@ def _slice_joined(
         parts.append(part)
     (joined,) = one_equation(eqn, lax.concatenate_p, parts, dimension=dim)
     return [*found, *(merge_concatenate(joined, makers.beside(found), counts) or [joined])]
+
+
+def _slice_turned(
+    eqn: JaxprEqn, inner: JaxprEqn, makers: Makers, counts: Counts
+) -> list[JaxprEqn]:  # fmt: skip
+    """What a slice takes of an array that is turned round, cut before it is."""
+    starts, limits = list(eqn.params["start_indices"]), list(eqn.params["limit_indices"])
+    for d in inner.params["dimensions"]:
+        n = shape_of(eqn.invars[0])[d]
+        starts[d], limits[d] = n - limits[d], n - starts[d]
+    part = eqn.replace(outvars=[_jax.new_var(eqn.outvars[0].aval)])
+    (cut,) = _slice(part, inner.invars[0], starts, limits, [1] * len(starts))
+    turned = one_equation(eqn, lax.rev_p, part.outvars, **inner.params)
+    return [*(merge_slice(cut, makers, counts) or [cut]), *turned]
 
 
 def _slice(

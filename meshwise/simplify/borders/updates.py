@@ -10,8 +10,9 @@ from jax import lax
 
 from meshwise._jax import JaxprEqn
 from meshwise.ir.program import overwrites, shape_of, type_of
+from meshwise.simplify.batch_positions import index_columns
 from meshwise.simplify.borders.equations import Makers, equations_of, known_numbers, maker_of
-from meshwise.simplify.counts import Counts
+from meshwise.simplify.counts import Count, Counts
 
 # An update of less than a quarter of a dim stays an update: a pad would be mostly fill.
 MOST_RATIO = 4
@@ -84,20 +85,43 @@ def _window_of(eqn: JaxprEqn, makers: Makers, counts: Counts) -> _Place | None:
 
 
 def _rows_of(eqn: JaxprEqn, counts: Counts) -> _Place | None:
-    """Single rows of one dim, a fixed step apart: `x.at[1::2]`."""
+    """Single rows of some dims, a fixed step apart in each: `x.at[1::2]`, `x.at[::2, 1::2]`."""
     numbers, (operand, indices, updates) = eqn.params["dimension_numbers"], eqn.invars
-    rank, dims = len(shape_of(operand)), numbers.scatter_dims_to_operand_dims
-    count = counts.of(indices) if len(shape_of(indices)) == 2 else None
-    if count is None or len(dims) != 1 or tuple(numbers.inserted_window_dims) != tuple(dims):
+    shape, dims = shape_of(operand), numbers.scatter_dims_to_operand_dims
+    columns = [indices] if len(dims) == 1 else index_columns(indices, counts)
+    if columns is None or sorted(numbers.inserted_window_dims) != sorted(dims):
         return None
-    if len(shape_of(updates)) != rank or count.strides[0] < 1:
+    windows = iter(numbers.update_window_dims)
+    given = [d for d in range(len(shape_of(updates))) if d not in numbers.update_window_dims]
+    begin, steps, order = [0] * len(shape), [1] * len(shape), list[int | None]()
+    for d in range(len(shape)):
+        if d not in dims:
+            order.append(next(windows))
+            continue
+        column = columns[dims.index(d)]
+        found = _counted(counts.of(column), shape_of(column))
+        if found is None:
+            return None
+        begin[d], steps[d], along = found
+        order.append(None if along is None else given[along])
+    own = [d for d in order if d is not None]
+    if sorted(own) != list(range(len(shape_of(updates)))):
         return None
-    (at,) = (d for d in range(rank) if d not in numbers.update_window_dims)
-    order = list(numbers.update_window_dims)
-    order.insert(dims[0], at)
-    begin, steps = [0] * rank, [1] * rank
-    begin[dims[0]], steps[dims[0]] = count.offset, count.strides[0]
-    return _Place(begin, [shape_of(updates)[d] for d in order], steps, order)
+    window = [1 if d is None else shape_of(updates)[d] for d in order]
+    return _Place(begin, window, steps, own)
+
+
+def _counted(count: Count | None, shape: Sequence[int]) -> tuple[int, int, int | None] | None:
+    """The first of some numbers, their step, and along which dim they grow, if they do."""
+    if count is None:
+        return None
+    moving = [
+        (s, d) for d, (s, n) in enumerate(zip(count.strides, shape, strict=True)) if s and n > 1
+    ]
+    if not moving:
+        return count.offset, 1, None
+    (step, along), *more = moving
+    return None if more or step < 1 else (count.offset, step, along)
 
 
 def _components(indices: Any, makers: Makers, counts: Counts) -> list[int] | None:

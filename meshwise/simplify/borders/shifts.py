@@ -1,0 +1,125 @@
+"""Rows of one value that are laid side by side near where they were: a choice between shifts of it.
+
+So are a value's neighbours where a border is repeated or mirrored: `concatenate([u[:1], u[:-1]])`,
+`jnp.pad(u, 1, mode="edge")`, `u[clip(i + 1, 0, n - 1)]`. Laid side by side, the row at the border
+would go to every device. Of a shift each device sends the rows that cross its own borders.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jax import lax
+
+from meshwise._jax import JaxprEqn
+from meshwise.ir.program import shape_of
+from meshwise.simplify.borders.equations import Makers, equations_of, maker_of
+
+# Rows that are not a part as it was, runs of rows, and what part of a dim a shift may be.
+MOST_ROWS, MOST_RUNS, MOST_PART = 4, 6, 8
+
+
+def choose_shifts(eqns: Sequence[JaxprEqn]) -> list[JaxprEqn]:
+    """The equations, with rows side by side that are near where they were as shifts."""
+    makers = Makers({v: eqn for eqn in eqns for v in eqn.outvars}, frozenset())
+    found: list[JaxprEqn] = []
+    for eqn in eqns:
+        made = _chosen(eqn, makers) if eqn.primitive is lax.concatenate_p else None
+        found += [eqn] if made is None else made
+    return found
+
+
+def _chosen(eqn: JaxprEqn, makers: Makers) -> list[JaxprEqn] | None:
+    """Rows of one value side by side, each a few places from where it was."""
+    dim, shape = eqn.params["dimension"], shape_of(eqn.outvars[0])
+    source, rows = _rows_of(eqn.outvars[0], dim, makers)
+    if source is eqn.outvars[0]:
+        return None
+    runs = _runs(rows)
+    size = shape_of(source)[dim]
+    if not 1 < len(runs) <= MOST_RUNS:
+        return None
+    if any(abs(at - first) * MOST_PART > size for at, first, _ in runs):
+        return None
+
+    def near(x: Any) -> Any:
+        row = lax.broadcasted_iota(np.int32, shape, dim)
+        at, first, _ = most = max(runs, key=lambda run: run[2])
+        found = _shifted(x, dim, at - first, shape[dim])
+        for at, first, count in (run for run in runs if run is not most):
+            behind = lax.ge(row, lax.full_like(row, at))
+            before = lax.lt(row, lax.full_like(row, at + count))
+            is_end = at + count == shape[dim]
+            inside = before if at == 0 else behind if is_end else lax.bitwise_and(behind, before)
+            found = lax.select(inside, _shifted(x, dim, at - first, shape[dim]), found)
+        return found
+
+    return equations_of(eqn, [source], near)
+
+
+def _shifted(x: Any, dim: int, places: int, size: int) -> Any:
+    """So many rows, of which each was some places before; the others are zero."""
+    amounts = (places, size - places - x.shape[dim], 0)
+    config = [amounts if d == dim else (0, 0, 0) for d in range(x.ndim)]
+    return lax.pad(x, np.zeros((), x.dtype), config) if any(amounts) else x
+
+
+def _rows_of(atom: Any, dim: int, makers: Makers) -> tuple[Any, list[tuple[int, int]]]:
+    """Of which value something has rows of a dim, as runs (first, count); maybe of itself."""
+    whole = atom, [(0, shape_of(atom)[dim])]
+    cut, turned = maker_of(atom, makers, "slice"), maker_of(atom, makers, "rev")
+    joined = maker_of(atom, makers, "concatenate")
+    if joined is not None and joined.params["dimension"] == dim:
+        parts = [_rows_of(part, dim, makers) for part in joined.invars]
+        source = parts[0][0]
+        if all(own is source for own, _ in parts):
+            return source, [run for _, runs in parts for run in runs]
+    elif cut is not None:
+        shape = shape_of(cut.invars[0])
+        starts, limits = list(cut.params["start_indices"]), list(cut.params["limit_indices"])
+        run = starts[dim], limits[dim] - starts[dim]
+        starts[dim], limits[dim] = 0, shape[dim]
+        is_all = (starts, limits) == ([0] * len(shape), list(shape))
+        if is_all and all(step == 1 for step in cut.params["strides"] or ()):
+            return cut.invars[0], [run]
+    elif turned is not None and tuple(turned.params["dimensions"]) == (dim,):
+        source, runs = _rows_of(turned.invars[0], dim, makers)
+        if sum(count for _, count in runs) <= MOST_ROWS:
+            rows = [first + k for first, count in runs for k in range(count)]
+            return source, [(row, 1) for row in reversed(rows)]
+    else:
+        times, single = shape_of(atom)[dim], _single_row(atom, dim, makers)
+        if single is not None and times <= MOST_ROWS:
+            source, [(row, _)] = _rows_of(single, dim, makers)
+            return source, [(row, 1)] * times
+    return whole
+
+
+def _single_row(atom: Any, dim: int, makers: Makers) -> Any:
+    """The single row that a value has again and again."""
+    flat = maker_of(atom, makers, "reshape")
+    spread = maker_of(flat.invars[0] if flat else atom, makers, "broadcast_in_dim")
+    if spread is None or len(spread.invars) != 1:
+        return None
+    before, after = shape_of(spread.invars[0]), shape_of(atom)
+    dims, shape = spread.params["broadcast_dimensions"], spread.params["shape"]
+    is_row = len(before) == len(after) and before[dim] == 1
+    if not is_row or [*before[:dim], *before[dim + 1 :]] != [*after[:dim], *after[dim + 1 :]]:
+        return None
+    added = [d for d in range(len(shape)) if d not in dims]
+    is_in_place = added in ([dim], [dim + 1]) if flat else not added
+    return spread.invars[0] if is_in_place else None
+
+
+def _runs(rows: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
+    """Runs (place, first, count) one after the other, those that are one run joined."""
+    found: list[tuple[int, int, int]] = []
+    place = 0
+    for first, count in rows:
+        last = found[-1] if found else None
+        if last is not None and last[1] + last[2] == first:
+            found[-1] = (*last[:2], last[2] + count)
+        else:
+            found.append((place, first, count))
+        place += count
+    return [run for run in found if run[2]]
