@@ -133,8 +133,7 @@ def _pieces(fetch: Fetch) -> tuple[Piece, ...]:
     return min(ways, key=lambda pieces: sum(p.rows + 1 for p in pieces if p.is_sent))
 
 
-def _overlaps(fetch: Fetch) -> list[Overlap]:
-    """Every pair of shards that share rows."""
+def _overlaps(fetch: Fetch) -> list[Overlap]:  # of every pair of shards that share rows
     found: list[Overlap] = []
     for receiver, first in enumerate(fetch.starts):
         row, end = max(first, 0), min(first + fetch.length, fetch.size)
@@ -196,8 +195,9 @@ def fetch_rows(x: Any, dim: int, axes: Axes, mesh: Mesh, fetch: Fetch) -> Any:
         return _laid_end_to_end(x, dim, axes, mesh, fetch)
     row = _row(fetch)
     if row is not None:
-        pieces = [_arrived(x, dim, axes, mesh, p) if p.is_sent else x for p in row.pieces]
-        joined = pieces[0] if len(pieces) == 1 else lax.concatenate(pieces, dim)
+        arrived = {p: _arrived(x, dim, axes, mesh, p) if p.is_sent else x for p in fetch.pieces}
+        parts = [arrived[piece] for piece in row.pieces]
+        joined = parts[0] if len(parts) == 1 else lax.concatenate(parts, dim)
         return _cut(joined, dim, fetch.length, row.starts, axes, mesh)
     return _placed_by_number(x, dim, axes, mesh, fetch)
 
@@ -311,7 +311,10 @@ def _arrived(x: Any, dim: int, axes: Axes, mesh: Mesh, piece: Piece) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """Pieces laid end to end, and from where on each shard finds what it needs, all in a row."""
+    """Pieces laid end to end, and from where on each shard finds what it needs, all in a row.
+
+    What devices send each other stands twice: before the rows of one and behind those of the other.
+    """
 
     pieces: tuple[Piece, ...]
     starts: tuple[int, ...]
@@ -325,18 +328,28 @@ def _row(fetch: Fetch) -> _Row | None:
     """
     if fetch.wraps:
         return None
-    pieces = sorted(fetch.pieces, key=lambda p: min(o.sender - o.receiver for o in p.overlaps))
     end, begins = 0, defaultdict[int, set[int]](set)
-    for piece in pieces:
+    order = sorted(_sides(fetch.pieces), key=lambda each: each[1])
+    for piece, side in order:
         for o, start in zip(piece.overlaps, piece.starts, strict=True):
-            first = o.start - start if piece.is_sent else o.start
-            begins[o.receiver].add(end + first - o.to)
+            if np.sign(o.sender - o.receiver) == np.sign(side):
+                first = o.start - start if piece.is_sent else o.start
+                begins[o.receiver].add(end + first - o.to)
         end += piece.rows if piece.is_sent else fetch.block
     starts = [min(begins[shard], default=0) for shard in range(len(fetch.starts))]
     padded = max(end, *(s + fetch.length for s in starts)) - min(0, *starts)
     if any(len(each) > 1 for each in begins.values()) or padded > LONGER * fetch.length:
         return None
-    return _Row(tuple(pieces), tuple(starts))
+    return _Row(tuple(piece for piece, _ in order), tuple(starts))
+
+
+def _sides(pieces: Sequence[Piece]) -> set[tuple[Piece, int]]:
+    """Each piece with how far its senders are that stand before a receiver, and behind one."""
+    away: dict[tuple[Piece, float], list[int]] = defaultdict(list)
+    for piece in pieces:
+        for o in piece.overlaps:
+            away[piece, np.sign(o.sender - o.receiver)].append(o.sender - o.receiver)
+    return {(piece, min(distances)) for (piece, _), distances in away.items()}
 
 
 def _placed_by_number(x: Any, dim: int, axes: Axes, mesh: Mesh, fetch: Fetch) -> Any:

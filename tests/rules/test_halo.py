@@ -25,7 +25,12 @@ STARTS = {
     "own ones but the last": ((0, 3, 6, 12), 3),
 }
 # Of 2, which may send each other a border at once.
-BLOCKS_OF_TWO = {"full, of two": (6, 3), "uneven, of two": (5, 3), "one row in two": (1, 3)}
+BLOCKS_OF_TWO = {
+    "full, of two": (6, 3),
+    "longer, of two": (16, 8),
+    "uneven, of two": (5, 3),
+    "one row in two": (1, 3),
+}
 STARTS_OF_TWO = {
     "halo, of two": ((-1, 2), 5),
     "wide halo, of two": ((-3, 0), 9),
@@ -35,6 +40,7 @@ STARTS_OF_TWO = {
     "changed places": ((3, 0), 3),
     "apart": ((-3, 1), 5),
     "from one row": ((1, 2), 3),
+    "windows inside": ((0, 6), 10),
 }
 CASES = [
     *itertools.product(BLOCKS, STARTS),
@@ -88,6 +94,17 @@ def test_rows_are_those_asked_for(blocks, starts):
     for fill, got in zip(FILLS, filled, strict=True):
         np.testing.assert_array_equal(got, wanted(fetch, fill))
         np.testing.assert_array_equal(np.signbit(got), np.signbit(wanted(fetch, fill)))
+
+
+def test_windows_inside_of_two_are_cut_out_of_a_row():
+    fetch = rows_of("longer, of two", "windows inside")
+    assert len(fetch.pieces) == 2
+    axes = (("x",), refine_mesh(("x",), (2,)))
+    x = jax.ShapeDtypeStruct((8, 4), np.float32)
+    jaxpr = jax.make_jaxpr(lambda x: fetch_rows(x, 0, *axes, fetch), axis_env=[("x", 2)])(x)
+    names = [eqn.primitive.name for eqn in jaxpr.eqns]
+    assert names.count("ppermute") == names.count("concatenate") == 1
+    assert not {"gather", "select_n"} & set(names)
 
 
 def claims_zeros(case):
