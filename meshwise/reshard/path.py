@@ -42,7 +42,17 @@ class Path:
     @property
     def is_short(self) -> bool:
         """Whether it is at most two collectives, and no rounds."""
-        return self.launches <= 2 and all(m.kind is not StepKind.ROUNDS for m in self.moves)
+        return self.launches <= 2 and not self.has_rounds
+
+    @property
+    def is_one_launch(self) -> bool:
+        """Whether it is at most one collective, and no rounds."""
+        return self.launches <= 1 and not self.has_rounds
+
+    @property
+    def has_rounds(self) -> bool:
+        """Whether pieces travel in rounds."""
+        return any(move.kind is StepKind.ROUNDS for move in self.moves)
 
 
 # What a queue holds: a state, or rounds from it that are not found yet.

@@ -58,7 +58,7 @@ def _plan(asked: Reshard, max_bytes: int | None) -> ReshardPlan:
         steps, cost = (way.step,), way.cost
     elif source != target and 0 not in shape:
         best, seen = _best(asked, max_bytes)
-        best = _in_one_launch(best, asked, len(seen), max_bytes)
+        best = _by_finer_groups(best, asked, len(seen), max_bytes)
         best = _taken_apart(best, seen, max_bytes)
         path, naming = best.path, best.naming
         steps = gathered_in_turn(steps_of(path.moves, naming, asked), itemsize, mesh)
@@ -152,15 +152,20 @@ def _best(asked: Reshard, max_bytes: int | None) -> tuple[_Found, list[Level]]:
     return min(found, key=lambda one: one.rank(max_bytes)), seen
 
 
-def _in_one_launch(best: _Found, asked: Reshard, seen: int, max_bytes: int | None) -> _Found:
-    """By finer groups of axes than were looked at, where one collective sends as little as two."""
-    if best.path.launches > 1 and not best.excess(max_bytes):
-        for level in islice(levels(asked), seen, None):
-            moves = moves_of(level.whole[0])
-            cost = best.path.cost
-            path = shortest_path(moves, _allowed(moves, max_bytes), cost, with_rounds=False)
-            if path and path.launches == 1 and path.sent <= best.path.sent + _NO_BYTES:
-                return _Found(path, *level.whole)
+def _by_finer_groups(best: _Found, asked: Reshard, seen: int, max_bytes: int | None) -> _Found:
+    """By finer groups of axes than were looked at, where that costs less and sends no more.
+
+    One collective then sends as little as two, or fewer rows of an uneven dim cross borders: cut
+    by a part of an axis, shards may be as large as those of the target from the start.
+    """
+    if best.path.is_one_launch or best.excess(max_bytes):
+        return best
+    for level in islice(levels(asked), seen, None):
+        moves = moves_of(level.whole[0])
+        cost = best.path.cost
+        path = shortest_path(moves, _allowed(moves, max_bytes), cost, with_rounds=False)
+        if path is not None and path.sent <= best.path.sent + _NO_BYTES:
+            best = _Found(path, *level.whole)
     return best
 
 
