@@ -52,7 +52,7 @@ def apply_rounds(parcels: Sequence[Parcel], axes: Axes, mesh: Mesh) -> list[jax.
             pieces = _send(pieces, mesh.permute_order(axes), pairs)
         for way, piece in zip(ways, pieces, strict=True):
             way.put(i, piece)
-    return [way.result for way in ways]
+    return [way.out for way in ways]
 
 
 def _send(
@@ -79,15 +79,9 @@ class _Way:
         self.parcel, self.number = parcel, number
         self.element = parcel.array.shape[len(source.shape) :]
         self.places = [_places(each, source, target) for each in parcel.rounds]
-        self.array = _pad_to(parcel.array, _extents(self.places, "reads", parcel.rounds, source))
-        extents = _extents(self.places, "writes", parcel.rounds, target)
-        self.out = jnp.zeros((*extents, *self.element), self.array.dtype)
+        self.array = parcel.array
+        self.out = jnp.zeros((*target.block, *self.element), self.array.dtype)
         self.last: jax.Array | None = None
-
-    @property
-    def result(self) -> jax.Array:
-        """The target tile, when all rounds have been put."""
-        return _cut_to(self.out, self.parcel.target.block)
 
     def piece(self, i: int) -> jax.Array:
         """What this device sends in a round, or keeps."""
@@ -107,6 +101,7 @@ class _Way:
         each, places = self.parcel.rounds[i], self.places[i]
         if each.is_sent:
             self.last = piece
+        piece = _shifted(piece, places.shifts, self.number)
         if i == 0 and piece.shape == self.out.shape:
             self.out = piece
             return
@@ -114,6 +109,9 @@ class _Way:
         mask = _mask(each, places, self.parcel.target, self.number, piece.shape) if i else None
         if mask is not None:
             piece = lax.select(mask, piece, _take(self.out, at, piece.shape))
+        if piece.shape == self.out.shape:
+            self.out = piece
+            return
         self.out = lax.dynamic_update_slice(self.out, piece, at, allow_negative_indices=False)
 
     def _held(self, i: int) -> np.ndarray | None:
@@ -125,7 +123,7 @@ class _Way:
         if rounds[0].is_sent:
             return None
         starts = np.zeros(target.lows.shape, np.int32)
-        for piece, offset in zip(rounds[i].pieces, self.places[i].offsets, strict=True):
+        for piece, offset in zip(rounds[i].pieces, self.places[i].sent_offsets, strict=True):
             if target.starts[piece.sender] is None:
                 return None
             start = np.array(piece.start)
@@ -146,38 +144,53 @@ class _Way:
 class _Places:
     """Where each device's buffer of a round begins in its source and in its target tile.
 
-    Both are [devices, rank], zero for no piece. `offsets` is where, in the buffer, each piece
+    Both are [devices, rank], zero for no piece. `sent_offsets` is where, in the buffer, each piece
     begins: a smaller piece than the buffer may begin later, so that the buffer ends with the tile.
+    Where no place does for both tiles a receiver moves what is in the buffer, by `shifts`
+    [devices, rank], before it is written; then pieces begin at `offsets`.
     """
 
     reads: np.ndarray
     writes: np.ndarray
+    shifts: np.ndarray
+    sent_offsets: list[np.ndarray]
     offsets: list[np.ndarray]
 
 
 def _places(each: Round, source: Tiles, target: Tiles) -> _Places:
     reads = np.zeros(source.lows.shape, np.int32)
-    writes = np.zeros(target.lows.shape, np.int32)
-    offsets = []
+    writes, shifts = (np.zeros(target.lows.shape, np.int32) for _ in range(2))
+    sent_offsets, offsets = [], []
     shape = np.array(each.shape, np.int64)
+    last_read, last_write = np.array(source.block) - shape, np.array(target.block) - shape
     for piece in each.pieces:
-        read = np.array(piece.start, np.int64) - source.lows[piece.sender]
-        write = np.array(piece.start, np.int64) - target.lows[piece.receiver]
-        over = np.maximum(read + shape - source.block, write + shape - target.block)
+        start = np.array(piece.start, np.int64)
+        read = start - source.lows[piece.sender]
+        write = start - target.lows[piece.receiver]
+        over = np.maximum(read - last_read, write - last_write)
         offset = np.clip(over, 0, np.minimum(np.minimum(read, write), shape - piece.size))
-        offsets.append(offset)
-        reads[piece.sender], writes[piece.receiver] = read - offset, write - offset
-    return _Places(reads, writes, offsets)
+        begin = np.minimum(read - offset, last_read)
+        sent_offset = read - begin
+        to = np.clip(write - sent_offset, 0, last_write)
+        reads[piece.sender], writes[piece.receiver] = begin, to
+        shifts[piece.receiver] = write - sent_offset - to
+        sent_offsets.append(sent_offset)
+        offsets.append(write - to)
+    return _Places(reads, writes, shifts, sent_offsets, offsets)
 
 
-def _extents(
-    places: Sequence[_Places], which: str, rounds: Sequence[Round], tiles: Tiles
-) -> tuple[int, ...]:
-    """Local sizes with room for every buffer: those of the tile, but for a few odd pieces."""
-    extents = np.array(tiles.block, np.int64)
-    for each, place in zip(rounds, places, strict=True):
-        extents = np.maximum(extents, (getattr(place, which) + np.array(each.shape)).max(axis=0))
-    return tuple(extents.tolist())
+def _shifted(x: jax.Array, shifts: np.ndarray, number: Any) -> jax.Array:
+    """A buffer with its rows as far behind where they were as the device's table says."""
+    for dim, column in enumerate(shifts.T):
+        before, after = max(0, int(column.max())), max(0, -int(column.min()))
+        if not (before or after):
+            continue
+        ends = [(before, after, 0) if d == dim else (0, 0, 0) for d in range(x.ndim)]
+        padded = lax.pad(x, jnp.zeros((), x.dtype), ends)
+        starts: list[Any] = [np.int32(0)] * x.ndim
+        starts[dim] = _rows(before - column[:, None], number)[0]
+        x = _slice(padded, starts, x.shape)
+    return x
 
 
 def _rows(starts: np.ndarray, number: Any) -> list[Any]:
@@ -257,16 +270,3 @@ def _mask(
         if (lasts[:, dim] < size).any():
             masks.append(lax.lt(row, _rows(lasts[:, dim, None], number)[0]))
     return reduce(lax.bitwise_and, masks) if masks else None
-
-
-def _pad_to(x: jax.Array, sizes: tuple[int, ...]) -> jax.Array:
-    missing = [(0, n - size, 0) for n, size in zip(sizes, x.shape, strict=False)]
-    missing += [(0, 0, 0)] * (x.ndim - len(missing))
-    if not any(high for _, high, _ in missing):
-        return x
-    return lax.pad(x, jnp.zeros((), x.dtype), missing)
-
-
-def _cut_to(x: jax.Array, sizes: tuple[int, ...]) -> jax.Array:
-    limits = (*sizes, *x.shape[len(sizes) :])
-    return x if x.shape == limits else lax.slice(x, [0] * x.ndim, limits)

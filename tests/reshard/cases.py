@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -75,10 +76,8 @@ def shards(value: np.ndarray, sharding: Sharding, mesh: Mesh, fill: float = 99) 
     return out
 
 
-def run_plans(
-    values: Sequence[np.ndarray], plans: Sequence[ReshardPlan], mesh: Mesh
-) -> list[np.ndarray]:
-    """Each plan on real devices, all in one program: [devices, *local] in and out."""
+def program_of(plans: Sequence[ReshardPlan], mesh: Mesh) -> Any:
+    """Plans on real devices, all in one program, jitted: [devices, *local] in and out."""
     devices = np.array(jax.devices()[: mesh.device_count]).reshape(mesh.sizes)
     jax_mesh = jax.sharding.Mesh(devices, mesh.names, axis_types=(AxisType.Auto,) * len(mesh.names))
 
@@ -88,7 +87,14 @@ def run_plans(
 
     spec = P(mesh.names)
     f = jax.shard_map(body, mesh=jax_mesh, in_specs=spec, out_specs=spec, check_vma=False)
-    outs = jax.jit(f)(*values)
+    return jax.jit(f)
+
+
+def run_plans(
+    values: Sequence[np.ndarray], plans: Sequence[ReshardPlan], mesh: Mesh
+) -> list[np.ndarray]:
+    """Each plan on real devices, all in one program: [devices, *local] in and out."""
+    outs = program_of(plans, mesh)(*values)
     is_key = [jax.numpy.issubdtype(y.dtype, jax.dtypes.prng_key) for y in outs]
     return [
         np.asarray(jax.random.key_data(y) if key else y)
