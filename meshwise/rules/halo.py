@@ -393,8 +393,9 @@ def _moved(x: Any, dim: int, length: int, shifts: Sequence[int], axes: Axes, mes
 def _cut(x: Any, dim: int, length: int, starts: Sequence[int], axes: Axes, mesh: Mesh) -> Any:
     """So many rows from each shard's start on, which may lie outside; those are undefined."""
     before, after = max(0, -min(starts)), max(0, max(starts) + length - x.shape[dim])
-    padding = [(0, 0, 0)] * x.ndim
-    padding[dim] = (before, after, 0)
+    if before or after:
+        padding = [(0, 0, 0)] * x.ndim
+        padding[dim] = (before, after, 0)
+        x = lax.pad(x, np.zeros((), x.dtype), padding)
     start = shard_entry([before + first for first in starts], axes, mesh)
-    padded = lax.pad(x, np.zeros((), x.dtype), padding)
-    return lax.dynamic_slice_in_dim(padded, start, length, dim, allow_negative_indices=False)
+    return lax.dynamic_slice_in_dim(x, start, length, dim, allow_negative_indices=False)
