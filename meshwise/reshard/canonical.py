@@ -4,8 +4,8 @@ What both ends share at the front of a dim stays where it is and is left out. Su
 together in the same order at both ends become one axis (a *group*), unused ones are left out or
 joined, dims that cannot take part are folded into the size of an element (of those whole at both
 ends all but a few), and axes are numbered in the order in which they appear. Each way to group is a
-*level*, from few groups to more; the first level whose plan meets the lower bound is final, so most
-reshards are searched with two or three axes however large the mesh. The last level cuts groups
+*level*, from few groups to more; the first level whose plan meets the lower bound tells the price,
+so most reshards are searched with two or three axes however large the mesh. The last cuts groups
 where another group, or two together, could take the place of a part: 32 of 64 may change places
 with another axis of 32.
 
@@ -34,9 +34,9 @@ Groups = tuple[Axes, ...]
 # axes are of or may pass through others are folded away, as are those that no axis divides.
 ENOUGH_DIMS = 5
 
-# A plan this close to the lower bound is final: finer groups of axes are not tried. Not closer,
-# as the bound prices every byte as the cheapest kind does. Where bytes come first, all that send
-# least are this close, and the fastest is looked for.
+# A plan this close to the lower bound tells the price: finer groups of axes are not tried for it.
+# Not closer, as the bound prices every byte as the cheapest kind does. Where bytes come first, all
+# that send least are this close, and the fastest is looked for.
 _CLOSE = 1.03
 
 
