@@ -123,8 +123,7 @@ def realignment(size: int, shards: int, before: int, after: int) -> Fetch:
 @lru_cache(maxsize=1 << 12)
 def _pieces(fetch: Fetch) -> tuple[Piece, ...]:
     overlaps = _overlaps(fetch)
-    shards = len(fetch.starts)
-    circle = shards if fetch.wraps else 2 * shards
+    circle = len(fetch.starts) * (1 if fetch.wraps else 2)
     ways = (
         _grouped(overlaps, [(o.receiver - o.sender) % circle for o in overlaps], fetch.block),
         _grouped(overlaps, _matchings(overlaps), fetch.block),
@@ -133,7 +132,8 @@ def _pieces(fetch: Fetch) -> tuple[Piece, ...]:
     return min(ways, key=lambda pieces: sum(p.rows + 1 for p in pieces if p.is_sent))
 
 
-def _overlaps(fetch: Fetch) -> list[Overlap]:  # of every pair of shards that share rows
+def _overlaps(fetch: Fetch) -> list[Overlap]:
+    """Every pair of shards that share rows."""
     found: list[Overlap] = []
     for receiver, first in enumerate(fetch.starts):
         row, end = max(first, 0), min(first + fetch.length, fetch.size)
@@ -343,13 +343,13 @@ def _row(fetch: Fetch) -> _Row | None:
     return _Row(tuple(piece for piece, _ in order), tuple(starts))
 
 
-def _sides(pieces: Sequence[Piece]) -> set[tuple[Piece, int]]:
+def _sides(pieces: Sequence[Piece]) -> list[tuple[Piece, int]]:
     """Each piece with how far its senders are that stand before a receiver, and behind one."""
     away: dict[tuple[Piece, float], list[int]] = defaultdict(list)
     for piece in pieces:
         for o in piece.overlaps:
             away[piece, np.sign(o.sender - o.receiver)].append(o.sender - o.receiver)
-    return {(piece, min(distances)) for (piece, _), distances in away.items()}
+    return [(piece, min(distances)) for (piece, _), distances in away.items()]
 
 
 def _placed_by_number(x: Any, dim: int, axes: Axes, mesh: Mesh, fetch: Fetch) -> Any:
@@ -394,8 +394,7 @@ def _cut(x: Any, dim: int, length: int, starts: Sequence[int], axes: Axes, mesh:
     """So many rows from each shard's start on, which may lie outside; those are undefined."""
     before, after = max(0, -min(starts)), max(0, max(starts) + length - x.shape[dim])
     if before or after:
-        padding = [(0, 0, 0)] * x.ndim
-        padding[dim] = (before, after, 0)
+        padding = [(before, after, 0) if d == dim else (0, 0, 0) for d in range(x.ndim)]
         x = lax.pad(x, np.zeros((), x.dtype), padding)
     start = shard_entry([before + first for first in starts], axes, mesh)
     return lax.dynamic_slice_in_dim(x, start, length, dim, allow_negative_indices=False)

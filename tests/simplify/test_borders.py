@@ -122,6 +122,13 @@ def of_updates_copies_and_windows() -> Table:
         "convolution of a crop": (lambda x, u: lax.conv_general_dilated(
             lax.pad(x[None], np.float32(0), [(0, 0, 0), (0, 0, 0), (-2, -1, 0)]),
             u[None, :, :3].repeat(2, 1), (1,), "SAME"), None),
+        "a row to be dropped": (lambda x, u: jnp.zeros((9, 9)).at[rows_of(u)].add(u)[:8], None),
+        "a row to be dropped, of what was there": (
+            lambda x, u: x.at[rows_of(u)].max(u)[:11], None),
+        "a row to be dropped, clipped": (
+            lambda x, u: x.at[rows_of(u) - 3].add(u, mode="clip")[:11], None),
+        "the last rows of a scatter": (lambda x, u: x.at[rows_of(u)].add(u)[1:], None),
+        "columns of a scatter": (lambda x, u: x.at[rows_of(u)].add(u)[:, :8], None),
         "outside": (lambda x, u: x.at[jnp.arange(6) * 3].add(u), None),
         "reshape of a transpose": (lambda x, u: lax.reshape(x, (27, 4), (1, 0)),
                                    "transpose reshape"),
@@ -184,6 +191,11 @@ def complex_of(x: jax.Array) -> jax.Array:
     return lax.complex(jnp.where(x > 1, jnp.inf, x), jnp.zeros_like(x))
 
 
+def rows_of(u: jax.Array) -> jax.Array:
+    """A row for each of `u`, some of them outside; their numbers are known to nobody."""
+    return lax.convert_element_type(u[:, 0] * 8, jnp.int32)
+
+
 def values() -> tuple[np.ndarray, np.ndarray]:
     draw = np.random.default_rng(0)
     x, u = draw.normal(size=(12, 9)), draw.normal(size=(6, 9))
@@ -214,3 +226,19 @@ def test_merged(name: str):
     assert found.dtype == wanted.dtype
     np.testing.assert_array_equal(found, wanted)
     np.testing.assert_array_equal(np.signbit(found), np.signbit(wanted))
+
+
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [
+        ("a row to be dropped", 8),
+        ("a row to be dropped, of what was there", 11),
+        ("a row to be dropped, clipped", 12),
+        ("the last rows of a scatter", 12),
+        ("columns of a scatter", 12),
+    ],
+)
+def test_rows_that_are_scattered_into(name: str, rows: int):
+    eqns = flatten(jax.make_jaxpr(TABLE[name][0])(*values())).jaxpr.eqns
+    (scatter,) = (eqn for eqn in eqns if eqn.primitive.name.startswith("scatter"))
+    assert scatter.outvars[0].aval.shape == (rows, 9)

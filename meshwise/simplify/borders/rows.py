@@ -8,6 +8,7 @@ from jax import lax
 from meshwise import _jax
 from meshwise._jax import JaxprEqn
 from meshwise.ir.program import shape_of
+from meshwise.simplify.borders import updates
 from meshwise.simplify.borders.equations import (
     Makers,
     equations_of,
@@ -24,7 +25,7 @@ def _strides(eqn: JaxprEqn) -> tuple[int, ...]:
 
 
 def merge_slice(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn] | None:
-    """A slice of a slice, of a pad, of rows laid side by side, or of what is turned round."""
+    """A slice of a slice, a pad, rows side by side, a scatter, or of what is turned round."""
     starts, limits = eqn.params["start_indices"], eqn.params["limit_indices"]
     if 0 in shape_of(eqn.outvars[0]):
         return None
@@ -44,6 +45,9 @@ def merge_slice(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn]
         if _is_selected(eqn, [inner.params["dimension"]], makers):
             return None
         return _slice_joined(eqn, inner, makers, counts)
+    scattered = updates.merge_cut(eqn, makers)
+    if scattered is not None:
+        return scattered
     inner = maker_of(eqn.invars[0], makers, "rev")
     if inner is not None and eqn.invars[0] not in makers.read_whole:
         return _slice_turned(eqn, inner, makers, counts)

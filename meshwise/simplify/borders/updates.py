@@ -1,5 +1,6 @@
 """Updates of most of a dim at places that are known: a pad, and a choice between old and new."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from meshwise._jax import JaxprEqn
+from meshwise import _jax
+from meshwise._jax import JaxprEqn, Literal
 from meshwise.ir.program import overwrites, shape_of, type_of
 from meshwise.simplify.batch_positions import index_columns
 from meshwise.simplify.borders.equations import Makers, equations_of, known_numbers, maker_of
@@ -45,6 +47,38 @@ def merge_scatter(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEq
     if is_complex and eqn.primitive.name == "scatter-mul":
         return None  # infinity times one is not a number
     return equations_of(eqn, [operand, updates], _update(eqn.primitive.name, place))
+
+
+def merge_cut(eqn: JaxprEqn, makers: Makers) -> list[JaxprEqn] | None:
+    """The first rows of what a scatter writes single rows of: it drops what is for the others.
+
+    So is one row more than there are places for what finds none, and is cut off again.
+    """
+    inner = None if isinstance(eqn.invars[0], Literal) else makers.get(eqn.invars[0])
+    is_scatter = inner is not None and inner.primitive.name.startswith("scatter")
+    if inner is None or not is_scatter or inner.outvars[0] in makers.read_whole:
+        return None
+    numbers, mode = inner.params["dimension_numbers"], inner.params["mode"]
+    shape, limits = shape_of(inner.outvars[0]), eqn.params["limit_indices"]
+    single = set(numbers.inserted_window_dims) & set(numbers.scatter_dims_to_operand_dims)
+    cut = {d for d, (n, limit) in enumerate(zip(shape, limits, strict=True)) if n != limit}
+    is_most = math.prod(limits) * 2 >= math.prod(shape)
+    if any(eqn.params["start_indices"]) or not cut <= single or not is_most:
+        return None
+    if lax.GatherScatterMode.from_any(mode) == lax.GatherScatterMode.CLIP:
+        return None  # what is before the first row is for that
+    params = {**inner.params, "mode": lax.GatherScatterMode.FILL_OR_DROP}
+    spread = maker_of(inner.invars[0], makers, "broadcast_in_dim")
+    number = None if spread is None or shape_of(spread.invars[0]) else spread.invars[0]
+
+    def scattered(x: Any, *given: Any) -> Any:
+        is_number = number is not None
+        x = lax.broadcast(x, limits) if is_number else lax.slice(x, [0] * len(limits), limits)
+        (found,) = _jax.bind(inner, [x, *given], params)
+        return found
+
+    operand = inner.invars[0] if number is None else number
+    return equations_of(eqn, [operand, *inner.invars[1:]], scattered)
 
 
 @dataclass(frozen=True)
