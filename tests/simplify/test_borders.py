@@ -92,6 +92,8 @@ def of_neighbours() -> Table:
         "rows left out": (lambda x, u: jnp.concatenate([x[:5], x[6:], x[-1:]]),
                           "iota pad lt ge select_n select_n"),
         "mirrored far away": (lambda x, u: jnp.concatenate([x, x[::-1]]), "rev concatenate"),
+        "read by a product": (lambda x, u: jnp.concatenate([x[1:], x[-1:]]) @ u.T,
+                              "slice slice concatenate transpose dot_general"),
         "of two values": (lambda x, u: jnp.concatenate([u[:1], x[:-1]]),
                           "slice slice concatenate"),
     }  # fmt: skip

@@ -2,7 +2,9 @@
 
 So are a value's neighbours where a border is repeated or mirrored: `concatenate([u[:1], u[:-1]])`,
 `jnp.pad(u, 1, mode="edge")`, `u[clip(i + 1, 0, n - 1)]`. Laid side by side, the row at the border
-would go to every device. Of a shift each device sends the rows that cross its own borders.
+would go to every device. Of a shift each device sends the rows that cross its own borders. What
+reads all of it in memory, as a convolution does, would have each shift there: for such, rows stay
+side by side.
 """
 
 from collections.abc import Sequence
@@ -11,7 +13,8 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from meshwise._jax import JaxprEqn
+from meshwise import _jax
+from meshwise._jax import JaxprEqn, Literal, Var
 from meshwise.ir.program import shape_of
 from meshwise.simplify.borders.equations import Makers, equations_of, maker_of
 
@@ -22,10 +25,23 @@ MOST_ROWS, MOST_RUNS, MOST_PART = 4, 6, 8
 def choose_shifts(eqns: Sequence[JaxprEqn]) -> list[JaxprEqn]:
     """The equations, with rows side by side that are near where they were as shifts."""
     makers = Makers({v: eqn for eqn in eqns for v in eqn.outvars}, frozenset())
+    in_memory = _read_in_memory(eqns)
     found: list[JaxprEqn] = []
     for eqn in eqns:
-        made = _chosen(eqn, makers) if eqn.primitive is lax.concatenate_p else None
+        is_apart = eqn.primitive is lax.concatenate_p and eqn.outvars[0] not in in_memory
+        made = _chosen(eqn, makers) if is_apart else None
         found += [eqn] if made is None else made
+    return found
+
+
+def _read_in_memory(eqns: Sequence[JaxprEqn]) -> set[Var]:
+    """What is read otherwise than element by element, as its readers' shapes tell, or by a loop."""
+    found: set[Var] = set()
+    for eqn in eqns:
+        shapes = {shape_of(v) for v in eqn.outvars}
+        if eqn.primitive is not _jax.close_p:
+            read = (a for a in eqn.invars if not isinstance(a, Literal))
+            found.update(a for a in read if {shape_of(a)} != shapes)
     return found
 
 
