@@ -17,6 +17,7 @@ from benchmarks.suite.programs import (
     numerics,
     ordering,
     pipeline,
+    positions,
     reductions,
     reshape,
     reshard,
@@ -41,6 +42,7 @@ PROGRAMS: tuple[Program, ...] = (
     *reductions.TABLE,
     *meeting.TABLE,
     *again.TABLE,
+    *positions.TABLE,
 )
 
 
