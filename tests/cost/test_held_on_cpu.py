@@ -30,6 +30,20 @@ def gathered(weights, x):
     return x
 
 
+def step(weights, batch):
+    """A step of gradient descent, and its loss."""
+
+    def loss(weights):
+        return ((gathered(weights, batch[0]) - batch[1]) ** 2).mean()
+
+    found, gradients = jax.value_and_grad(loss)(weights)
+    return [w - 0.1 * g for w, g in zip(weights, gradients, strict=True)], found
+
+
+def both_gradients(weight, batch):
+    return jax.grad(lambda x, w: ((x @ w - batch[1]) ** 2).sum(), (0, 1))(batch[0], weight)
+
+
 WEIGHTS = (f32(64, 256), f32(256, 64)) * 2
 SQUARE = (f32(256, 256),) * 4
 CASES = {
@@ -39,6 +53,14 @@ CASES = {
     ),
     "no gradients": (net, WEIGHTS, f32(64, 64), ((COLUMNS, ROWS) * 2, P()), P(),
         Held(40960, 40960)),
+    "weights in shards, and a loss": (
+        step, (f32(64, 64),) * 2, (f32(512, 64),) * 2, (ROWS, ROWS), (ROWS, P()),
+        Held(65536, 81920),
+    ),
+    "what is exchanged counts as often as it has pieces": (
+        both_gradients, f32(128, 64), (f32(256, 128), f32(256, 64)),
+        (ROWS, (COLUMNS, P())), (COLUMNS, ROWS), Held(94208, 106496),
+    ),
     "weights gathered as they are wanted": (
         gathered, SQUARE, f32(512, 256), (ROWS, ROWS), ROWS, Held(1048576, 327680),
     ),

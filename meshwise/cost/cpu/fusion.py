@@ -12,7 +12,17 @@ from dataclasses import dataclass
 
 from meshwise.cost.cpu.instruction import Instruction, Use
 from meshwise.cost.steps import Value
+from meshwise.cost.work import updates_operand
 
+# What XLA holds to be cheap (`InstructionFusion::IsExpensive`).
+CHEAP = frozenset(
+    """
+    abs add add_any and bitcast_convert_type ceil clamp complex conj convert_element_type copy
+    copy_p cos eq floor ge gt imag integer_pow is_finite le lt max min mul ne neg not or
+    population_count real reduce_precision round select_n shift_left shift_right_arithmetic
+    shift_right_logical sign sin square sub tan xor
+    """.split()
+)
 # What is made of a number, or of few, costs nothing to read.
 _SPREAD = ("broadcast_in_dim", "iota")
 # XLA has no such bound; where sums run through hundreds of layers the time here would be quadratic.
@@ -41,7 +51,23 @@ def fused(
         for n in range(len(instructions) - 1, -1, -1)
         if not fusion.is_dead(n)
     ]
-    return kernels[::-1]
+    return _without_views(kernels[::-1])
+
+
+def _without_views(kernels: Sequence[Fused]) -> list[Fused]:
+    """The kernels without those that only show what others wrote, which is read in their place."""
+    shown: dict[int, int] = {}
+    found = []
+    for kernel in kernels:
+        reads: dict[int, Use] = {}
+        for value, use in kernel.reads.items():
+            source = shown.get(value, value)
+            reads[source] = max(use, reads.get(source, Use.SAME))
+        if kernel.last.is_view and list(kernel.reads) == list(kernel.last.reads):
+            shown[kernel.last.writes[0]] = next(iter(reads))
+        else:
+            found.append(Fused(kernel.last, reads))
+    return found
 
 
 def makers_and_readers(
@@ -96,16 +122,27 @@ class _Fusion:
             inside.add(value)
             times[value] = often
             self.readers[value].discard(n)
-            is_dead, made = self.is_dead(maker), self.instructions[maker]
+            made = self.instructions[maker]
             for read, how in zip(made.reads, made.uses, strict=True):
                 places.setdefault(read, set()).update(places[value] if how is Use.SAME else {value})
-                if is_dead:
-                    self.readers[read].discard(maker)
                 if read not in inside:
                     reads[read] = max(use, how, reads.get(read, Use.SAME))
                     self.readers[read].add(n)
                     waiting.append(read)
+            if self.is_dead(maker):
+                self._drop(maker)
         return Fused(own, reads)
+
+    def _drop(self, n: int) -> None:
+        """Leave out an instruction that nobody reads any more, and what only such read."""
+        waiting = [n]
+        while waiting:
+            dead = waiting.pop()
+            for value in self.instructions[dead].reads:
+                self.readers[value].discard(dead)
+                maker = self.maker.get(value)
+                if maker is not None and self.is_dead(maker):
+                    waiting.append(maker)
 
     def _is_fusible(
         self, n: int, value: int, use: Use, apart: AbstractSet[int], inside: AbstractSet[int]
@@ -132,10 +169,11 @@ class _Fusion:
         found: set[int] = set()
         for n, own in enumerate(self.instructions):
             readers = [r for v in own.writes for r in self.readers.get(v, ())]
-            if len(readers) < 2 or not own.is_fusible or not self._is_more_to_read(own):
+            is_result = not self.results.isdisjoint(own.writes)  # which is read in memory
+            if len(readers) + is_result < 2 or not own.is_fusible or not self._is_more_to_read(own):
                 continue
             known = {n: True}
-            if not all(self._is_made(reader, reach[n], found, known) for reader in readers):
+            if is_result or not all(self._is_made(r, reach[n], found, known) for r in readers):
                 found.update(own.writes)
         return found
 
@@ -151,9 +189,9 @@ class _Fusion:
     def _is_more_to_read(self, own: Instruction) -> bool:
         made = sum(self.values[v].bytes for v in own.writes)
         elements = max(self.values[v].elements for v in own.writes)
-        full = [
-            v for v in own.reads if self.values[v].elements >= elements and not self._is_spread(v)
-        ]
+        # To XLA what has as many dims is as large: of an update the window, too.
+        least = 2 if updates_operand(own.step.eqn) is not None else elements
+        full = [v for v in own.reads if self.values[v].elements >= least and not self._is_spread(v)]
         return len(full) > 1 and sum(self.values[v].bytes for v in {*own.reads}) > made
 
     def _is_spread(self, value: int) -> bool:

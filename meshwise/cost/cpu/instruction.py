@@ -22,7 +22,8 @@ class Instruction:
     fused into the kernel of its reader, what `is_cheap` into those of several (it is computed again
     in each), what `branches` into several if nothing else is between. What is `of_library` the
     library of products and long reductions may make, what `begins` it does. What it `reshapes` is
-    of another shape for it than for others.
+    of another shape for it than for others. If it `is_view` nothing is written for it, unless its
+    kernel makes what it reads.
     """
 
     step: Step
@@ -35,4 +36,5 @@ class Instruction:
     branches: bool = False
     of_library: bool = False
     begins: bool = False
+    is_view: bool = False
     reshapes: frozenset[int] = frozenset()

@@ -4,8 +4,9 @@ Most steps are one. More are:
 
 - Products, which want operands as rows of what is contracted: batch, free and contracted dims on
   the left; batch, contracted and free ones on the right. What lies otherwise is put in order first.
-  A matrix is read either way; and a product that only a transpose reads is made transposed. Dims
-  of one element are left out, and what is of another shape is not written in place.
+  A matrix is read either way, and matrices along leading dims of a batch; and a product that only
+  a transpose reads is made transposed. Dims of one element are left out, and what is of another
+  shape is not written in place. Of more dims a matrix is shown, which may make what it shows.
 - Sums over devices of short floats, and until JAX 0.11 products, computed in floats twice as long.
 - Cumulative sums, which go along the minor dim.
 - Exchanges, of which the pieces are cut and what came is joined; gathers and scatters of a minor
@@ -22,13 +23,16 @@ import numpy as np
 from jax import numpy as jnp
 
 from meshwise._jax import WIDENS_PRODUCTS, Literal, is_short_float
+from meshwise.cost.cpu.fusion import CHEAP
 from meshwise.cost.cpu.instruction import Instruction, Use
 from meshwise.cost.cpu.known import is_made_by_library, is_reduced_by_library
 from meshwise.cost.cpu.products import (
     convolution_in_order,
     dims_in_order,
     is_in_order,
+    is_of_matrices,
     is_product,
+    shape_as_matrix,
     shape_of,
 )
 from meshwise.cost.fusion import is_elementwise, is_reduction, is_view
@@ -39,15 +43,6 @@ from meshwise.rules import describe_all
 from meshwise.rules.registry import OpRule
 
 _REARRANGING = JOINS | {"rev", "slice", "dynamic_slice"}
-# What XLA holds to be cheap (`InstructionFusion::IsExpensive`).
-_CHEAP = frozenset(
-    """
-    abs add add_any and bitcast_convert_type ceil clamp complex conj convert_element_type copy
-    copy_p cos eq floor ge gt imag integer_pow is_finite le lt max min mul ne neg not or
-    population_count real reduce_precision round select_n shift_left shift_right_arithmetic
-    shift_right_logical sign sin square sub tan xor
-    """.split()
-)
 # Other reductions of more than a window in a dim are made by windows first, which take in nothing.
 _WINDOW = 32
 # An exchange among more devices is counted as one of so many, in longer pieces.
@@ -99,6 +94,7 @@ class _Made:
     products: dict[int, Instruction] = field(default_factory=dict)
     widened: dict[int, int] = field(default_factory=dict)
     ordered: dict[tuple[int, tuple[int, ...]], int] = field(default_factory=dict)  # for products
+    matrices: dict[tuple[int, tuple[int, ...]], int] = field(default_factory=dict)  # shown as such
     masks: set[int] = field(default_factory=set)  # numbers made of truth values
     spread: dict[int, int] = field(default_factory=dict)  # and what they are spread of
 
@@ -121,7 +117,7 @@ class _Made:
             self._add_reduction(step)
         elif is_view(eqn) or is_elementwise(eqn, rule):
             uses = [self._spread(step, i) for i in range(len(step.reads))]
-            is_cheap = name in _CHEAP or is_view(eqn)
+            is_cheap = name in CHEAP or is_view(eqn)
             self._add(step, step.reads, uses, step.writes, True, True, is_cheap)
         else:
             self._add_alone(step)
@@ -291,13 +287,28 @@ class _Made:
         if made is not None and shape_of(made.eqn.outvars[0]) == shape:
             source = made.eqn.params["permutation"]
             if is_in_order(step.eqn, operand, source):
-                return made.reads[0], is_in_order(step.eqn, operand, source, may_turn=False)
-        if read == LITERAL or is_in_order(step.eqn, operand, order):
-            return read, is_in_order(step.eqn, operand, order, may_turn=False)
+                in_rows = is_in_order(step.eqn, operand, source, may_turn=False)
+                return self._as_matrix(step, operand, source, made.reads[0]), in_rows
+        may_turn = made is None or is_of_matrices(step.eqn)  # what is transposed is so once
+        if read == LITERAL or is_in_order(step.eqn, operand, order, may_turn):
+            in_rows = is_in_order(step.eqn, operand, order, may_turn=False)
+            return self._as_matrix(step, operand, order, read), in_rows
         key = read, dims_in_order(step.eqn, operand)
         if key not in self.ordered:  # equal ones are one to XLA
-            self.ordered[key] = self._moved(step, read, Use.ONCE)
+            turned = self._moved(step, read, Use.ONCE)  # and then copied as it lies
+            self.ordered[key] = self._moved(step, turned, Use.SAME)
         return self.ordered[key], True
+
+    def _as_matrix(self, step: Step, operand: int, order: Sequence[int], read: int) -> int:
+        """An operand of a product, or where it has more dims than a matrix, that as one."""
+        shape = shape_as_matrix(step.eqn, operand, order)
+        if read == LITERAL or len(shape) == len(order):
+            return read
+        if (read, shape) not in self.matrices:
+            self.matrices[read, shape] = self._new(read)
+            self._add_cheap(step, [read], [Use.SAME], [self.matrices[read, shape]])
+            self.instructions[-1].is_view = self.instructions[-1].of_library = True
+        return self.matrices[read, shape]
 
     def _is_product_turned(self, step: Step) -> bool:
         """Whether a transpose alone reads a product, whose two free dims change places."""

@@ -12,6 +12,7 @@ from meshwise.cost.cpu.fusion import Fused, fused
 from meshwise.cost.cpu.instruction import Use
 from meshwise.cost.cpu.instructions import instructions_of
 from meshwise.cost.cpu.library import with_library
+from meshwise.cost.cpu.wanted import wanted_first
 from meshwise.cost.kernels import Kernel, KernelBody, KernelProgram
 from meshwise.cost.steps import LITERAL, Body, Step, Steps
 from meshwise.cost.work import Work, updates_operand
@@ -24,7 +25,8 @@ def cpu_kernels_of(steps: Steps, products_alone: bool = False, scanned: int = 0)
     many inputs come last that are cut in each step.
     """
     cut = steps.inputs[len(steps.inputs) - scanned :]
-    instructions, values = instructions_of(steps, cut, products_alone)
+    found, values = instructions_of(steps, cut, products_alone)
+    instructions = wanted_first(found, steps.outputs)
     results = frozenset(steps.outputs) - {LITERAL}
     groups = fused(with_library(combined(instructions), results), values, results)
     reshaped = frozenset[int]().union(*(own.reshapes for own in instructions))

@@ -19,6 +19,18 @@ def free_dims(eqn: Any, operand: int) -> tuple[int, ...]:
     return tuple(d for d in range(rank) if d not in contracted and d not in batch)
 
 
+def shape_as_matrix(eqn: Any, operand: int, order: Sequence[int]) -> tuple[int, ...]:
+    """The shape in which a product reads an operand that lies in an order: of a matrix.
+
+    Beside dims of the batch, those that are free are one, and so are those that are contracted.
+    """
+    shape, free = shape_of(eqn.invars[operand]), free_dims(eqn, operand)
+    contracted, batch = (tuple(dims[operand]) for dims in eqn.params["dimension_numbers"])
+    parts = [*((d,) for d in batch), *(dims for dims in (free, contracted) if dims)]
+    parts.sort(key=lambda dims: min(order[d] for d in dims))
+    return tuple(prod(shape[d] for d in dims) for dims in parts)
+
+
 def dims_in_order(eqn: Any, operand: int, turned: bool = False) -> tuple[int, ...]:
     """The dims of an operand as a product wants them where they are put in order for it.
 
@@ -39,14 +51,28 @@ def is_in_order(eqn: Any, operand: int, order: Sequence[int], may_turn: bool = T
         return [order[d] for d in dims if shape[d] > 1]
 
     ways = [dims_in_order(eqn, operand)]
-    leads = batch == tuple(range(len(batch)))  # else all dims are put in order, those of one too
+    # Else all dims are put in order, those of one too.
+    is_plain = not batch or _is_matrix(eqn, operand)
     if (
         may_turn
-        and leads
+        and is_plain
         and all(len(lying(d)) <= 1 for d in (free_dims(eqn, operand), contracted))
     ):
         ways.append(dims_in_order(eqn, operand, turned=True))
     return any(lying(way) == sorted(lying(way)) for way in ways)
+
+
+def is_of_matrices(eqn: Any) -> bool:
+    """Whether a product of batches takes both operands as they are, each of matrices."""
+    _, (batch, _) = eqn.params["dimension_numbers"]
+    return not batch or all(_is_matrix(eqn, operand) for operand in (0, 1))
+
+
+def _is_matrix(eqn: Any, operand: int) -> bool:
+    """Whether the batch leads in an operand, with one free and one contracted dim at most."""
+    contracted, batch = (tuple(dims[operand]) for dims in eqn.params["dimension_numbers"])
+    leads = batch == tuple(range(len(batch)))
+    return leads and max(len(free_dims(eqn, operand)), len(contracted)) <= 1
 
 
 def convolution_in_order(eqn: Any) -> list[bool]:
