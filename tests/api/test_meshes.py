@@ -123,7 +123,8 @@ def test_functions_that_close_over_arrays_on_a_mesh(mesh, spec):
     assert program.in_shardings[0].spec == P("x")
     close(program(X), wanted)
     close(program.simulate(X), wanted)
-    assert not program.jaxpr.consts
+    # What is closed over is an argument; of rows that are cut there may be a table of positions.
+    assert all(np.ndim(const) < 2 for const in program.jaxpr.consts)
 
 
 def test_closed_over_arrays_in_calls_traces_and_on_other_meshes(mesh):
