@@ -15,6 +15,7 @@ from meshwise._jax import JaxprEqn, Literal, Var
 from meshwise.ir.program import shape_of, type_of
 
 MOST_NUMBERS = 1 << 20  # elements of what is computed
+MOST_CASES = 8
 
 
 class Numbers:
@@ -176,8 +177,9 @@ def _cut(eqn: JaxprEqn, x: np.ndarray) -> np.ndarray:
     return x[tuple(map(slice, starts, limits, strides))]
 
 
-def _selected(eqn: JaxprEqn, which: np.ndarray, *cases: np.ndarray) -> np.ndarray:
-    return np.choose(which.astype(np.intp), cases)
+def _selected(eqn: JaxprEqn, which: np.ndarray, *cases: np.ndarray) -> np.ndarray | None:
+    """Of two cases or of a few more; NumPy has a bound."""
+    return np.choose(which.astype(np.intp), cases) if len(cases) <= MOST_CASES else None
 
 
 _RULES: Mapping[str, Rule] = {

@@ -31,6 +31,7 @@ KNOWN = {
     "bounded": lambda: jnp.clip(jnp.arange(7) + 1, 2, 6),
     "larger, smaller": lambda: jnp.maximum(jnp.arange(6), 3) + jnp.minimum(jnp.arange(6), 2),
     "chosen": lambda: jnp.where((jnp.arange(6) > 2) & (jnp.arange(6) != 4), jnp.arange(6), 9),
+    "one of three": lambda: jax.lax.select_n(jnp.arange(4) % 3, *jnp.arange(12).reshape(3, 4)),
     "bits": lambda: (jnp.arange(6) ^ 3) | (jnp.arange(6) & 2),
     "not": lambda: ~(jnp.arange(6) <= 2),
     "laid otherwise": lambda: jnp.arange(6).reshape(2, 3).T[::-1, 1],
@@ -49,6 +50,7 @@ NOT_KNOWN = {
     "divided by zero": lambda x: jax.lax.div(jnp.arange(4), jnp.arange(4)),
     "too large an integer": lambda x: (jnp.arange(4) * 1e9).astype(jnp.int32),
     "short floats": lambda x: jnp.arange(4, dtype=jnp.bfloat16),
+    "one of many": lambda x: jax.lax.select_n(jnp.arange(40), *(jnp.arange(40) for _ in range(40))),
     "too many": lambda x: jnp.arange(MOST_NUMBERS + 1) + 1,
 }
 
