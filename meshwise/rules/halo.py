@@ -344,7 +344,7 @@ def _row(fetch: Fetch) -> _Row | None:
 
 
 def _sides(pieces: Sequence[Piece]) -> list[tuple[Piece, int]]:
-    """Each piece with how far its senders are that stand before a receiver, and behind one."""
+    """Each piece once a side of its receivers, with how far that is at least; 0 if it is kept."""
     away: dict[tuple[Piece, float], list[int]] = defaultdict(list)
     for piece in pieces:
         for o in piece.overlaps:

@@ -31,7 +31,7 @@ class _Part:
     """What is read along one dim of an operand: `cut(x, dim)` has other dims in its place.
 
     These are dims of the result, by number, None for one that it has not. Where it `is_run` it is
-    one slice.
+    one slice, forwards.
     """
 
     cut: Cut
@@ -96,8 +96,9 @@ def _added(eqn: JaxprEqn, numbers: Numbers) -> list[JaxprEqn] | None:
         return None
 
     def added(x: Any, new: Any) -> Any:
-        (put_back,) = jax.linear_transpose(lambda x: rows.read(x, parts), x)(new)
-        return lax.add(x, put_back)
+        # Less the negative, so that rows to which nothing is added keep the sign of a zero.
+        (put_back,) = jax.linear_transpose(lambda x: rows.read(x, parts), x)(lax.neg(new))
+        return lax.sub(x, put_back)
 
     return equations_of(eqn, [operand, updates], added)
 
@@ -114,7 +115,7 @@ class _Rows:
 
     Of an operand of a `shape` windows of some `sizes` are read, which begin at `indices` in the
     dims `mapped`. In the `result` those `collapsed` are missing, and the other dims are its dims
-    `kept`. Dims that are a `batch` of both are not looked at.
+    `kept`. Where dims are a `batch` of both nothing is known.
     """
 
     indices: Any
@@ -282,7 +283,7 @@ def _run(first: int, step: int, count: int) -> Cut:
 
 
 def _windows(positions: np.ndarray) -> tuple[Cut | None, bool]:
-    """Windows of rows that begin a fixed step apart, and whether they are numbered by columns."""
+    """Windows of rows that begin a fixed step apart, and whether the cut has its dims in turn."""
     first, (count, size) = int(positions[0, 0]), positions.shape
     step, along = int(positions[1, 0]) - first, int(positions[0, 1]) - first
     if not np.array_equal(

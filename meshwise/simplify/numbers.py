@@ -22,8 +22,8 @@ class Numbers:
     """Arrays of a flat program that depend on nothing but constants; computed once each.
 
     What is spread along dims is kept as a view, and takes no memory for it. Of floats only those
-    are known that every compiler makes alike: no sums of products, and quotients only where they
-    are rounded to integers that they are not near to.
+    are known that every compiler makes alike: no sums of products; and quotients, or products of
+    products, only by powers of two, or where they are rounded and are not near to a whole number.
     """
 
     def __init__(self, makers: Mapping[Var, JaxprEqn], constants: Mapping[Var, Any]) -> None:
@@ -34,7 +34,7 @@ class Numbers:
     def of(self, atom: Any) -> np.ndarray | None:
         """The numbers of a value; None where they are not known, or too many."""
         if isinstance(atom, Literal):
-            return _fitting(atom.val)
+            return _of_literal(atom)
         waiting = [atom]
         while waiting:
             if (var := waiting[-1]) in self._known:
@@ -60,14 +60,14 @@ class Numbers:
         if eqn is None or not _has_rule(eqn) or self._may_contract(eqn):
             return None
         atoms = _operands(eqn, var)
-        operands = [_fitting(a.val) if isinstance(a, Literal) else self._known[a] for a in atoms]
+        operands = [_of_literal(a) if isinstance(a, Literal) else self._known[a] for a in atoms]
         known = [x for x in operands if x is not None]
         if len(known) < len(operands) or max((x.size for x in known), default=0) > MOST_NUMBERS:
             return None
         if not self._inexact.isdisjoint(a for a in atoms if not isinstance(a, Literal)):
-            if not (eqn.primitive.name in _ROUNDS and all(map(_is_far_from_whole, known))):
+            if not (_rounds(eqn) and all(map(_is_far_from_whole, known))):
                 return None
-        elif eqn.primitive.name == "div" and _is_float(var) and not _is_power_of_two(known[1]):
+        elif _is_float(var) and self._may_be_scaled_otherwise(eqn, known):
             self._inexact.add(var)
         with np.errstate(all="ignore"):
             found = _RULES[eqn.primitive.name](eqn, *known)
@@ -75,12 +75,28 @@ class Numbers:
             return None
         return np.asarray(found, type_of(var).dtype).reshape(shape_of(var))
 
+    def _may_be_scaled_otherwise(self, eqn: JaxprEqn, known: Sequence[np.ndarray]) -> bool:
+        """Whether it scales floats by what compilers may make a reciprocal, or one of two factors.
+
+        By powers of two all of that is the same, to the last digit.
+        """
+        name = eqn.primitive.name
+        if name not in _SCALES or any(map(_is_power_of_two, known[name == "div" :])):
+            return False
+        makers = [self._makers.get(a) for a in eqn.invars if not isinstance(a, Literal)]
+        return name == "div" or any(m and m.primitive.name in _SCALES for m in makers)
+
     def _may_contract(self, eqn: JaxprEqn) -> bool:
         """Whether it adds to a product of floats, which compilers may round once and not twice."""
         if eqn.primitive.name not in ("add", "sub") or not _is_float(eqn.outvars[0]):
             return False
         makers = [self._makers.get(a) for a in eqn.invars if not isinstance(a, Literal)]
         return any(m is not None and m.primitive.name not in _EXACT for m in makers)
+
+
+def _of_literal(literal: Literal) -> np.ndarray | None:
+    """The number in its type: a weak one JAX keeps as Python has it, in twice the length."""
+    return _fitting(np.asarray(literal.val, type_of(literal).dtype))
 
 
 def _fitting(array: Any) -> np.ndarray | None:
@@ -113,7 +129,7 @@ def _is_float(var: Any) -> bool:
 
 # A quotient of floats may be made as a product with a reciprocal, and differ by so much of it.
 NEAR = 1e-5
-_ROUNDS = ("floor", "ceil", "convert_element_type")
+_SCALES = ("mul", "div")
 # What makes floats of integers, which no sum is contracted with.
 _EXACT = ("iota", "convert_element_type")
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
@@ -123,6 +139,12 @@ Rule = Callable[..., Any]
 
 def _elementwise(function: Callable[..., Any]) -> Rule:
     return lambda eqn, *operands: function(*operands)
+
+
+def _rounds(eqn: JaxprEqn) -> bool:
+    """Whether it makes whole numbers of floats."""
+    is_cast = eqn.primitive.name == "convert_element_type"
+    return eqn.primitive.name in ("floor", "ceil") or (is_cast and not _is_float(eqn.outvars[0]))
 
 
 def _is_far_from_whole(x: np.ndarray) -> bool:
@@ -136,7 +158,7 @@ def _is_power_of_two(x: np.ndarray) -> bool:
 
 
 def _divided(eqn: JaxprEqn, x: np.ndarray, y: np.ndarray) -> np.ndarray | None:
-    """Of integers, rounded towards zero; nothing is divided by zero."""
+    """A quotient, of integers rounded towards zero; None where a divisor is zero."""
     if not np.all(y):
         return None
     return x / y if x.dtype.kind == "f" else (x - np.fmod(x, y)) // y
@@ -146,8 +168,10 @@ def _remaining(eqn: JaxprEqn, x: np.ndarray, y: np.ndarray) -> np.ndarray | None
     return np.fmod(x, y) if x.dtype.kind in "iu" and np.all(y) else None
 
 
-def _iota(eqn: JaxprEqn) -> np.ndarray:
+def _iota(eqn: JaxprEqn) -> np.ndarray | None:
     shape, dim = eqn.params["shape"], eqn.params["dimension"]
+    if shape[dim] > MOST_NUMBERS:
+        return None
     row = np.arange(shape[dim]).astype(eqn.params["dtype"])
     return np.broadcast_to(row.reshape([-1 if d == dim else 1 for d in range(len(shape))]), shape)
 
@@ -177,9 +201,18 @@ def _cut(eqn: JaxprEqn, x: np.ndarray) -> np.ndarray:
     return x[tuple(map(slice, starts, limits, strides))]
 
 
+def _reshaped(eqn: JaxprEqn, x: np.ndarray) -> np.ndarray:
+    """With its dims in the order that is asked for; all results are given their shape."""
+    order = eqn.params["dimensions"]
+    return x if order is None else x.transpose(order)
+
+
 def _selected(eqn: JaxprEqn, which: np.ndarray, *cases: np.ndarray) -> np.ndarray | None:
-    """Of two cases or of a few more; NumPy has a bound."""
-    return np.choose(which.astype(np.intp), cases) if len(cases) <= MOST_CASES else None
+    """Of two cases or of a few more, as NumPy has a bound; none of those that are not there."""
+    places = which.astype(np.intp)
+    if len(cases) > MOST_CASES or np.any((places < 0) | (places >= len(cases))):
+        return None
+    return np.choose(places, cases)
 
 
 _RULES: Mapping[str, Rule] = {
@@ -210,7 +243,7 @@ _RULES: Mapping[str, Rule] = {
     "select_n": _selected,
     "convert_element_type": _converted,
     "broadcast_in_dim": _spread,
-    "reshape": _elementwise(lambda x: x),  # all results are given their shape
+    "reshape": _reshaped,
     "squeeze": _elementwise(lambda x: x),
     "expand_dims": _elementwise(lambda x: x),
     "transpose": lambda eqn, x: x.transpose(eqn.params["permutation"]),

@@ -14,6 +14,7 @@ from meshwise.flatten import flatten
 from tests.fuzz.evaluate.run import evaluate
 
 N = 24
+PLACES = np.arange(16).reshape(4, 4) % 3
 Positions = Callable[[], Any]
 
 # Positions in a dim of 24 rows.
@@ -106,6 +107,30 @@ def test_clipped_and_filled() -> None:
     assert "gather" not in names_of(lambda x: jnp.take(x, at, 0, mode="clip"), drawn(N, 3))
     assert "gather" not in names_of(lambda x: jnp.take(x, at, 0, mode="wrap"), drawn(N, 3))
     assert "gather" in names_of(lambda x: jnp.take(x, at, 0, mode="fill"), drawn(N, 3))
+
+
+def test_zeros_keep_their_sign_where_nothing_is_added() -> None:
+    x = np.full(8, -0.0, np.float32)
+    closed = flatten(jax.make_jaxpr(lambda x: x.at[jnp.arange(6) // 2].add(1.0))(x))
+    assert "scatter-add" not in {eqn.primitive.name for eqn in closed.jaxpr.eqns}
+    ((found,),) = (evaluate(closed, (x,)),)
+    np.testing.assert_array_equal(found, [2, 2, 2, 0, 0, 0, 0, 0])
+    assert np.signbit(found).tolist() == [False] * 3 + [True] * 5
+
+
+def test_positions_in_another_order() -> None:
+    def places() -> Any:
+        return jax.lax.broadcasted_iota(np.int32, (4, 4), 0)
+
+    def turned(x: Any) -> Any:
+        return x[jax.lax.reshape(places(), (4, 4), (1, 0)), jax.lax.reshape(places(), (4, 4))]
+
+    def by_columns(x: Any) -> Any:
+        return x[jnp.ravel(places() + 2 * jnp.arange(4), order="F")]
+
+    names_of(turned, drawn(4, 4))
+    names_of(by_columns, drawn(12, 3))
+    names_of(lambda x, i: x[jax.lax.reshape(places(), (4, 4), (1, 0)), i], drawn(4, 4), PLACES)
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -89,7 +89,7 @@ def _rows_of(atom: Any, dim: int, makers: Makers) -> tuple[Any, list[tuple[int, 
         parts = [_rows_of(part, dim, makers) for part in joined.invars]
         source = parts[0][0]
         if all(own is source for own, _ in parts):
-            return source, [run for _, runs in parts for run in runs]
+            return source, [run for _, runs in parts for run in runs if run[1]]
     elif cut is not None:
         shape = shape_of(cut.invars[0])
         starts, limits = list(cut.params["start_indices"]), list(cut.params["limit_indices"])
@@ -106,8 +106,8 @@ def _rows_of(atom: Any, dim: int, makers: Makers) -> tuple[Any, list[tuple[int, 
     else:
         times, single = shape_of(atom)[dim], _single_row(atom, dim, makers)
         if single is not None and times <= MOST_ROWS:
-            source, [(row, _)] = _rows_of(single, dim, makers)
-            return source, [(row, 1)] * times
+            source, runs = _rows_of(single, dim, makers)
+            return source, runs * times
     return whole
 
 

@@ -67,6 +67,7 @@ def merge_cut(eqn: JaxprEqn, makers: Makers) -> list[JaxprEqn] | None:
         return None
     if lax.GatherScatterMode.from_any(mode) == lax.GatherScatterMode.CLIP:
         return None  # what is before the first row is for that
+    # What was promised to be inside is not, now; what is dropped leaves the rest sorted and unique.
     params = {**inner.params, "mode": lax.GatherScatterMode.FILL_OR_DROP}
     spread = maker_of(inner.invars[0], makers, "broadcast_in_dim")
     number = None if spread is None or shape_of(spread.invars[0]) else spread.invars[0]
