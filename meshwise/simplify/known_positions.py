@@ -199,8 +199,6 @@ def _part(
 
 def _moves(starts: np.ndarray, d: int) -> bool:
     """Whether anything changes along a dim."""
-    if starts.shape[d] == 1 or starts.strides[d] == 0:
-        return False
     return not np.array_equal(starts[(slice(None),) * d + (slice(1, None),)],
                               starts[(slice(None),) * d + (slice(-1),)])  # fmt: skip
 

@@ -31,9 +31,14 @@ class Makers:
         return Makers(ChainMap({v: e for e in eqns for v in e.outvars}, known), self.read_whole)
 
 
+def any_maker(atom: Any, makers: Makers) -> JaxprEqn | None:
+    """The equation that makes a value; None of a literal and of an input."""
+    return None if isinstance(atom, Literal) else makers.get(atom)
+
+
 def maker_of(atom: Any, makers: Makers, name: str) -> JaxprEqn | None:
     """The equation that makes a value, where it is one of a primitive."""
-    eqn = None if isinstance(atom, Literal) else makers.get(atom)
+    eqn = any_maker(atom, makers)
     return eqn if eqn is not None and eqn.primitive.name == name else None
 
 

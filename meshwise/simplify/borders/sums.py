@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from meshwise._jax import JaxprEqn, Literal
+from meshwise._jax import JaxprEqn
 from meshwise.ir.program import makes_zeros, shape_of
-from meshwise.simplify.borders.equations import Makers, equations_of, maker_of
+from meshwise.simplify.borders.equations import Makers, any_maker, equations_of, maker_of
 from meshwise.simplify.counts import Counts
 
 # Through these a sum passes: the sum of what they make is what they make of the sum.
@@ -24,11 +24,11 @@ _OUTSIDE: Mapping[str, Callable[[Any], Any]] = {"neg": lax.neg, "copy": lambda x
 def merge_reduce_sum(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn] | None:
     """A sum over every dim in which a scatter into zeros has its places."""
     atom, after = eqn.invars[0], []
-    while (maker := _maker(atom, makers)) is not None and maker.primitive.name in _OUTSIDE:
+    while (maker := any_maker(atom, makers)) is not None and maker.primitive.name in _OUTSIDE:
         after.append(_OUTSIDE[maker.primitive.name])
         atom = maker.invars[0]
     scattered = maker_of(atom, makers, "scatter-add")
-    start = None if scattered is None else _maker(scattered.invars[0], makers)
+    start = None if scattered is None else any_maker(scattered.invars[0], makers)
     if scattered is None or start is None or not makes_zeros(start):
         return None
     update = _Updates.of(scattered, eqn.params["axes"])
@@ -42,10 +42,6 @@ def merge_reduce_sum(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[Jaxp
         return found
 
     return equations_of(eqn, scattered.invars[1:], summed)
-
-
-def _maker(atom: Any, makers: Makers) -> JaxprEqn | None:
-    return None if isinstance(atom, Literal) else makers.get(atom)
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,16 @@ import numpy as np
 from jax import lax
 
 from meshwise import _jax
-from meshwise._jax import JaxprEqn, Literal
+from meshwise._jax import JaxprEqn
 from meshwise.ir.program import overwrites, shape_of, type_of
 from meshwise.simplify.batch_positions import index_columns
-from meshwise.simplify.borders.equations import Makers, equations_of, known_numbers, maker_of
+from meshwise.simplify.borders.equations import (
+    Makers,
+    any_maker,
+    equations_of,
+    known_numbers,
+    maker_of,
+)
 from meshwise.simplify.counts import Count, Counts
 
 # An update of less than a quarter of a dim stays an update: a pad would be mostly fill.
@@ -54,7 +60,7 @@ def merge_cut(eqn: JaxprEqn, makers: Makers) -> list[JaxprEqn] | None:
 
     So is one row more than there are places for what finds none, and is cut off again.
     """
-    inner = None if isinstance(eqn.invars[0], Literal) else makers.get(eqn.invars[0])
+    inner = any_maker(eqn.invars[0], makers)
     is_scatter = inner is not None and inner.primitive.name.startswith("scatter")
     if inner is None or not is_scatter or inner.outvars[0] in makers.read_whole:
         return None
