@@ -1,10 +1,11 @@
 """Annotated programs beside XLA's two partitioners, in one run.
 
-    python -m benchmarks.suite [--groups NAME ...] [--programs PART ...] [--time]
+    python -m benchmarks.suite [--groups NAME ...] [--programs PART ...] [--from FILE] [--time]
                                [--saved FILE ...] [--json FILE] [--html FILE] [--markdown]
 
 Bytes, flops, memory, compile seconds and numbers of every program; run times with `--time`.
-With `--saved` nothing is measured: rows come from files that `--json` wrote.
+With `--saved` nothing is measured: rows come from files that `--json` wrote. With `--from` the
+programs are your own: those that a Python file lists as `PROGRAMS`, each a `program.Program`.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from benchmarks.suite import devices  # first: it sets JAX up for eight devices
 
 # isort: split
 from benchmarks.suite.apart import DISPATCH, dispatch
-from benchmarks.suite.every_program import PROGRAMS, chosen, nothing_of
+from benchmarks.suite.every_program import a_file, chosen, listed
 from benchmarks.suite.figures import Figure, losses, summary
 from benchmarks.suite.measure import OURS, Measured, measure
 from benchmarks.suite.page import page
-from benchmarks.suite.program import GROUPS
+from benchmarks.suite.program import GROUPS, Program
 from benchmarks.suite.records import machine, read, read_figures, record
 from benchmarks.suite.tables import (
     HEADS,
@@ -49,18 +50,16 @@ def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--groups", nargs="+", choices=GROUPS, default=list(GROUPS))
     parser.add_argument("--programs", nargs="+", default=[""], help="parts of names")
+    parser.add_argument("--from", dest="file", type=a_file, help="a Python file with PROGRAMS")
     parser.add_argument("--time", action="store_true", help="also measure run times")
     parser.add_argument(
         "--repeats", type=int, default=REPEATS, help="timed calls of each column, at least"
     )
-    parser.add_argument("--saved", nargs="+", type=Path, help="show what such files hold")
+    parser.add_argument("--saved", nargs="+", type=a_file, help="show what such files hold")
     parser.add_argument("--json", type=Path, help="write everything measured")
     parser.add_argument("--html", type=Path, help="write a self-contained page")
     parser.add_argument("--markdown", action="store_true", help="print tables for a page")
-    asked = parser.parse_args()
-    if wrong := nothing_of(asked):
-        parser.error(wrong)
-    return asked
+    return parser.parse_args()
 
 
 def show(rows: Sequence[Measured], figures: Sequence[Figure]) -> None:
@@ -97,10 +96,10 @@ def show_markdown(rows: Sequence[Measured], figures: Sequence[Figure]) -> None:
         print(table, "\n")
 
 
-def measured(asked: argparse.Namespace) -> dict[str, Any]:
+def measured(asked: argparse.Namespace, programs: Sequence[Program]) -> dict[str, Any]:
     """The record of programs measured now; a line each as it goes."""
     start, rows = time.perf_counter(), list[Measured]()
-    for program in chosen(asked.groups, asked.programs):
+    for program in chosen(asked.groups, asked.programs, programs):
         rows.append(measure(program, asked.repeats if asked.time else 0))
         print(" | ".join([program.group, *cells(rows[-1])]), file=sys.stderr, flush=True)
     figures = [*summary(rows), *([dispatch()] if asked.time else [])]
@@ -108,11 +107,11 @@ def measured(asked: argparse.Namespace) -> dict[str, Any]:
     return record(rows, figures, where)
 
 
-def saved(paths: Sequence[Path]) -> dict[str, Any]:
+def saved(paths: Sequence[Path], programs: Sequence[Program]) -> dict[str, Any]:
     """One record of several, in the order of the programs, as they are described today."""
     records = [json.loads(path.read_text()) for path in paths]
-    rows = {(m.program.group, m.program.name): m for r in records for m in read(r, PROGRAMS)}
-    ordered = [rows[key] for p in PROGRAMS if (key := (p.group, p.name)) in rows]
+    rows = {(m.program.group, m.program.name): m for r in records for m in read(r, programs)}
+    ordered = [rows[key] for p in programs if (key := (p.group, p.name)) in rows]
     seconds = sum(r["machine"]["seconds"] for r in records)
     apart = [f for r in records for f in read_figures(r) if f.name == DISPATCH]
     figures = [*summary(ordered), *apart[-1:]]
@@ -121,8 +120,9 @@ def saved(paths: Sequence[Path]) -> dict[str, Any]:
 
 def main() -> None:
     asked = options()
-    found = saved(asked.saved) if asked.saved else measured(asked)
-    rows = read(found, PROGRAMS)
+    programs = listed(asked.file)
+    found = saved(asked.saved, programs) if asked.saved else measured(asked, programs)
+    rows = read(found, programs)
     if asked.json:
         asked.json.parent.mkdir(parents=True, exist_ok=True)
         asked.json.write_text(json.dumps(found, indent=1))

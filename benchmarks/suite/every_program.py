@@ -1,8 +1,9 @@
 """All programs of the suite, in the order of the groups."""
 
+import runpy
+from argparse import ArgumentTypeError
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 from benchmarks.suite.program import Program
 from benchmarks.suite.programs import (
@@ -46,27 +47,24 @@ PROGRAMS: tuple[Program, ...] = (
 )
 
 
+def a_file(text: str) -> Path:
+    """The type of options that name a file which is there."""
+    if not (path := Path(text)).is_file():
+        raise ArgumentTypeError(f"no such file: {text}")
+    return path
+
+
+def listed(path: Path | None) -> Sequence[Program]:
+    """The programs that a Python file lists as `PROGRAMS`; those of the suite without one."""
+    return PROGRAMS if path is None else tuple(runpy.run_path(str(path))["PROGRAMS"])
+
+
 def chosen(
-    groups: Sequence[str], parts: Sequence[str], programs: Sequence[Program] = PROGRAMS
+    groups: Sequence[str], parts: Sequence[str], programs: Sequence[Program]
 ) -> list[Program]:
-    """The programs of some groups whose names hold one of some parts."""
-    return [p for p in programs if p.group in groups and any(part in p.name for part in parts)]
-
-
-class Asked(Protocol):
-    """What a command line asks for."""
-
-    groups: Sequence[str]
-    programs: Sequence[str]
-    saved: Sequence[Path] | None
-
-
-def nothing_of(asked: Asked, programs: Sequence[Program] = PROGRAMS) -> str:
-    """What there is not of what was asked for, as a sentence; empty where all is there."""
-    missing = [str(path) for path in asked.saved or () if not path.is_file()]
-    if missing:
-        return f"no such file: {', '.join(missing)}; --json FILE writes one"
-    if not asked.saved and not chosen(asked.groups, asked.programs, programs):
-        parts = " or ".join(map(repr, asked.programs))
-        return f"no program of {', '.join(asked.groups)} has {parts} in its name"
-    return ""
+    """The programs of some groups whose names hold one of some parts; ends where none is."""
+    found = [p for p in programs if p.group in groups and any(part in p.name for part in parts)]
+    if not found:
+        named = " or ".join(map(repr, parts))
+        raise SystemExit(f"no program of {', '.join(groups)} has {named} in its name")
+    return found

@@ -48,7 +48,7 @@ from rich.table import Table
 
 from benchmarks.peers import hlo
 from benchmarks.suite import contestants
-from benchmarks.suite.every_program import PROGRAMS, chosen, nothing_of
+from benchmarks.suite.every_program import PROGRAMS, a_file, chosen
 from benchmarks.suite.figures import SMALL_BYTES, geomean
 from benchmarks.suite.measure import OURS, PEERS
 from benchmarks.suite.program import GROUPS, Program
@@ -241,11 +241,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--groups", nargs="+", choices=(*GROUPS, large.GROUP), default=GROUPS)
     parser.add_argument("--programs", nargs="+", default=[""], help="parts of names")
     parser.add_argument("--json", type=Path, help="write everything read")
-    parser.add_argument("--saved", nargs="+", type=Path, help="show what such files hold")
+    parser.add_argument("--saved", nargs="+", type=a_file, help="show what such files hold")
     parser.add_argument("--markdown", action="store_true", help="print tables for a page")
     asked = parser.parse_args(argv)
-    if wrong := nothing_of(asked, EVERY):
-        parser.error(wrong)
     if asked.saved:
         show([row for path in asked.saved for row in read(path)], asked.markdown)
         return
