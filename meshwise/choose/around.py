@@ -35,6 +35,11 @@ def moved_with(graph: Graph, nodes: Sequence[int]) -> list[int]:
     return list(moved)
 
 
+def values_moved_with(graph: Graph, nodes: Sequence[int]) -> list[Value]:
+    """The values that some nodes touch, or those that carry their sums on."""
+    return values_touched(graph, moved_with(graph, nodes))
+
+
 def nodes_near(graph: Graph, nodes: Sequence[int]) -> list[int]:
     """Nodes that touch what some nodes touch, or what those do that carry their sums on.
 

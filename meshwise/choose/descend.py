@@ -79,7 +79,7 @@ def _best(search: Search, node: Node, limits: Limits) -> DimAxes | None:
     Reshards are looked for only where a choice may save something, and more than another does.
     """
     hopeful: list[Priced] = []
-    most = search.most_saved(node) + search.placed[node.index].seconds
+    most = search.most_saved(node.index) + search.placed[node.index].seconds
     for k, axes in enumerate(choices_of(search, node, limits)[1:]):
         if most - search.placement(node, axes).seconds <= WORTH_IT:
             continue
@@ -221,6 +221,8 @@ def _best_move(search: Search, moving: _Moving, limits: Limits) -> list[Choice]:
     """The move that saves most; none where none saves anything."""
     nodes = search.graph.nodes
     best: tuple[float, list[Choice]] = (-WORTH_IT, [])
+    if _most_saved(search, moving, limits) <= WORTH_IT:
+        return []
     for offers in _moves_of(search, moving, limits):
         hoped = [(nodes[i], min(found)[2]) for i, found in offers.items()]
         if len(hoped) < 2 or together(search, hoped, search.least_delta) > best[0] + WORTH_IT:
@@ -234,6 +236,23 @@ def _best_move(search: Search, moving: _Moving, limits: Limits) -> list[Choice]:
         if len(moves) > 1 and saved < best[0]:
             best = saved, moves
     return best[1]
+
+
+def _most_saved(search: Search, moving: _Moving, limits: Limits) -> float:
+    """What a move saves at most: all reshards around it, and the work of users, but for the least.
+
+    Of a maker that follows nobody knows yet what it could be.
+    """
+    graph, placed = search.graph, search.placed
+    others = () if moving.maker is None else (moving.maker.index,)
+    saved = search.most_saved(*moving.users, *others)
+    for index in (*moving.users, *others):
+        saved += placed[index].seconds
+        if not (moving.follows and index in others):
+            node = graph.nodes[index]
+            choices = choices_of(search, node, limits)
+            saved -= min([search.placement(node, axes).seconds for axes in choices])
+    return saved
 
 
 def _moves_of(search: Search, moving: _Moving, limits: Limits) -> Iterator[dict[int, list[Priced]]]:

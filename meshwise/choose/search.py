@@ -6,35 +6,30 @@ it carry; `Search.put` does both, and tells what it changed.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from meshwise._jax import Var, stack_p
-from meshwise.choose.around import Taking, around_nodes, carriers, deciding_of, nodes_near, taking
+from meshwise._jax import Var
+from meshwise.choose.around import (
+    Taking,
+    around_nodes,
+    carriers,
+    deciding_of,
+    nodes_near,
+    taking,
+    values_moved_with,
+)
 from meshwise.choose.graph import Graph, Value
+from meshwise.choose.placement import Placement, produced, scattered_axes
 from meshwise.choose.pricing import exchanges_of, node_seconds, turned_along, work_seconds
 from meshwise.choose.regions import Node
 from meshwise.choose.tree import IMPOSSIBLE, Edge, reshard_tree, tree_bound
 from meshwise.ir.bodies import Path, times_made
-from meshwise.ir.factors import Strategy, dims_sharding, operand_sharding
+from meshwise.ir.factors import Strategy, operand_sharding
 from meshwise.ir.mesh import Axes
-from meshwise.ir.sharding import DimAxes, Reduction, Sharding, local_bytes, unreduced
+from meshwise.ir.sharding import DimAxes, Reduction, Sharding, local_bytes
 from meshwise.reshard.plan import Reshard
 from meshwise.reshard.search import plan_reshard, reshard_cost
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Placement:
-    """A strategy, the shardings it wants of operands and produces, and its work in seconds.
-
-    Searches of a graph make each once, so that one is another only where it is the same object.
-    """
-
-    strategy: Strategy
-    operands: tuple[Sharding, ...]
-    results: tuple[Sharding, ...]
-    seconds: float
-
 
 # Of two plans that send the same, the one in which arguments are resharded, not what is computed of
 # them, takes a buffer less: an argument stays where it is, but element-wise work on its copy is
@@ -79,7 +74,7 @@ class Search:
         self._wide: dict[Any, float] = graph.once(("wide", *what), dict)
         self._same: dict[Sharding, Sharding] = graph.once(("shardings",), dict)
         self._carriers = graph.once(("carriers",), lambda: carriers(graph))
-        self._scattered = [_scattered(graph, node) for node in graph.nodes]
+        self._scattered = [scattered_axes(graph, node) for node in graph.nodes]
         self.placed = [
             self.placement(node, own) for node, own in zip(graph.nodes, axes, strict=True)
         ]
@@ -97,7 +92,7 @@ class Search:
                 for i in range(len(rule.operands))
             ]
             turned = turned_along(self.graph, node, axes)
-            made = [_produced(node, strategy, i, turned) for i in range(len(rule.results))]
+            made = [produced(node, strategy, i, turned) for i in range(len(rule.results))]
             self._known[key] = Placement(
                 strategy,
                 tuple(self._same.setdefault(s, s) for s in wanted),
@@ -286,14 +281,14 @@ class Search:
         used |= self._scattered[node.index]
         return tuple(sorted((common or set()) - used))
 
-    def most_saved(self, node: Node) -> float:
-        """What another placement of a node saves of reshards at most.
+    def most_saved(self, *nodes: int) -> float:
+        """What other placements of some nodes save of reshards at most.
 
-        That is what its values cost, unless others carry what it then makes.
+        That is what all values cost that they touch, or that those do that carry their sums on.
         """
-        if self._carriers.get(node.index):
-            return IMPOSSIBLE
-        return sum(self.value_cost[value.var] for value in self.around(node))
+        touched = partial(values_moved_with, self.graph, nodes)
+        cost = self.value_cost
+        return sum([cost[value.var] for value in self.graph.once(("touched", nodes), touched)])
 
     def undo(self, changes: Iterable[Change]) -> None:
         """Place nodes as they were before."""
@@ -372,26 +367,3 @@ class Search:
     def total(self) -> float:
         """Cost of everything in seconds."""
         return sum(self.value_cost.values()) + sum(p.seconds for p in self.placed)
-
-
-def _produced(node: Node, strategy: Strategy, result: int, turned: Axes) -> Sharding:
-    """The sharding of a result: unreduced over what is carried and the axes it is reduced over."""
-    axes = list(strategy.carried)
-    operator = Reduction.SUM
-    for factor, reduction in node.reduced[result]:
-        if strategy.axes[factor]:
-            axes += strategy.axes[factor]
-            operator = reduction
-    dims = dims_sharding(node.rule.results[result], strategy.axes)
-    return unreduced(dims, axes, operator, turned)
-
-
-def _scattered(graph: Graph, node: Node) -> frozenset[str]:
-    """Axes that shard the finished stack, over which a row is reduce-scattered in its own step.
-
-    Otherwise every device would hold the whole stack.
-    """
-    eqn = graph.program.equations[node.members[0].equation]
-    if eqn.primitive is not stack_p:
-        return frozenset()
-    return frozenset(a for axes in graph.nominal(eqn.outvars[0]) for a in axes)

@@ -13,7 +13,8 @@ from meshwise._jax import Var
 from meshwise.choose.around import Taking, moved_with, taking, values_touched
 from meshwise.choose.graph import Graph, Value
 from meshwise.choose.limits import Limits, nominal
-from meshwise.choose.search import WIDE, Placement, Search
+from meshwise.choose.placement import Placement
+from meshwise.choose.search import WIDE, Search
 from meshwise.ir.sharding import Sharding
 
 T = TypeVar("T")
