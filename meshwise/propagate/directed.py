@@ -1,7 +1,8 @@
 """Operators that go along a dim, and what they are of what is reversed in it.
 
 A convolution of reversed rows with a reversed kernel is the reversed convolution, where padding
-changes ends and every row has a window; sums from the first element on become sums from the last.
+changes ends and every row has a window; sums from the first element on become sums from the last;
+of rows that are cut out or joined it is others, or in the other order: a scan by halves, backwards.
 Reductions and products are the same along other dims than they reduce, and smaller than what they
 are of.
 """
@@ -20,10 +21,18 @@ Passing = Mapping[int, tuple[int | None, ...]]
 
 @dataclass(frozen=True)
 class Directed:
-    """How reversals pass through an operator, and its parameters where dims are reversed."""
+    """How reversals pass through an operator, and its parameters where dims are reversed.
+
+    Operands that it joins along one of these, `in_order`, are then in the other order.
+    """
 
     passing: Callable[[JaxprEqn], Passing]
     turned: Callable[[JaxprEqn, frozenset[int]], dict[str, Any]]
+    in_order: Callable[[JaxprEqn], int | None] = lambda eqn: None
+
+    def operands(self, eqn: JaxprEqn, dims: frozenset[int], reversed_: list[Any]) -> list[Any]:
+        """The operands, reversed already, as an equation reads them whose dims are reversed."""
+        return reversed_[::-1] if self.in_order(eqn) in dims else reversed_
 
 
 def _convolved(eqn: JaxprEqn) -> Passing:
@@ -68,6 +77,27 @@ def _padded_back(eqn: JaxprEqn, dims: frozenset[int]) -> dict[str, Any]:
     return {"padding_config": tuple(turned)}
 
 
+def _sliced(eqn: JaxprEqn) -> Passing:
+    return {d: (d,) for d in range(len(shape_of(eqn.invars[0])))}
+
+
+def _sliced_back(eqn: JaxprEqn, dims: frozenset[int]) -> dict[str, Any]:
+    params, sizes = eqn.params, shape_of(eqn.invars[0])
+    starts = list(params["start_indices"])
+    limits, steps = list(params["limit_indices"]), params["strides"] or (1,) * len(sizes)
+    for d in dims:
+        count = shape_of(eqn.outvars[0])[d]
+        last = starts[d] + max(0, count - 1) * steps[d]
+        starts[d], limits[d] = sizes[d] - 1 - last, sizes[d] - starts[d]
+        if not count:
+            starts[d] = limits[d] = 0
+    return {"start_indices": tuple(starts), "limit_indices": tuple(limits)}
+
+
+def _joined(eqn: JaxprEqn) -> Passing:
+    return {d: (d,) * len(eqn.invars) for d in range(len(shape_of(eqn.outvars[0])))}
+
+
 def _reduced(eqn: JaxprEqn) -> Passing:
     rank, axes = len(shape_of(eqn.invars[0])), eqn.params["axes"]
     return {d: (own,) for d, own in enumerate(own for own in range(rank) if own not in axes)}
@@ -94,6 +124,8 @@ _SUMS = Directed(_added_up, _added_up_back)
 DIRECTED: Mapping[str, Directed] = {
     "conv_general_dilated": Directed(_convolved, _convolved_back),
     "pad": Directed(_padded, _padded_back),
+    "slice": Directed(_sliced, _sliced_back),
+    "concatenate": Directed(_joined, _as_before, lambda eqn: eqn.params["dimension"]),
     "reduce_window_sum": _WINDOWS,
     "reduce_window_max": _WINDOWS,
     "reduce_window_min": _WINDOWS,

@@ -332,8 +332,10 @@ class _Turned:
                     found[index].append(_reverse(eqn, atom, same[key], dims))
                 operands.append(same[key])
             (value,) = eqn.outvars
-            turned = DIRECTED.get(eqn.primitive.name)
-            params = eqn.params | (turned.turned(eqn, self.dims[value]) if turned else {})
+            params = eqn.params
+            if directed := DIRECTED.get(eqn.primitive.name):
+                params = params | directed.turned(eqn, self.dims[value])
+                operands = directed.operands(eqn, self.dims[value], operands)
             new = eqn.replace(invars=operands, outvars=[same[value]], params=params)
             found[index].append(new)
             if self._is_read_as_it_was(value):

@@ -26,7 +26,7 @@ from meshwise.rules.registry import (
 )
 from meshwise.rules.small_exchanges import (
     Sends,
-    exchange_together,
+    exchange,
     gather_together,
     own_part,
     pad_rows,
@@ -146,8 +146,8 @@ def _before(context: LocalContext, factor: int, total: Any) -> Any:
         (totals,) = gather_together([total], axes)
         return own_part(_exclusive(context, totals), axes, mesh, 1)
     padded = pad_rows(total, -(-rows // shards) * shards)
-    (totals,) = exchange_together([padded], axes, cut=1, join=0)
-    (carry,) = exchange_together([_exclusive(context, totals)], axes, cut=0, join=1)
+    totals = exchange(padded, axes, cut=1, join=0)
+    carry = exchange(_exclusive(context, totals), axes, cut=0, join=1)
     return lax.slice_in_dim(carry, 0, rows, axis=1)
 
 

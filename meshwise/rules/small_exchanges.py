@@ -100,12 +100,14 @@ def gather_together(arrays: Sequence[Any], axes: Axes) -> list[Any]:
     return send_together(arrays, lambda x: lax.all_gather(x, axes, axis=1, tiled=True))
 
 
-def exchange_together(arrays: Sequence[Any], axes: Axes, cut: int, join: int) -> list[Any]:
+def exchange(x: Any, axes: Axes, cut: int, join: int) -> Any:
     """An all_to_all: dim `cut` is cut in parts, those received are joined along `join`."""
-    return send_together(
-        arrays,
-        lambda x: lax.all_to_all(x, axes, split_axis=cut + 1, concat_axis=join + 1, tiled=True),
-    )
+    return lax.all_to_all(x, axes, split_axis=cut, concat_axis=join, tiled=True)
+
+
+def exchange_together(arrays: Sequence[Any], axes: Axes, cut: int, join: int) -> list[Any]:
+    """The same of several arrays of one shape."""
+    return send_together(arrays, lambda x: exchange(x, axes, cut + 1, join + 1))
 
 
 def permute_together(

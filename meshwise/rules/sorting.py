@@ -28,7 +28,7 @@ from meshwise.rules.registry import Application, Exchange, LocalContext, OpRule,
 from meshwise.rules.routing import route, send_blocks
 from meshwise.rules.small_exchanges import (
     Sends,
-    exchange_together,
+    exchange,
     pad_rows,
     row_count,
     rows_back,
@@ -79,7 +79,8 @@ def _ways(job: SortedBlocks) -> list[tuple[Sends, Way]]:
     """What each way sends."""
     rows, splitters, network = (Sends(job.shards) for _ in range(3))
     dealt = job.block * _share(job) * job.shards
-    rows.add(CollectiveKind.ALL_TO_ALL, job.dtypes, dealt, times=2)
+    for dtype in job.dtypes:
+        rows.add(CollectiveKind.ALL_TO_ALL, [dtype], dealt, times=2)
     send_counts(job, splitters)
     send_blocks(job, splitters)
     send_rounds(job, network)
@@ -112,12 +113,13 @@ def _share(job: SortedBlocks) -> int:
 
 
 def _by_rows(job: SortedBlocks, operands: Sequence[Any]) -> list[Any]:
+    """Rows dealt out whole; operands go each by itself, as together they would be held twice."""
     padded = [pad_rows(x, _share(job) * job.shards) for x in operands]
-    whole = exchange_together(padded, job.axes, cut=1, join=0)
+    whole = [exchange(x, job.axes, cut=1, join=0) for x in padded]
     found = job.sort([lax.slice_in_dim(x, 0, job.size) for x in whole], job.keys, job.is_stable)
     padding = job.block * job.shards - job.size
     found = [lax.pad(x, _zero(x), [(0, padding, 0), (0, 0, 0)]) for x in found]
-    back = exchange_together(found, job.axes, cut=0, join=1)
+    back = [exchange(x, job.axes, cut=0, join=1) for x in found]
     return [lax.slice_in_dim(x, 0, job.rows, axis=1) for x in back]
 
 

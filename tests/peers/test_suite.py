@@ -17,7 +17,7 @@ from benchmarks.peers import hlo
 from benchmarks.suite import __main__ as suite
 from benchmarks.suite import contestants, figures, records
 from benchmarks.suite.devices import AXES, make_mesh
-from benchmarks.suite.every_program import PROGRAMS
+from benchmarks.suite.every_program import PROGRAMS, chosen, listed
 from benchmarks.suite.measure import COLUMNS, HERE, OURS, Measured, Outcome, largest_error, measure
 from benchmarks.suite.page import page
 from benchmarks.suite.program import GROUPS, Array, Best, Program, X, integers
@@ -334,10 +334,21 @@ def test_tables_for_a_page():
         (["--programs", "nosuch"], "has 'nosuch' in its name"),
         (["--groups", "moe", "--programs", "Cannon"], "no program of moe has 'Cannon'"),
         (["--saved", "nosuch.json"], "no such file: nosuch.json"),
+        (["--from", "nosuch.py"], "no such file: nosuch.py"),
     ],
 )
 def test_what_there_is_not_is_said(asked, said, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["benchmarks.suite", *asked])
-    with pytest.raises(SystemExit):
-        suite.options()
-    assert said in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        suite.main()
+    assert said in f"{ended.value} {capsys.readouterr().err}"
+
+
+def test_programs_of_a_file(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from benchmarks.suite.program import X, Array, Program\n"
+        "PROGRAMS = [Program('matmul', 'mine', lambda x: 2 * x, (Array((8, 4), X),), X)]\n"
+    )
+    assert [p.name for p in chosen(["matmul"], ["min"], listed(path))] == ["mine"]
+    assert listed(None) is PROGRAMS

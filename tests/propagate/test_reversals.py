@@ -1,7 +1,9 @@
 """Reversals that undo each other through element-wise work: nothing sent, the same numbers."""
 
+import itertools
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,6 +14,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
+from meshwise.propagate import directed
 
 
 def around(x: Any) -> Any:
@@ -229,7 +232,23 @@ def largest_so_far_of_parts(x: Any) -> Any:
     return jnp.flip(lax.cummax(jnp.flip(x[:, 1:]) * x[:, :-1], 1, reverse=True), 1)
 
 
+def cut_and_joined(x: Any) -> Any:
+    """Every other row of two values, one before the other, and a few rows twice."""
+    y = jnp.flip(x, 0)
+    return jnp.flip(jnp.concatenate([y[1::2], jnp.sin(y)[::3], y[2:4], y[2:2]]), 0)
+
+
+def scanned(x: Any) -> Any:
+    return lax.associative_scan(lambda a, b: 2 * a + b, x, axis=0)
+
+
+def scanned_back(x: Any) -> Any:
+    return lax.associative_scan(lambda a, b: 2 * a + b, x, axis=0, reverse=True)
+
+
 DIRECTED = [
+    cut_and_joined,
+    scanned_back,
     sums_from_the_last,
     convolved_back,
     correlated,
@@ -243,14 +262,31 @@ DIRECTED = [
 
 @pytest.mark.parametrize(
     ("turned", "straight"),
-    [(sums_from_the_last, sums), (convolved_back, convolved), (correlated, convolved)],
-    ids=["sums", "convolution", "correlation"],
+    [
+        (sums_from_the_last, sums),
+        (convolved_back, convolved),
+        (correlated, convolved),
+        (scanned_back, scanned),
+    ],
+    ids=["sums", "convolution", "correlation", "scan"],
 )
 def test_what_goes_the_other_way_sends_no_more(turned, straight) -> None:
     mesh = jax.make_mesh((8,), ("x",))
     x = np.zeros((64, 64), np.float32)
     sent = [mw.jit(f, mesh=mesh, in_shardings=P("x")).partition(x) for f in (turned, straight)]
     assert sent[0].wire_bytes <= sent[1].wire_bytes
+
+
+def test_what_is_cut_of_rows_from_the_last_one() -> None:
+    """All slices of seven rows, in all steps."""
+    x = np.arange(7)
+    for start, limit, step in itertools.product(range(8), range(8), range(1, 5)):
+        if start <= limit:
+            cut = partial(lax.slice, start_indices=(start,), limit_indices=(limit,))
+            (eqn,) = jax.make_jaxpr(partial(cut, strides=(step,)))(x).jaxpr.eqns
+            params = directed.DIRECTED["slice"].turned(eqn, frozenset({0}))
+            found = lax.slice_p.bind(x[::-1], **(eqn.params | params))
+            np.testing.assert_array_equal(found, x[start:limit:step][::-1])
 
 
 @pytest.mark.parametrize(
