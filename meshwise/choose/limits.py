@@ -35,7 +35,7 @@ class Limits:
     """
 
     work: Sequence[float]
-    held: Mapping[int, int]
+    held: Mapping[int, float]
     known: dict[Any, Any] = field(default_factory=dict)
     reach: Reach = NEAR
 
@@ -75,7 +75,7 @@ def with_work_of(limits: Limits, graph: Graph, axes: Sequence[DimAxes]) -> Limit
     return Limits(most, limits.held)
 
 
-def _held_limits(graph: Graph, gathers_steps: bool) -> dict[int, int]:
+def _held_limits(graph: Graph, gathers_steps: bool) -> dict[int, float]:
     """A stack is not gathered for a loop: a step's part of it is, inside.
 
     So it is held in shards as small as completion has them, wherever dims other than that of the
@@ -92,8 +92,7 @@ def _held_limits(graph: Graph, gathers_steps: bool) -> dict[int, int]:
         operands = [sharding_of(d) for d in dims[: len(node.operands)]]
         options = candidates(graph, node, operands, (), dims, None)
         least = min(_stack_bytes(graph, node, axes) for axes in options)
-        value, own = _stack(graph, node), dims[_stack_position(node)]
-        given = local_bytes(value.shape, value.itemsize, sharding_of(own), graph.mesh)
+        given = _part_bytes(graph, _stack(graph, node), dims[_stack_position(node)])
         found[node.index] = max(least, given)
     return found
 
@@ -108,11 +107,16 @@ def _stack(graph: Graph, node: Node) -> Value:
     return graph.values[(*node.operands, *node.results)[_stack_position(node)]]
 
 
-def _stack_bytes(graph: Graph, node: Node, axes: DimAxes) -> int:
-    value, position = _stack(graph, node), _stack_position(node)
-    dims = (*node.rule.operands, *node.rule.results)[position]
-    held = sharding_of(dims_sharding(dims, axes))
-    return local_bytes(value.shape, value.itemsize, held, graph.mesh)
+def _stack_bytes(graph: Graph, node: Node, axes: DimAxes) -> float:
+    dims = (*node.rule.operands, *node.rule.results)[_stack_position(node)]
+    return _part_bytes(graph, _stack(graph, node), dims_sharding(dims, axes))
+
+
+def _part_bytes(graph: Graph, value: Value, axes: DimAxes) -> float:
+    """Bytes of a device's part, padding aside: of columns that do not divide it is no more."""
+    shards = (graph.mesh.size(own) for own in axes)
+    parts = [n / max(1, min(n, k)) for n, k in zip(value.shape, shards, strict=True)]
+    return math.prod(parts) * value.itemsize
 
 
 def _work_limits(graph: Graph) -> list[float]:

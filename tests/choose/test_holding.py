@@ -284,3 +284,23 @@ def test_a_gradient_of_a_diagonal_is_not_made_whole_on_every_device():
     assert (16, 128) in made
     assert (128, 128) not in made
     assert program.wire_bytes == (2 + 2 + 1) * 512 * 7 / 8  # two sums of 128, and a gather
+
+
+def gradient_of_layers(w, x):
+    def loss(w):
+        return (lax.scan(lambda h, w: (h @ w @ w.T, None), x, w)[0] ** 2).mean()
+
+    return jax.grad(loss)(w)
+
+
+@pytest.mark.parametrize("columns", [96, 100], ids=["even", "uneven"])
+def test_what_layers_keep_lies_in_columns_that_do_not_divide(columns):
+    """A part of them is a little larger for its padding, and is not moved to rows and back."""
+    draw = np.random.default_rng(0)
+    w, x = (draw.normal(size=s).astype(np.float32) / 9 for s in ((4, 64, columns), (48, 64)))
+    hints = {"in_shardings": (P(None, None, "d"), P("d")), "out_shardings": P(None, None, "d")}
+    program = mw.jit(gradient_of_layers, mesh=N8, **hints).partition(w, x)
+    assert program.wire_bytes == (3 + 2) * 4 * 7 / 8 * 48 * 64 * 4
+    np.testing.assert_allclose(
+        program.simulate(w, x), gradient_of_layers(w, x), rtol=1e-3, atol=1e-6
+    )
