@@ -17,8 +17,7 @@ from meshwise.api.arguments import name_of
 from meshwise.api.build import DRIVER_OF
 from meshwise.api.calls import Calls
 from meshwise.api.dispatch import Dispatch
-from meshwise.api.meshes import check_is_mesh
-from meshwise.api.options import Choices, Options
+from meshwise.api.options import Choices, Options, check_is_mesh
 from meshwise.api.spmd_program import SpmdProgram
 from meshwise.cost.hardware import GENERIC, Hardware
 from meshwise.errors import ArgumentError, message

@@ -8,7 +8,6 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from meshwise import _jax
 from meshwise.errors import (
-    ArgumentError,
     HintError,
     MeshError,
     MeshwiseError,
@@ -22,19 +21,6 @@ from meshwise.ir.program import Program
 from meshwise.run.uneven import UnevenArray
 
 _SHOWN_DEVICES = 8
-
-
-def check_is_mesh(mesh: Any, asked: str = "mw.jit") -> None:
-    """An error for what is no mesh, nor None; `asked` is what it was given to."""
-    if mesh is not None and not isinstance(mesh, Mesh | AbstractMesh):
-        raise ArgumentError(
-            message(
-                f"{asked} was given a mesh that is none",
-                [f"mesh={mesh!r:.60}"],
-                "A mesh is a jax.sharding.Mesh or, to plan without devices, an AbstractMesh.",
-                "Make one with jax.make_mesh(sizes, names).",
-            )
-        )
 
 
 def find_mesh(

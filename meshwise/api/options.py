@@ -5,9 +5,11 @@ from functools import cached_property
 from typing import Any
 
 import jax
+from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from meshwise import _jax
 from meshwise.cost.hardware import GENERIC, Hardware
+from meshwise.errors import ArgumentError, MeshError, message
 from meshwise.run.execute import Compiling
 
 
@@ -85,3 +87,29 @@ class Options:
             *("keep_unused", "inline", "device", "backend", "compiler_options"),
         )
         return {name: getattr(self, name) for name in names}
+
+
+def check_is_mesh(mesh: Any, asked: str = "mw.jit") -> None:
+    """An error for what is no mesh that a program can be for, nor None.
+
+    `asked` is what it was given to.
+    """
+    if mesh is not None and not isinstance(mesh, Mesh | AbstractMesh):
+        raise ArgumentError(
+            message(
+                f"{asked} was given a mesh that is none",
+                [f"mesh={mesh!r:.60}"],
+                "A mesh is a jax.sharding.Mesh or, to plan without devices, an AbstractMesh.",
+                "Make one with jax.make_mesh(sizes, names).",
+            )
+        )
+    if isinstance(mesh, Mesh) and AxisType.Manual in mesh.axis_types:
+        kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
+        raise MeshError(
+            message(
+                f"{asked} was given a mesh with manual axes",
+                [f"axis {axis!r}" for axis, kind in kinds if kind == AxisType.Manual],
+                "Axes are manual inside of jax.shard_map alone, where arrays are parts of others.",
+                "Make the mesh with AxisType.Auto or AxisType.Explicit.",
+            )
+        )

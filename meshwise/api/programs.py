@@ -19,7 +19,7 @@ from meshwise.api.arguments import (
     name_of,
     result_paths,
 )
-from meshwise.api.meshes import check_is_mesh
+from meshwise.api.options import check_is_mesh
 from meshwise.api.specs import Described, broadcast_specs, kind_of
 from meshwise.api.spmd_program import SpmdProgram
 from meshwise.errors import ArgumentError, LayoutError, MeshError, message

@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from meshwise import _jax
 from meshwise.api.arguments import argument_types, name_of, result_paths, take_apart
-from meshwise.api.meshes import check_is_mesh
+from meshwise.api.options import check_is_mesh
 from meshwise.api.specs import Described, broadcast_specs, kind_of
 from meshwise.errors import ArgumentError, HintError, MeshError, TreeError, message
 from meshwise.flatten import inline_calls

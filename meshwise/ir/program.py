@@ -171,5 +171,6 @@ def atom_key(atom: Any) -> Any:
     """A variable itself; a literal by its type and its bits."""
     if not isinstance(atom, Literal):
         return atom
-    bits = atom.val.tobytes() if hasattr(atom.val, "tobytes") else (type(atom.val), atom.val)
+    # Python's numbers by what they are written as: zeros of both signs are equal, a NaN is not.
+    bits = atom.val.tobytes() if hasattr(atom.val, "tobytes") else (type(atom.val), repr(atom.val))
     return atom.aval, bits

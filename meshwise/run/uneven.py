@@ -47,7 +47,7 @@ class UnevenArray:
     def __init__(self, padded: jax.Array, shape: Sequence[int]):
         """Wrap a padded array; its sharding must be a `NamedSharding` that explains the padding."""
         shape = tuple(shape)
-        sharding = padded.sharding
+        sharding = getattr(padded, "sharding", None)  # an array of NumPy lies nowhere
         if not isinstance(sharding, NamedSharding):
             raise ValueError(f"an UnevenArray is sharded by a NamedSharding, not by {sharding}")
         if len(shape) != padded.ndim or shape == padded.shape:

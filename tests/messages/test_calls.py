@@ -185,6 +185,17 @@ def test_what_is_no_mesh():
     )
 
 
+def test_a_mesh_with_manual_axes():
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Manual,))
+    check(
+        mw.MeshError,
+        "mw.jit was given a mesh with manual axes: axis 'x'\n"
+        "Axes are manual inside of jax.shard_map alone, where arrays are parts of others.\n"
+        "Make the mesh with AxisType.Auto or AxisType.Explicit.",
+        lambda: mw.jit(step, mesh=mesh),
+    )
+
+
 def test_a_completion_that_is_none():
     check(
         mw.ArgumentError,

@@ -261,3 +261,5 @@ def test_wrong_padding_is_refused(mesh):
         UnevenArray(zeros, (20, 2))
     with pytest.raises(ValueError, match="sharded by a NamedSharding, not by SingleDevice"):
         UnevenArray(jax.device_put(np.zeros(4), jax.devices()[0]), (3,))
+    with pytest.raises(ValueError, match="sharded by a NamedSharding, not by None"):
+        UnevenArray(np.zeros(4), (3,))  # pyright: ignore

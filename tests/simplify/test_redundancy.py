@@ -1,0 +1,47 @@
+"""Equal equations are one, and only these."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AbstractMesh
+from jax.sharding import PartitionSpec as P
+
+import meshwise as mw
+
+MESH = AbstractMesh((2,), ("x",))
+
+
+def chosen(x):
+    return jnp.where(x > 0, 0.0, -0.0)
+
+
+def divided(x):
+    return 1 / chosen(x)
+
+
+def joined(x):
+    return jnp.concatenate([jnp.full((4, 3), 0.0), jnp.full((4, 3), -0.0), x * 0.0, x * -0.0])
+
+
+def of_both(x):
+    return jnp.stack([x.astype(int) * 1, x.astype(bool) * True, x * 1.0])
+
+
+@pytest.mark.parametrize("function", [chosen, divided, joined, of_both], ids=lambda f: f.__name__)
+def test_numbers_that_are_equal_are_not_always_the_same(function):
+    """Zeros of both signs are equal, and so is one in all types."""
+    x = np.asarray([[1, -2, 3], [-4, 5, -6], [0, 7, 8], [-0.0, -1, 1]], np.float32)
+    found = mw.jit(function, mesh=MESH, in_shardings=P("x")).partition(x).simulate(x)
+    wanted = jax.jit(function)(x)
+    np.testing.assert_array_equal(found, wanted)
+    np.testing.assert_array_equal(np.signbit(found), np.signbit(wanted))
+
+
+def test_equal_equations_are_one():
+    def twice(x):
+        return jnp.sin(x) * 2.0, jnp.cos(x) + jnp.sin(x) * 2.0
+
+    program = mw.jit(twice, mesh=MESH, in_shardings=P("x")).partition(np.zeros((4, 3), np.float32))
+    names = [eqn.primitive.name for eqn in program.jaxpr.jaxpr.eqns]
+    assert names.count("sin") == names.count("mul") == 1
