@@ -72,12 +72,8 @@ def _with_leading_dims(graph: Graph, limits: Limits, found: Sequence[Found]) -> 
 
 
 def _backward(graph: Graph, limits: Limits, found: Sequence[Found]) -> list[Found]:
-    """What is found from the last equation on, where all plans so far move what they end with.
-
-    That are results, or what rows were exchanged for before: windows of what is shifted are moved
-    with the exchange that brings them where they are wanted, or before all of it.
-    """
-    if not all(one.moves_results or one.moves_what_is_exchanged for one in found):
+    """What is found from the last equation on, where all plans so far move results at the end."""
+    if not all(one.moves_results for one in found):
         return []
     one = descended(Search(graph, backward_start(graph, limits)), limits)
     return [one] if one.sent_bytes < min(other.sent_bytes for other in found) else []

@@ -7,7 +7,7 @@ from meshwise._jax import Var
 from meshwise.choose.descend import descend
 from meshwise.choose.holding import argument_bytes, peak_bytes
 from meshwise.choose.limits import Limits
-from meshwise.choose.pricing import exchanges_of, node_seconds, work_seconds
+from meshwise.choose.pricing import node_seconds, work_seconds
 from meshwise.choose.search import Search
 from meshwise.choose.tree import Edge, reshard_tree
 from meshwise.ir.sharding import Sharding
@@ -48,16 +48,6 @@ class Found:
         return any(
             value.var in self.copies and not self.search.produced(value).unreduced
             for value in returned
-        )
-
-    @property
-    def moves_what_is_exchanged(self) -> bool:
-        """Whether rows are exchanged, and what is made of them lies otherwise: it might before."""
-        graph = self.search.graph
-        is_moved = any(graph.values[v].maker is not None and e for v, (_, e) in self.copies.items())
-        return is_moved and any(
-            exchanges_of(graph, node, placed.strategy.axes, leaves_turned=True)
-            for node, placed in zip(graph.nodes, self.search.placed, strict=True)
         )
 
     @cached_property

@@ -209,7 +209,7 @@ CASES = {
         (P(), P(None, "d"), P("d")),
         P("d"),
         N8,
-        [("all_to_all", "d", (64, 8)), ("all_gather", "d", (64, 8))],
+        [("all_gather", "d", (64, 8)), ("all_to_all", "d", (64, 8))],
     ),
     "a bias in shards is no reason to have features in shards": (
         lambda x, u, b, v: jnp.tanh(x @ u + b) @ v,

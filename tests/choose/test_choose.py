@@ -242,15 +242,3 @@ def test_pairs_of_what_is_computed_of_sums_are_not_made_whole():
     made = [v.aval.size for eqn in program.jaxpr.eqns for v in eqn.outvars]
     assert max(made) == 32 * 256 * 2
     assert sum(size > 256 * 8 for size in made) < 14
-
-
-def test_of_as_many_bytes_what_adds_nothing_up_is_sent():
-    """A table that every device makes, times rows: these are gathered, not the products summed."""
-
-    def circulant(c, x):
-        i = jnp.arange(128)
-        return c[i[:, None] - i[None] + 127] @ x
-
-    step = mw.jit(circulant, mesh=N8, in_shardings=(P(), P("d")), out_shardings=P("d"))
-    program = step.partition(f32(255), f32(128, 16))
-    assert kinds(program) == [("all_gather", "d", (16, 16))]

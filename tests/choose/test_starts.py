@@ -82,19 +82,3 @@ def test_with_figures_of_a_machine_no_plan_takes_longer_than_the_one_of_fewest_b
     for figures in (GENERIC, CPU):
         step = mw.jit(jax.grad(loss), mesh=mesh, hardware=figures, **options)
         assert step.partition(weights, x).wire_bytes == 81_920
-
-
-def windows(x):
-    """Blocks of four by four, shifted before, one after the other."""
-    blocks = jnp.roll(x, -2, 1).reshape(8, 4, 8, 4, 16)
-    return blocks.transpose(0, 2, 1, 3, 4).reshape(-1, 256)
-
-
-def test_what_is_shifted_is_moved_first():
-    """Rows come together before columns are shifted, and nothing is exchanged for the shift."""
-    x = np.random.default_rng(0).normal(size=(32, 32, 16)).astype(np.float32)
-    mesh = AbstractMesh((2, 4), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
-    step = mw.jit(windows, mesh=mesh, in_shardings=P("x", "y"), out_shardings=P(("x", "y")))
-    sent = step.partition(x)
-    assert sent.wire_bytes == 3 / 4 * (32 * 32 * 16 / 8) * 4
-    np.testing.assert_array_equal(sent.simulate(x), windows(x))
