@@ -10,6 +10,7 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 import meshwise as mw
+from meshwise._jax import combine_collectives
 from meshwise._jax.cuts import cut_alike, cut_before_joined
 
 P = PartitionSpec
@@ -99,7 +100,7 @@ def test_short_floats_are_moved_as_they_are(mesh8, after, dtype, bits):
     assert moved == f"u{bits}"
 
 
-def test_arrays_that_are_exchanged_one_by_one_are_cut_alike(mesh8):
+def test_arrays_that_travel_together_are_joined_in_pieces(mesh8):
     draw = np.random.default_rng(0)
     keys = jnp.asarray(draw.integers(0, 9, (16, 32)), jnp.int32)
     values = jnp.asarray(draw.normal(size=(16, 32)), jnp.float32)
@@ -112,9 +113,11 @@ def test_arrays_that_are_exchanged_one_by_one_are_cut_alike(mesh8):
     )
     for found, wanted in zip(by_keys(keys, values), lax.sort((keys, values), num_keys=1), strict=1):
         np.testing.assert_array_equal(found, wanted)
-    sent = cut_alike(by_keys.partition(keys, values).jaxpr, {"x": 8}).jaxpr.eqns
-    cuts = [eqn for eqn in sent if eqn.primitive.name == "cut_and_joined"]
-    assert [len(eqn.invars) for eqn in cuts] == [1] * 4  # there and back: keys and values
+    apart, sizes = by_keys.partition(keys, values).jaxpr, {"x": 8}
+    for jaxpr, joined in ((apart, [1] * 4), (combine_collectives(apart, sizes, 2**16), [2, 2])):
+        sent = cut_alike(jaxpr, sizes).jaxpr.eqns
+        cuts = [eqn for eqn in sent if eqn.primitive.name == "cut_and_joined"]
+        assert [len(eqn.invars) for eqn in cuts] == joined  # there and back: keys and values
 
 
 def test_what_is_joined_of_arrays_of_other_sizes_is_cut(mesh8):
