@@ -26,6 +26,7 @@ from meshwise.ir.sharding import Sharding, local_shape
 from meshwise.partition.at_home import cut_at_home
 from meshwise.partition.coalesced_sends import send_together
 from meshwise.partition.hoist import LoopRead, read_anyway, read_before
+from meshwise.partition.moved import added_values
 from meshwise.partition.once import send_once
 from meshwise.partition.order import emission_order
 from meshwise.partition.stacks import Part, parts_kept
@@ -37,7 +38,13 @@ def emit(
     plan: Plan, hardware: Hardware, most_hoisted_bytes: int | None = None
 ) -> tuple[ClosedJaxpr, list[Reason], list[LoopRead]]:
     """The per-device program of a plan, the reason of each of its reshards, and loops' reads."""
-    walk = Walk(plan, hardware, most_hoisted_bytes=most_hoisted_bytes, parts=parts_kept(plan))
+    walk = Walk(
+        plan,
+        hardware,
+        most_hoisted_bytes=most_hoisted_bytes,
+        parts=parts_kept(plan),
+        added=added_values(plan),
+    )
     program = plan.program
     for var, edges in plan.copies.items():
         walk.sources.update({(var, target): source for source, target in edges})

@@ -25,6 +25,7 @@ from meshwise.ir.per_device import Reason, reason_scope
 from meshwise.ir.program import itemsize_of, shape_of, type_of
 from meshwise.ir.sharding import Sharding, local_bytes, replicated
 from meshwise.partition.hoist import LoopRead
+from meshwise.partition.moved import sum_of_bits
 from meshwise.partition.padding import mask_operands
 from meshwise.reshard.emit import all_reduce, apply_steps
 from meshwise.reshard.plan import Reshard, StepKind
@@ -47,7 +48,8 @@ class Walk:
     `waiting` holds, by (axes, operator, dtype), the reductions of values that exist already and
     will be wanted later; `most_bytes` what a device may hold of a value while it is resharded;
     `loop_reads` what each loop (by where it is opened) reads in another sharding, of which it may
-    hold `most_hoisted_bytes`; `parts` the stacks, by mark, of which a device keeps its own steps.
+    hold `most_hoisted_bytes`; `parts` the stacks, by mark, of which a device keeps its own steps;
+    `added` the values whose terms add up, where of others one counts at each place.
     """
 
     plan: Plan
@@ -61,6 +63,7 @@ class Walk:
     most_hoisted_bytes: int | None = None
     loop_reads: dict[int, list[LoopRead]] = field(default_factory=dict)
     parts: dict[int, Sharding] = field(default_factory=dict)
+    added: frozenset[Var] = frozenset()
 
     @contextmanager
     def within(self) -> Iterator[None]:
@@ -100,7 +103,7 @@ def store(walk: Walk, var: Var, sharding: Sharding, array: Any) -> None:
         return
     for edge in walk.plan.copies.get(var, ()):
         if edge[0] == sharding and _is_small_reduction(walk, var, edge):
-            walk.waiting[_reduction_key(var, edge)].append((var, edge))
+            walk.waiting[_reduction_key(walk, var, edge)].append((var, edge))
 
 
 def _is_small_reduction(walk: Walk, var: Var, edge: Edge) -> bool:
@@ -109,8 +112,9 @@ def _is_small_reduction(walk: Walk, var: Var, edge: Edge) -> bool:
     return small <= SMALL_BYTES and target.dims == source.dims and not target.unreduced
 
 
-def _reduction_key(var: Var, edge: Edge) -> tuple[Any, ...]:
-    return edge[0].unreduced, edge[0].reduction, type_of(var).dtype
+def _reduction_key(walk: Walk, var: Var, edge: Edge) -> tuple[Any, ...]:
+    source, _ = edge
+    return source.unreduced, source.reduction, type_of(var).dtype, var in walk.added
 
 
 def copy_of(walk: Walk, atom: Any, sharding: Sharding, user: JaxprEqn | None) -> Any:
@@ -127,7 +131,7 @@ def copy_of(walk: Walk, atom: Any, sharding: Sharding, user: JaxprEqn | None) ->
     source = sharding.reduced if is_remade else _source(walk, atom, sharding)
     array = copy_of(walk, atom, source, user)
     edge = (source, sharding)
-    together = walk.waiting.get(_reduction_key(atom, edge), []) if source.unreduced else []
+    together = walk.waiting.get(_reduction_key(walk, atom, edge), []) if source.unreduced else []
     if (atom, edge) in together and len(together) > 1:
         _reduce_together(walk, together, user)
     else:
@@ -190,7 +194,10 @@ def _reshard(walk: Walk, var: Var, edge: Edge, array: Any, user: JaxprEqn | None
     if not any(step.kind is not StepKind.SLICE for step in steps.steps):
         return apply_steps(array, steps, mesh)
     with _reason(walk, [(var, edge)], user):
-        return apply_steps(array, steps, mesh)
+        if not source.unreduced or var in walk.added:
+            return apply_steps(array, steps, mesh)
+        joined = mesh.size(set(source.unreduced).difference(target.unreduced))
+        return sum_of_bits(lambda terms: apply_steps(terms, steps, mesh), array, joined)
 
 
 def _reason(walk: Walk, moved: Sequence[tuple[Var, Edge]], user: JaxprEqn | None) -> Any:
@@ -223,8 +230,14 @@ def _reduce_together(walk: Walk, together: list[tuple[Var, Edge]], user: JaxprEq
     arrays = [walk.copies[var, edge[0]] for var, edge in together]
     flat = lax.concatenate([lax.reshape(a, (math.prod(a.shape),)) for a in arrays], 0)
     source = together[0][1][0]
+
+    def reduce(terms: Any) -> Any:
+        return all_reduce(terms, source.unreduced, source.reduction)
+
     with _reason(walk, together, user):
-        flat = all_reduce(flat, source.unreduced, source.reduction)
+        joined = walk.plan.program.mesh.size(source.unreduced)
+        is_added = together[0][0] in walk.added
+        flat = reduce(flat) if is_added else sum_of_bits(reduce, flat, joined)
     start = 0
     for (var, edge), array in zip(together, arrays, strict=True):
         part = lax.slice(flat, (start,), (start + array.size,))

@@ -21,6 +21,7 @@ from meshwise.reshard.permute import permute_pairs
 from meshwise.reshard.plan import Part, ReshardPlan, Step, StepKind
 from meshwise.reshard.tiles import tiles_over
 from meshwise.rules.halo import fetch_rows, realignment
+from meshwise.rules.identity import nothing_like
 from meshwise.rules.ordered import extreme_as_integers
 
 
@@ -270,9 +271,9 @@ def _term(x: jax.Array, step: Step, plan: ReshardPlan, mesh: Mesh) -> jax.Array:
 
 
 def as_term(x: Any, axes: Axes) -> jax.Array:
-    """A value as a sum over axes: one device's term is the value, the others' are zero."""
+    """A value as a sum over axes: one device's term is the value, the others' are nothing."""
     is_first = lax.eq(lax.axis_index(axes), np.int32(0))
-    return jnp.where(is_first, x, jnp.zeros_like(x))
+    return jnp.where(is_first, x, nothing_like(jnp.asarray(x)))
 
 
 _EMIT: Mapping[StepKind, Callable[[jax.Array, Step, ReshardPlan, Mesh], jax.Array]] = {

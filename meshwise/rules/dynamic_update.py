@@ -28,7 +28,7 @@ def _dynamic_update_slice_rule(application: Application) -> OpRule:
         dims.append(factoring.new(n))
         written.append(dims[-1] if size == n else factoring.new(size, "whole"))
     factors = factoring.rule([dims, written, *starts], [dims])
-    return OpRule(factors, linear=((0, 1),), local=_dynamic_update_slice_local)
+    return OpRule(factors, linear=((0, 1),), local=_dynamic_update_slice_local, moves=True)
 
 
 def _dynamic_update_slice_local(

@@ -118,7 +118,7 @@ def _edtype_rule(application: Application) -> OpRule:
 def _barrier_rule(application: Application) -> OpRule:
     factoring = Factoring()
     dims = [factoring.dims(shape) for shape in shapes(application.operands)]
-    return OpRule(factoring.rule(dims, dims), linear=(tuple(range(len(dims))),))
+    return OpRule(factoring.rule(dims, dims), linear=(tuple(range(len(dims))),), moves=True)
 
 
 def _identity(context: LocalContext, *operands: Any) -> list[Any]:

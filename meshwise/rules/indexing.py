@@ -67,18 +67,11 @@ def _gather_rule(application: Application) -> OpRule:
             result[next(offsets)] = dims[-1] if size == n else factoring.new(size, "whole")
     return OpRule(
         factoring.rule([dims, at], [result]),
-        linear=((0,),) if _fills_terms(application) else (),
+        linear=() if issubdtype(operand.dtype, extended) else ((0,),),
         local=_gather_local,
         masked=(),
+        moves=True,
     )
-
-
-def _fills_terms(application: Application) -> bool:
-    """Whether what a gather fills in may be filled in each term of a sum: zero, or NaN."""
-    if issubdtype(application.operands[0].dtype, extended):
-        return False
-    fill = application.params["fill_value"]
-    return application.params["mode"] is not FILL or fill == 0 or bool(np.isnan(fill))
 
 
 def _gather_local(context: LocalContext, operand: Any, indices: Any) -> list[Any]:
@@ -89,7 +82,8 @@ def _gather_local(context: LocalContext, operand: Any, indices: Any) -> list[Any
     single = (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
     kept = dims_of_windows(operand.ndim, single, numbers.offset_dims)
     vectors = IndexVectors(context, indices, numbers.start_index_map, windows, kept, rank)
-    if not vectors.factors:
+    fills = params["mode"] is FILL
+    if not vectors.factors and not (fills and context.strategy.carried):
         return context.bind(operand, indices, slice_sizes=sizes)
     inside = vectors.local(lambda p, n: lax.clamp(p.dtype.type(0), p, p.dtype.type(n - 1)))
     (taken,) = context.bind(
@@ -106,14 +100,22 @@ def _gather_local(context: LocalContext, operand: Any, indices: Any) -> list[Any
         return lax.select(lax.broadcast_in_dim(mask, taken.shape, vectors.places), value, other)
 
     nothing = nothing_like(taken)
-    taken = where(vectors.owned(), taken, nothing)
-    if params["mode"] is not FILL:
+    if vectors.factors:
+        taken = where(vectors.owned(), taken, nothing)
+    if not fills:
         return [taken]
-    first = is_first_shard(context, list(vectors.factors.values()))
+    first = all_of(_are_first(context, vectors))
     filled = lax.select(
         lax.broadcast(first, taken.shape), lax.full_like(taken, params["fill_value"]), nothing
     )
     return [where(vectors.in_range(), taken, filled)]
+
+
+def _are_first(context: LocalContext, vectors: IndexVectors) -> list[Any]:
+    """Whether this device is the first along factors, and along axes whose terms it carries."""
+    carried = context.strategy.carried
+    found = [is_first_shard(context, list(vectors.factors.values()))] if vectors.factors else []
+    return [*found, lax.eq(lax.axis_index(carried), np.int32(0))] if carried else found
 
 
 def _spread_numbers(numbers: Any, vectors: IndexVectors) -> Any:
@@ -154,6 +156,7 @@ def _dynamic_slice_rule(application: Application) -> OpRule:
         linear=((0,),),
         local=_dynamic_slice_local,
         masked=(),
+        moves=True,
     )
 
 

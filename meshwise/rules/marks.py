@@ -24,14 +24,14 @@ def _scalar_rule(application: Application) -> OpRule:
 def _carry_rule(application: Application) -> OpRule:
     factoring = Factoring()
     dims = factoring.dims(shapes(application.results)[0])
-    return OpRule(factoring.rule([dims], [dims]))
+    return OpRule(factoring.rule([dims], [dims]), moves=True)
 
 
 @register("mark_next")
 def _next_rule(application: Application) -> OpRule:
     factoring = Factoring()
     dims = factoring.dims(shapes(application.results)[0])
-    return OpRule(factoring.rule([dims, dims], [dims]))
+    return OpRule(factoring.rule([dims, dims], [dims]), moves=True)
 
 
 @register("mark_join")
@@ -39,7 +39,8 @@ def _join_rule(application: Application) -> OpRule:
     factoring = Factoring()
     dims = factoring.dims(shapes(application.results)[0])
     branches = range(len(application.operands))
-    return OpRule(factoring.rule([dims for _ in branches], [dims]), linear=(tuple(branches),))
+    factors = factoring.rule([dims for _ in branches], [dims])
+    return OpRule(factors, linear=(tuple(branches),), moves=True)
 
 
 @register("mark_step")
@@ -57,4 +58,4 @@ def _stack_rule(application: Application) -> OpRule:
     steps, *_ = shapes(application.results)[0]
     dims = factoring.dims(shapes(application.operands)[0])
     whole = factoring.new(steps, "whole")
-    return OpRule(factoring.rule([dims], [[whole, *dims]]), linear=((0,),))
+    return OpRule(factoring.rule([dims], [[whole, *dims]]), linear=((0,),), moves=True)

@@ -201,6 +201,9 @@ class OpRule:
     calls: how many sines all that it calls for one number after another take as long as, where
         vector units have no such functions.
     turned: axes along which the results lie turned where `local` and `exchanges` may leave them so.
+    moves: each element of a result is, bit for bit, an element of an operand; of the terms of an
+        unreduced result one alone counts, if that is so of the operands it carries, and the others
+        are nothing (`nothing_like`).
     opaque: computed whole because there is no rule; shown to the user.
     """
 
@@ -213,6 +216,7 @@ class OpRule:
     serial: bool = False
     calls: float = 0.0
     turned: Callable[[LocalContext], tuple[str, ...]] | None = None
+    moves: bool = False
     opaque: bool = False
 
 

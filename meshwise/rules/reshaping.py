@@ -69,6 +69,7 @@ def _reshape_rule(application: Application) -> OpRule:
         linear=((0,),),
         local=_reshape_local,
         exchanges=_exchanges,
+        moves=True,
     )
 
 

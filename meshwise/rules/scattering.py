@@ -93,6 +93,7 @@ def _scatter_rule(application: Application) -> OpRule:
         local=_scatter_local,
         exchanges=_overwriting_exchanges if overwrites(application.eqn) else None,
         masked=(2,),
+        moves=overwrites(application.eqn),
     )
 
 

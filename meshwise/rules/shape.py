@@ -15,7 +15,7 @@ def _transpose_rule(application: Application) -> OpRule:
     factoring = Factoring()
     dims = factoring.dims(application.operands[0].shape)
     permuted = [dims[d] for d in application.params["permutation"]]
-    return OpRule(factoring.rule([dims], [permuted]), linear=((0,),))
+    return OpRule(factoring.rule([dims], [permuted]), linear=((0,),), moves=True)
 
 
 @register("squeeze")
@@ -24,7 +24,7 @@ def _squeeze_rule(application: Application) -> OpRule:
     dims = factoring.dims(application.operands[0].shape)
     removed = application.params["dimensions"]
     kept = [dim for d, dim in enumerate(dims) if d not in removed]
-    return OpRule(factoring.rule([dims], [kept]), linear=((0,),))
+    return OpRule(factoring.rule([dims], [kept]), linear=((0,),), moves=True)
 
 
 @register("broadcast_in_dim")
@@ -36,7 +36,8 @@ def _broadcast_rule(application: Application) -> OpRule:
         () if n == 1 else result[place]
         for n, place in zip(application.operands[0].shape, places, strict=True)
     ]
-    return OpRule(factoring.rule([operand], [result]), linear=((0,),), local=_broadcast_local)
+    factors = factoring.rule([operand], [result])
+    return OpRule(factors, linear=((0,),), local=_broadcast_local, moves=True)
 
 
 def _broadcast_local(context: LocalContext, operand: Any) -> list[Any]:
@@ -51,7 +52,8 @@ def _tile_rule(application: Application) -> OpRule:
     result = [
         factoring.new(n) + dim for n, dim in zip(application.params["reps"], operand, strict=True)
     ]
-    return OpRule(factoring.rule([operand], [result]), linear=((0,),), local=_tile_local)
+    factors = factoring.rule([operand], [result])
+    return OpRule(factors, linear=((0,),), local=_tile_local, moves=True)
 
 
 def _tile_local(context: LocalContext, operand: Any) -> list[Any]:
@@ -111,7 +113,7 @@ def _stack_rule(application: Application) -> OpRule:
     result = list(dims)
     result.insert(axis, factoring.new(len(operands), "whole"))
     factors = factoring.rule([dims] * len(operands), [result])
-    return OpRule(factors, linear=(tuple(range(len(operands))),))
+    return OpRule(factors, linear=(tuple(range(len(operands))),), moves=True)
 
 
 @register("unstack")
@@ -121,7 +123,8 @@ def _unstack_rule(application: Application) -> OpRule:
     factoring = Factoring()
     dims = [factoring.new(n, "whole" if d == axis else None) for d, n in enumerate(operand)]
     part = [dim for d, dim in enumerate(dims) if d != axis]
-    return OpRule(factoring.rule([dims], [part] * len(application.results)), linear=((0,),))
+    factors = factoring.rule([dims], [part] * len(application.results))
+    return OpRule(factors, linear=((0,),), moves=True)
 
 
 @register("bitcast_convert_type")

@@ -57,6 +57,7 @@ def _rev_rule(application: Application) -> OpRule:
         local=_rev_local,
         exchanges=_rev_exchanges,
         turned=_turned_axes,
+        moves=True,
     )
 
 
@@ -121,6 +122,7 @@ def _slice_rule(application: Application) -> OpRule:
         local=_slice_local,
         exchanges=_slice_exchanges,
         masked=(),
+        moves=True,
     )
 
 
@@ -268,6 +270,7 @@ def _concatenate_rule(application: Application) -> OpRule:
         linear=(tuple(range(len(operands))),),
         local=_concatenate_local,
         exchanges=_concatenate_exchanges,
+        moves=True,
     )
 
 
@@ -333,6 +336,7 @@ def _split_rule(application: Application) -> OpRule:
         linear=((0,),),
         local=_split_local,
         exchanges=_split_exchanges,
+        moves=True,
     )
 
 

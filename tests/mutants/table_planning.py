@@ -9,6 +9,7 @@ PROGRAMS = (
     "tests/partition",
 )
 CONTROL = ("tests/end_to_end/test_sent_control.py",)
+BITS = ("tests/run/test_bits_of_rows.py",)
 RESHARD = (
     Mutant(
         "reshard",
@@ -156,8 +157,24 @@ PARTITION = (
         "partition",
         "what a sum in a loop starts from is every device's term",
         "meshwise/reshard/emit.py",
-        "    return jnp.where(is_first, x, jnp.zeros_like(x))",
+        "    return jnp.where(is_first, x, nothing_like(jnp.asarray(x)))",
         "    return jnp.asarray(x)",
+        CONTROL,
+    ),
+    Mutant(
+        "partition",
+        "bits are not told from those of what is nothing",
+        "meshwise/partition/moved.py",
+        "    if devices % 2 == 0:",
+        "    if devices % 2:",
+        BITS,
+    ),
+    Mutant(
+        "partition",
+        "what adds up is taken for moved once it is reshaped",
+        "meshwise/partition/moved.py",
+        "                    users[atom].append(var)",
+        "                    users[atom] = []",
         CONTROL,
     ),
     Mutant(
