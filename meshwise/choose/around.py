@@ -65,6 +65,12 @@ def carriers(graph: Graph) -> dict[int, list[int]]:
     return found
 
 
+def terms_of(graph: Graph, node: Node) -> list[Value]:
+    """The values that a node makes a sum of if all of them are, but for what adopts that."""
+    values = [graph.values[node.operands[k]] for k in sorted(node.carries - node.adopts)]
+    return [value for value in values if value.var not in graph.carries.adopting]
+
+
 def taking(nodes: Sequence[int]) -> Taking:
     """How to take of a list, as of all placements, what is some nodes' own."""
     return itemgetter(*nodes) if nodes else lambda _: ()

@@ -11,12 +11,12 @@ from typing import Any
 
 from meshwise._jax import Var
 from meshwise.choose.around import (
-    Taking,
     around_nodes,
     carriers,
     deciding_of,
     nodes_near,
     taking,
+    terms_of,
     values_moved_with,
 )
 from meshwise.choose.graph import Graph, Value
@@ -64,8 +64,9 @@ class Search:
         self.graph = graph
         self._seconds_per_byte = seconds_per_byte
         self._dearer_work = dearer_work
-        self._known: dict[tuple[int, DimAxes, Axes], Placement]
-        self._known = graph.once(("placements", dearer_work), dict)
+        self._known: list[dict[tuple[DimAxes, Axes], Placement]] = [
+            graph.once(("placements", dearer_work, alike), dict) for alike in graph.alike
+        ]
         self._deciding = graph.once(("deciding",), lambda: deciding_of(graph))
         self._around = graph.once(("around",), lambda: around_nodes(graph, self._deciding))
         what = seconds_per_byte, dearer_work
@@ -74,6 +75,9 @@ class Search:
         self._wide: dict[Any, float] = graph.once(("wide", *what), dict)
         self._same: dict[Sharding, Sharding] = graph.once(("shardings",), dict)
         self._carriers = graph.once(("carriers",), lambda: carriers(graph))
+        self._terms: list[list[Value]] = graph.once(
+            ("terms",), lambda: [terms_of(graph, node) for node in graph.nodes]
+        )
         self._scattered = [scattered_axes(graph, node) for node in graph.nodes]
         self.placed = [
             self.placement(node, own) for node, own in zip(graph.nodes, axes, strict=True)
@@ -84,8 +88,9 @@ class Search:
 
     def placement(self, node: Node, axes: DimAxes, carried: Axes = ()) -> Placement:
         """What a strategy wants and produces (remembered)."""
-        key = self.graph.alike[node.index], axes, carried
-        if key not in self._known:
+        known, key = self._known[node.index], (axes, carried)
+        found = known.get(key)
+        if found is None:
             rule, strategy = node.rule, Strategy(axes, carried)
             wanted = [
                 operand_sharding(rule, strategy, i, i in node.carries)
@@ -93,13 +98,13 @@ class Search:
             ]
             turned = turned_along(self.graph, node, axes)
             made = [produced(node, strategy, i, turned) for i in range(len(rule.results))]
-            self._known[key] = Placement(
+            found = known[key] = Placement(
                 strategy,
                 tuple(self._same.setdefault(s, s) for s in wanted),
                 tuple(self._same.setdefault(s, s) for s in made),
                 self._node_seconds(node, axes),
             )
-        return self._known[key]
+        return found
 
     def _node_seconds(self, node: Node, axes: DimAxes) -> float:
         seconds = node_seconds(self.graph, node, axes, leaves_turned=True)
@@ -259,27 +264,25 @@ class Search:
                 continue
             changes.append((node.index, before))
             self.placed[node.index] = new
-            if new.results != before.results:
-                after = (self.graph.nodes[i] for i in self._carriers[node.index])
-                waiting += [(n, self.placed[n.index].strategy.axes) for n in after]
+            after = self._carriers.get(node.index)
+            if after and new.results != before.results:
+                waiting += [(self.graph.nodes[i], self.placed[i].strategy.axes) for i in after]
         return changes
 
     def _carried(self, node: Node, axes: DimAxes) -> Axes:
-        if not node.carries:
-            return ()
-        values = [self.graph.values[node.operands[k]] for k in node.carries - node.adopts]
-        values = [v for v in values if v.var not in self.graph.carries.adopting]
-        sources = [self.produced(v) for v in values]
-        used = {a for factor in axes for a in factor}
-        if len(values) == 1 and any(not used.issuperset(own) for own in sources[0].dims):
-            return ()  # what is to be gathered is reduced before: terms of a sum are no smaller
         common: set[str] | None = None
-        for value, source in zip(values, sources, strict=True):
-            is_sum = source.reduction is Reduction.SUM and not value.remade
-            own = set(source.unreduced) if is_sum else set()
-            common = own if common is None else common & own
-        used |= self._scattered[node.index]
-        return tuple(sorted((common or set()) - used))
+        terms = self._terms[node.index]
+        for value in terms:
+            source = self.produced(value)
+            if not source.unreduced or source.reduction is not Reduction.SUM or value.remade:
+                return ()
+            common = set(source.unreduced) if common is None else common & set(source.unreduced)
+        if not common:
+            return ()
+        used = {a for factor in axes for a in factor}
+        if len(terms) == 1 and any(not used.issuperset(d) for d in self.produced(terms[0]).dims):
+            return ()  # what is to be gathered is reduced before: terms of a sum are no smaller
+        return tuple(sorted(common - used - self._scattered[node.index]))
 
     def most_saved(self, *nodes: int) -> float:
         """What other placements of some nodes save of reshards at most.
@@ -338,10 +341,12 @@ class Search:
         for index, before in changes:
             first.setdefault(index, before)
         total = 0.0
-        touched: dict[Var, tuple[Value, int, Taking]] = {}
         for index, before in first.items():
             total += placed[index].seconds - before.seconds
-            touched.update(self._around[index])
+        around = [self._around[index] for index in first]
+        touched = (
+            around[0] if len(around) == 1 else {var: x for a in around for var, x in a.items()}
+        )
         for var, (value, number, deciding) in touched.items():
             if value is not without:
                 seconds = known.get((number, deciding(placed)))

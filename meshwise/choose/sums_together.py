@@ -9,6 +9,7 @@ all of an attention. So another descent begins there.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from meshwise.choose.around import terms_of
 from meshwise.choose.descend import Choice, choices_of, together
 from meshwise.choose.graph import Value
 from meshwise.choose.limits import Limits, fixed_axes
@@ -46,9 +47,7 @@ def make_sums_together(search: Search, limits: Limits, seconds: float) -> bool:
 
 def _terms(search: Search, node: Node) -> list[Value]:
     """What an addition adds up, if all of it may be sums; else nothing."""
-    graph = search.graph
-    values = [graph.values[node.operands[k]] for k in sorted(node.carries - node.adopts)]
-    values = [value for value in values if value.var not in graph.carries.adopting]
+    values = terms_of(search.graph, node)
     return values if all(v.maker is not None and not v.remade for v in values) else []
 
 

@@ -154,6 +154,8 @@ def _matchings(pieces: Sequence[Piece], devices: int) -> list[list[Piece]]:
     every one has equally many, and what is left after a perfect matching has one fewer.
     """
     degree = _busiest(pieces)
+    if degree == 1:
+        return [list(pieces)]
     piece_of = {(p.sender, p.receiver): p for p in pieces}
     left = np.zeros((devices, devices), np.int64)
     for pair in piece_of:

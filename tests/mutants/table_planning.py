@@ -131,8 +131,8 @@ CHOOSE = (
         "choose",
         "a sum is carried where only one term is",
         "meshwise/choose/search.py",
-        "common = own if common is None else common & own",
-        "common = own if common is None else common | own",
+        "Reduction.SUM or value.remade:\n                return ()",
+        "Reduction.SUM or value.remade:\n                continue",
         PROGRAMS,
     ),
     Mutant(
