@@ -58,17 +58,17 @@ def _with_axes_behind(graph: Graph, limits: Limits, found: Sequence[Found]) -> l
     return [descended(Search(graph, forward_start(graph, wider)), wider)]
 
 
-def _with_leading_dims(graph: Graph, limits: Limits, found: Sequence[Found]) -> list[Found]:
-    """What is found where leading dims have the axes that others claim, if it is worth it.
+def _completed_otherwise(graph: Graph, limits: Limits, found: Sequence[Found]) -> list[Found]:
+    """What is found where other dims have the axes that several claim, if it is worth it.
 
     That has all values lie otherwise, and sends more often: not for a few bytes less.
     """
-    if graph.completion.led is None:
-        return []
-    led = graph.completed_as(graph.completion.led)
-    wider = limits.or_those_of(limits_of(led))
-    one = descended(Search(graph, completion_start(led, wider)), wider)
-    return [one] if LESS * one.seconds <= min(other.seconds for other in found) else []
+    ends: list[Found] = []
+    least = min(one.seconds for one in found)
+    for other in map(graph.completed_as, graph.completion.others):
+        wider = limits.or_those_of(limits_of(other))
+        ends.append(descended(Search(graph, completion_start(other, wider)), wider))
+    return [one for one in ends if LESS * one.seconds <= least]
 
 
 def _backward(graph: Graph, limits: Limits, found: Sequence[Found]) -> list[Found]:
@@ -107,7 +107,7 @@ def _with_arguments_moved(graph: Graph, limits: Limits, found: Sequence[Found]) 
 DESCENTS: tuple[Descent, ...] = (
     _from_completion_and_forward,
     _with_axes_behind,
-    _with_leading_dims,
+    _completed_otherwise,
     _backward,
     _with_steps_gathered,
     _with_arguments_moved,

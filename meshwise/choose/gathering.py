@@ -57,8 +57,10 @@ def _with_whole(best: Found, nodes: Set[int], limits: Limits) -> tuple[Found, fl
     if start == given:
         return None
     search = Search(graph, start)
-    seconds = total_seconds(search, copies_of(search, stop_at_completion=False))
-    if seconds >= best.seconds:
+    copies = copies_of(search, stop_at_completion=False)
+    as_it_stands = Found(total_seconds(search, copies), search, copies)
+    seconds = as_it_stands.seconds
+    if seconds >= best.seconds or as_it_stands.sent_bytes >= best.sent_bytes:
         return None
     work = [IMPOSSIBLE if i in whole else most for i, most in enumerate(limits.work)]
     return descended(search, Limits(work, limits.held)), seconds

@@ -5,12 +5,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from meshwise._jax import Literal, Var
+from meshwise._jax import Literal, Var, open_p
 from meshwise.choose.carries import Carries, find_carries
 from meshwise.choose.regions import Member, Node, build_nodes
 from meshwise.choose.remade import remade_equations
 from meshwise.cost.hardware import Hardware
-from meshwise.ir.bodies import Path, paths, places_to_read
+from meshwise.ir.bodies import Path, paths, places_to_read, scopes
 from meshwise.ir.mesh import Axes, Mesh
 from meshwise.ir.program import Hint, Program, itemsize_of, shape_of
 from meshwise.ir.sharding import DimAxes, Reduction, Sharding, replicated, unreduced
@@ -273,7 +273,9 @@ def _note_branches(
     if all(body.branches == 1 for path in around for body in path):
         return
     places = places_to_read(eqns)
-    made = {v: len(path) for e, path in zip(eqns, around, strict=True) for v in e.outvars}
+    # What comes into a loop stands before its body, but is made in each step, as what is in it.
+    opened = [sum(eqns[k].primitive is open_p for k in scope) for scope in scopes(eqns)]
+    made = {v: bodies for e, bodies in zip(eqns, opened, strict=True) for v in e.outvars}
     read: dict[tuple[int, Var], list[Path]] = defaultdict(list)
     for node in nodes:
         for member in node.members:

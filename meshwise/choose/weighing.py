@@ -43,15 +43,20 @@ class Burden:
             return False
         return self.of(best) > self.far * self.of(completed)
 
-    def spared(self, best: Found, completed: Found, limits: Limits) -> Found:
-        """What is found from completion on, where this costs more or is not to be had."""
+    def spared(self, best: Found, completed: Found, limits: Limits) -> list[Found]:
+        """What is found where this costs more, or is not to be had.
+
+        From completion on; and from the plan itself, if what is held has a price.
+        """
         graph = best.search.graph
-        start = [placed.strategy.axes for placed in completed.search.placed]
+        starts = [
+            [placed.strategy.axes for placed in one.search.placed] for one in (completed, best)
+        ]
         if not self.holding:
-            return descended(Search(graph, start), with_work_of(limits, graph, start))
+            return [descended(Search(graph, starts[0]), with_work_of(limits, graph, starts[0]))]
         held = sum(best.search.held_bytes(value) for value in graph.values.values())
         price = self.holding * best.seconds / max(held, 1)
-        return descended(Search(graph, start, seconds_per_byte=price), limits)
+        return [descended(Search(graph, start, seconds_per_byte=price), limits) for start in starts]
 
     def weight(self, one: Found) -> float:
         """What is least of the plan to take."""
@@ -75,7 +80,7 @@ def weighed(
     for burden in BURDENS:
         if not burden.is_too_much(best, completed):
             continue
-        others = [burden.spared(best, completed, limits), *found]
+        others = [*burden.spared(best, completed, limits), *found]
         worth = [
             one
             for one in others

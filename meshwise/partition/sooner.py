@@ -4,12 +4,15 @@ A linear equation that a sum passes through alone belongs to the node that makes
 both move together. Where the sum is scattered after it, each device computes with all of its term
 what it could with its own part of the sum: every device scales the whole gradient of weights that
 lie in shards. Here the scatter moves before such equations. As many bytes are sent.
+
+And before a hint that says that the sum is whole, where nobody reads it so: the gradient of weights
+that a hint gathers has that hint too, while what is kept of it lies in shards.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from meshwise._jax import JaxprEqn, Literal, Var, is_mark
+from meshwise._jax import JaxprEqn, Literal, Var, is_mark, stack_p
 from meshwise.choose.carries import Use, uses_of
 from meshwise.choose.plan import EquationPlan, Plan
 from meshwise.choose.tree import Edge
@@ -22,6 +25,7 @@ from meshwise.rules.registry import OpRule
 
 def scatter_sooner(plan: Plan) -> Plan:
     """The plan with each sum scattered before the linear equations that it passes through alone."""
+    plan = _parts_alone(plan)
     program = plan.program
     equations, copies = list(plan.equations), dict(plan.copies)
     uses = uses_of(program)
@@ -68,6 +72,50 @@ def scatter_sooner(plan: Plan) -> Plan:
             if needed not in {sharding for edge in edges for sharding in edge}:
                 copies[atom] = (*edges, (held, needed))
         equations[index] = moved
+    return replace(plan, equations=tuple(equations), copies=copies)
+
+
+def _parts_alone(plan: Plan) -> Plan:
+    """The plan with rows cut before they are stacked, and sums scattered before a hint.
+
+    That is done where all who read a stack, or what has the hint, read the same part of it.
+    """
+    program, uses = plan.program, uses_of(plan.program)
+    equations, copies = list(plan.equations), dict(plan.copies)
+
+    def readers(var: Var) -> dict[Use, Sharding]:
+        return {
+            (index, k): plan.out_shardings[k] if index < 0 else equations[index].operands[k]
+            for index, k in uses[var]
+        }
+
+    for index, eqn in reversed(list(enumerate(program.equations))):
+        is_stack = eqn.primitive is stack_p
+        if not (is_stack or index in program.hints) or isinstance(eqn.invars[0], Literal):
+            continue
+        read, made, said = eqn.invars[0], eqn.outvars[0], equations[index].results[0]
+        edges, wanted = copies.get(made, ()), set(readers(made).values())
+        if len(edges) != 1 or wanted != {edges[0][1]} or not _is_part(said, edges[0][1]):
+            continue
+        target = edges[0][1]
+        if target.unreduced or (is_stack and target.dims[0]):
+            continue
+        part = Sharding(target.dims[1:]) if is_stack else target
+        whole = equations[index].operands[0]
+        before = copies.get(read, ())
+        also = [use for use, sharding in readers(read).items() if sharding == whole]
+        is_read_alone = also == [(index, 0)] and not any(edge[0] == whole for edge in before)
+        if is_read_alone and any(edge[1] == whole and edge[0].unreduced for edge in before):
+            copies[read] = tuple([(e[0], part) if e[1] == whole else e for e in before])
+        elif not is_stack or whole.unreduced:
+            continue
+        elif (whole, part) not in before:
+            copies[read] = (*before, (whole, part))
+        del copies[made]
+        strategy = Strategy(target.dims if is_stack else part.dims)
+        equations[index] = replace(
+            equations[index], strategy=strategy, operands=(part,), results=(target,)
+        )
     return replace(plan, equations=tuple(equations), copies=copies)
 
 

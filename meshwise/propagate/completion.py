@@ -28,11 +28,12 @@ class Completion:
 
     Where a loop goes through a dim that is sharded, its rows are sharded along another;
     `rows_whole` is what was found without that, None where there is no such loop. Where two dims of
-    a value claim an axis, the one whose claim keeps more bytes in place has it; `led` is what was
-    found where the more leading dim has it, as of a batch, None where that is the same.
+    a value claim an axis, the one whose claim keeps more bytes in place has it. `others` are what
+    was found where the more leading dim has it, as of a batch, and where of claims to as many bytes
+    the last one wins, as of all pairs of rows: none that are the same.
     """
 
     dims: dict[Var, DimAxes]
     causes: dict[tuple[Var, int], Cause]
     rows_whole: dict[Var, DimAxes] | None = None
-    led: dict[Var, DimAxes] | None = None
+    others: tuple[dict[Var, DimAxes], ...] = ()

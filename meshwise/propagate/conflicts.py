@@ -30,6 +30,16 @@ class Claim:
         """Larger wins."""
         return self.rank, self.size, -self.position
 
+    @property
+    def strength_or_last(self) -> tuple[int, int, int]:
+        """The same, where of equal ones the last operand's wins."""
+        return self.rank, self.size, self.position
+
+    def is_tied_with(self, other: "Claim") -> bool:
+        """Whether nothing but their order speaks for one of two claims to an axis."""
+        alike = (self.rank, self.size) == (other.rank, other.size)
+        return alike and not set(self.axes).isdisjoint(other.axes)
+
 
 def settle(claims: Iterable[Claim]) -> tuple[Claim, tuple[Claim, ...]]:
     """The claim that holds for a factor, and those that it beat."""

@@ -10,6 +10,8 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
+from itertools import pairwise
 
 from meshwise._jax import Literal, Var, stack_p, step_p
 from meshwise.ir.factors import Dims, FactorRule, factor_axes
@@ -32,17 +34,30 @@ class _Tensor:
     size: int
 
 
+class Wins(Enum):
+    """Which of two dims of a result has an axis that both claim.
+
+    The one whose claim keeps more bytes in place, or of equal ones that of the first operand, or of
+    the last; or the more leading one.
+    """
+
+    LARGER = 0
+    LARGER_OR_LAST = 1
+    LEADING = 2
+
+
 @dataclass(slots=True)
 class _State:
     """Shardings found so far.
 
-    With `leads`, of two dims that claim an axis the more leading one of a result has it.
-    `is_contested` tells whether any did.
+    Of two dims that claim an axis one has it by `wins`; `is_contested` tells whether any did, and
+    `is_tied` whether as much speaks for two of them.
     """
 
     mesh: Mesh
-    leads: bool = False
+    wins: Wins = Wins.LARGER
     is_contested: bool = False
+    is_tied: bool = False
     dims: dict[Var, DimAxes] = field(default_factory=dict)
     pinned: dict[Var, tuple[bool, ...]] = field(default_factory=dict)
     causes: dict[tuple[Var, int], Cause] = field(default_factory=dict)
@@ -60,18 +75,25 @@ class _State:
 def propagate(program: Program, rules: Sequence[OpRule]) -> Completion:
     """Complete the hints of a program: a sharding for every variable, each with its cause."""
     tables = [_table(program, i, rule) for i, rule in enumerate(rules)]
-    state, rows_whole = _fixed_point(program, rules, tables, leads=False)
-    dims = led = _every_value(program, state.dims)
-    if state.is_contested:
-        led = _every_value(program, _fixed_point(program, rules, tables, leads=True)[0].dims)
-    return Completion(dims, state.causes, rows_whole, led if led != dims else None)
+    state, rows_whole = _fixed_point(program, rules, tables, Wins.LARGER)
+    dims = _every_value(program, state.dims)
+    others: list[dict[Var, DimAxes]] = []
+    for wins, is_worth in (
+        (Wins.LEADING, state.is_contested),
+        (Wins.LARGER_OR_LAST, state.is_tied),
+    ):
+        if is_worth:
+            other, _ = _fixed_point(program, rules, tables, wins)
+            others.append(_every_value(program, other.dims))
+    others = [one for k, one in enumerate(others) if one not in (dims, *others[:k])]
+    return Completion(dims, state.causes, rows_whole, tuple(others))
 
 
 def _fixed_point(
-    program: Program, rules: Sequence[OpRule], tables: Sequence[list[_Tensor]], leads: bool
+    program: Program, rules: Sequence[OpRule], tables: Sequence[list[_Tensor]], wins: Wins
 ) -> tuple[_State, dict[Var, DimAxes] | None]:
     """What is found, and what was before rows of sharded steps were sharded."""
-    state = _start(program, leads)
+    state = _start(program, wins)
     _settle(rules, tables, state)
     before, rows_whole = dict(state.dims), None
     if _shard_rows_of_steps(program, state):
@@ -146,8 +168,8 @@ def _shard_row(index: int, row: Var, tensor: int, stack: DimAxes, state: _State)
     return False
 
 
-def _start(program: Program, leads: bool) -> _State:
-    state = _State(program.mesh, leads)
+def _start(program: Program, wins: Wins) -> _State:
+    state = _State(program.mesh, wins)
     for var, hint in zip(program.outputs, program.out_hints, strict=True):
         if hint is not None and not isinstance(var, Literal):
             state.seed(var, hint, pin=False)
@@ -194,7 +216,11 @@ def _visit(
         return []
     settled = {factor: settle(found) for factor, found in claims.items()}
     order = sorted(settled, key=lambda f: settled[f][0].strength, reverse=True)
-    if state.leads:
+    strongest = [settled[f][0] for f in order]
+    state.is_tied |= any(one.is_tied_with(other) for one, other in pairwise(strongest))
+    if state.wins is Wins.LARGER_OR_LAST:
+        order.sort(key=lambda f: settled[f][0].strength_or_last, reverse=True)
+    elif state.wins is Wins.LEADING:
         places = _result_factors(table)
         order.sort(key=lambda f: places.get(f, len(places)))
     return [

@@ -49,6 +49,52 @@ def test_weights_are_gathered_for_a_batch_that_shares_an_axis_with_features():
     np.testing.assert_allclose(sent.simulate(*args), attend(*args), rtol=1e-4, atol=1e-4)
 
 
+def filtered(places, features, first, second):
+    """What all atoms do to each other, by filters of their distances (SchNet), added up."""
+    distances = jnp.sqrt(((places[:, None] - places) ** 2).sum(-1) + 1e-6)
+    kernels = jnp.exp(-((distances[..., None] - jnp.linspace(0, 5, 8)) ** 2))
+    return jnp.einsum("ijf,jf->if", jnp.tanh(kernels @ first) @ second, features).sum()
+
+
+def test_pairs_lie_as_the_last_of_two_equal_operands_where_that_is_less():
+    """Of all pairs the first or the second may be in shards: features are of the second."""
+    forces = jax.grad(filtered)
+    draw = np.random.default_rng(0)
+    shapes = (64, 3), (64, 16), (8, 16), (16, 16)
+    args = [(0.3 * draw.normal(size=shape)).astype(np.float32) for shape in shapes]
+    mesh = AbstractMesh((8,), ("x",), axis_types=(AxisType.Auto,))
+    specs = (P("x"), P("x"), P(), P())
+    program = mw.jit(forces, mesh=mesh, in_shardings=specs, out_shardings=P("x")).partition(*args)
+    places = 7 * 8 * 3 * 4  # are gathered, and what comes back is scattered
+    assert program.wire_bytes == 2 * places
+    np.testing.assert_allclose(program.simulate(*args), forces(*args), rtol=1e-3, atol=1e-4)
+
+
+def dropped(weights, x, kept):
+    """Layers of which some are left out."""
+
+    def layer(h, of):
+        weight, is_kept = of
+        return lax.cond(is_kept > 0, lambda h: jnp.tanh(h @ weight), lambda h: h, h), None
+
+    return (lax.scan(layer, x, (weights, kept))[0] ** 2).mean()
+
+
+def test_what_a_step_of_a_loop_reads_in_a_branch_is_moved_once_a_step():
+    """Each weight is gathered twice, and its gradient scattered, however many layers there are."""
+    layers, width = 6, 64
+    draw = np.random.default_rng(0)
+    weights = (0.2 * draw.normal(size=(layers, width, width))).astype(np.float32)
+    x, kept = draw.normal(size=(256, width)).astype(np.float32), np.array([1, 0, 1, 1, 0, 1])
+    gradient, shards = jax.grad(dropped), P(None, "x")
+    mesh = AbstractMesh((8,), ("x",), axis_types=(AxisType.Auto,))
+    step = mw.jit(gradient, mesh=mesh, in_shardings=(shards, P("x"), P()), out_shardings=shards)
+    program = step.partition(weights, x, kept)
+    assert program.wire_bytes == 3 * layers * 7 / 8 * width * width * 4
+    found = program.simulate(weights, x, kept)
+    np.testing.assert_allclose(found, gradient(weights, x, kept), rtol=1e-3, atol=1e-5)
+
+
 def scanned(a):
     return jax.lax.associative_scan(jnp.add, a)
 

@@ -87,6 +87,57 @@ def test_sums_are_scattered_before_they_are_scaled(name):
     np.testing.assert_allclose(program.simulate(*args), function(*args), rtol=2e-4, atol=2e-4)
 
 
+def hinted(w, x):
+    return (jnp.tanh(x @ mw.shard(w, P())) ** 2).mean()
+
+
+def hinted_layers(w, x):
+    return (lax.scan(lambda h, w: (jnp.tanh(h @ mw.shard(w, P())), None), x, w)[0] ** 2).mean()
+
+
+def summed(a, b):
+    return mw.shard(a @ b, P())
+
+
+# Hints that what is summed is whole, where part of it is read: shapes, specs, and bytes sent.
+HINTED = {
+    "a sum": (summed, SHAPES, SUM, P("x"), 7 / 8 * 64 * 24 * 4),
+    "a sum that is read whole, too": (
+        lambda a, b: (summed(a, b), jnp.sin(summed(a, b))), SHAPES, SUM, (P("x"), P()),
+        2 * 7 / 8 * 64 * 24 * 4,
+    ),
+    "two parts": (
+        lambda a, b: (summed(a, b), -summed(a, b).T), SHAPES, SUM, (P("x"), P("x")),
+        2 * 7 / 8 * 64 * 24 * 4,
+    ),
+    "the gradient of a weight": (
+        jax.grad(hinted), ((64, 64), (256, 64)), (P("x"), P("x")), P("x"), 2 * 7 / 8 * 64 * 64 * 4,
+    ),
+    "gradients of weights of a loop": (
+        jax.grad(hinted_layers), ((3, 64, 64), (256, 64)), (P(None, "x"), P("x")), P(None, "x"),
+        3 * 2 * 7 / 8 * 64 * 64 * 4,
+    ),
+    "of a loop, by columns that 8 do not divide": (
+        jax.grad(hinted_layers), ((3, 61, 61), (256, 61)), (P(None, None, "x"), P("x")),
+        P(None, None, "x"), 3 * 2 * 7 * 61 * 8 * 4,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HINTED)
+def test_sums_are_scattered_past_hints(name):
+    """A weight is gathered for a hint, which its gradient has, too."""
+    function, shapes, in_specs, out_specs, sent = HINTED[name]
+    args = draw(*shapes)
+    step = mw.jit(function, mesh=N8, in_shardings=in_specs, out_shardings=out_specs)
+    program = step.partition(*args)
+    assert program.wire_bytes == sent
+    for found, wanted in zip(
+        jax.tree.leaves(program.simulate(*args)), jax.tree.leaves(function(*args)), strict=True
+    ):
+        np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=2e-4)
+
+
 LEFT = {
     "narrower than the sum": lambda a, b: (a @ b).astype(jnp.bfloat16),
     "read twice": lambda a, b: (a @ b) * 0.5 + jnp.sin(a @ b),
