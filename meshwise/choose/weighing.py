@@ -3,8 +3,8 @@
 Seconds alone would have every device hold or compute far more to save a few bytes. What that comes
 to, as the peak of all that is alive together, is no sum of parts with a price, so it cannot be
 searched for as seconds are. Where the cheapest plan has far more of something than completion's,
-one more descent begins there, and has to pay for it or may add none; what it finds is weighed
-against the cheapest.
+one more descent begins there, and has to pay for it or may add none; where it pays, another begins
+at the cheapest. What they find is weighed against that.
 """
 
 from collections.abc import Callable, Sequence

@@ -38,13 +38,8 @@ def emit(
     plan: Plan, hardware: Hardware, most_hoisted_bytes: int | None = None
 ) -> tuple[ClosedJaxpr, list[Reason], list[LoopRead]]:
     """The per-device program of a plan, the reason of each of its reshards, and loops' reads."""
-    walk = Walk(
-        plan,
-        hardware,
-        most_hoisted_bytes=most_hoisted_bytes,
-        parts=parts_kept(plan),
-        added=added_values(plan),
-    )
+    limit, parts = most_hoisted_bytes, parts_kept(plan)
+    walk = Walk(plan, hardware, added_values(plan), most_hoisted_bytes=limit, parts=parts)
     program = plan.program
     for var, edges in plan.copies.items():
         walk.sources.update({(var, target): source for source, target in edges})

@@ -6,7 +6,8 @@ what it could with its own part of the sum: every device scales the whole gradie
 lie in shards. Here the scatter moves before such equations. As many bytes are sent.
 
 And before a hint that says that the sum is whole, where nobody reads it so: the gradient of weights
-that a hint gathers has that hint too, while what is kept of it lies in shards.
+that a hint gathers has that hint too, while what is kept of it lies in shards. So are rows cut
+before a loop stacks them, where only parts of the stack are read.
 """
 
 from collections.abc import Sequence
@@ -103,9 +104,9 @@ def _parts_alone(plan: Plan) -> Plan:
         part = Sharding(target.dims[1:]) if is_stack else target
         whole = equations[index].operands[0]
         before = copies.get(read, ())
-        also = [use for use, sharding in readers(read).items() if sharding == whole]
-        is_read_alone = also == [(index, 0)] and not any(edge[0] == whole for edge in before)
-        if is_read_alone and any(edge[1] == whole and edge[0].unreduced for edge in before):
+        wanting = [use for use, sharding in readers(read).items() if sharding == whole]
+        is_alone = wanting == [(index, 0)] and not any(edge[0] == whole for edge in before)
+        if is_alone and any(edge[1] == whole and edge[0].unreduced for edge in before):
             copies[read] = tuple([(e[0], part) if e[1] == whole else e for e in before])
         elif not is_stack or whole.unreduced:
             continue

@@ -45,15 +45,16 @@ Waiting = dict[tuple[Any, ...], list[tuple[Var, Edge]]]
 class Walk:
     """The state of one emission: copies of values that exist, and reductions that may be shared.
 
-    `waiting` holds, by (axes, operator, dtype), the reductions of values that exist already and
-    will be wanted later; `most_bytes` what a device may hold of a value while it is resharded;
-    `loop_reads` what each loop (by where it is opened) reads in another sharding, of which it may
-    hold `most_hoisted_bytes`; `parts` the stacks, by mark, of which a device keeps its own steps;
-    `added` the values whose terms add up, where of others one counts at each place.
+    `added` are the values whose terms add up, while of others one counts at each place. `waiting`
+    holds, by (axes, operator, dtype), the reductions of values that exist already and will be
+    wanted later; `most_bytes` what a device may hold of a value while it is resharded; `loop_reads`
+    what each loop (by where it is opened) reads in another sharding, of which it may hold
+    `most_hoisted_bytes`; `parts` the stacks, by mark, of which a device keeps its own steps.
     """
 
     plan: Plan
     hardware: Hardware
+    added: frozenset[Var]
     copies: ChainMap[tuple[Var, Sharding], Any] = field(default_factory=ChainMap[Any, Any])
     sources: dict[tuple[Var, Sharding], Sharding] = field(default_factory=dict)
     makers: dict[Var, int] = field(default_factory=dict)
@@ -63,7 +64,6 @@ class Walk:
     most_hoisted_bytes: int | None = None
     loop_reads: dict[int, list[LoopRead]] = field(default_factory=dict)
     parts: dict[int, Sharding] = field(default_factory=dict)
-    added: frozenset[Var] = frozenset()
 
     @contextmanager
     def within(self) -> Iterator[None]:

@@ -162,6 +162,22 @@ PARTITION = (
         CONTROL,
     ),
     Mutant(
+        "choose",
+        "what comes into a loop is moved in all of its steps each time",
+        "meshwise/choose/graph.py",
+        "sum(eqns[k].primitive is open_p for k in scope) for scope in scopes(eqns)",
+        "len(path) for path in around",
+        ("tests/choose/test_starts.py",),
+    ),
+    Mutant(
+        "partition",
+        "a sum is scattered past a hint that is read as it says",
+        "meshwise/partition/sooner.py",
+        "wanted != {edges[0][1]} or",
+        "",
+        ("tests/partition/test_sooner.py",),
+    ),
+    Mutant(
         "partition",
         "bits are not told from those of what is nothing",
         "meshwise/partition/moved.py",
