@@ -7,7 +7,8 @@ to that (`limits.py`); so no descent comes to gather for several. But nobody sho
 us: where gathering once sends less than the plan, what is found from there on bounds the cost.
 
 So too where something is gathered for one node, and what follows is done in parts: each by itself
-is, as its neighbours are.
+is, as its neighbours are. But no stack of a loop: what a hint in each step gathers of it is held
+while the step lasts.
 """
 
 from collections.abc import Set
@@ -54,7 +55,8 @@ def _with_whole(best: Found, nodes: Set[int], limits: Limits) -> tuple[Found, fl
     whole = _without_sharded(best, whole, moving, gathering)
     given = [placed.strategy.axes for placed in best.search.placed]
     start = [_without(axes, moving) if i in whole else axes for i, axes in enumerate(given)]
-    if start == given:
+    held = zip(graph.nodes, start, strict=True)
+    if start == given or not all(limits.allow_held(graph, *one) for one in held):
         return None
     search = Search(graph, start)
     copies = copies_of(search, stop_at_completion=False)

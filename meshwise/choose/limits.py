@@ -59,6 +59,10 @@ class Limits:
         """Whether a strategy of a node is within both."""
         if _limited_seconds(graph, node, axes) > self.work[node.index]:
             return False
+        return self.allow_held(graph, node, axes)
+
+    def allow_held(self, graph: Graph, node: Node, axes: DimAxes) -> bool:
+        """Whether what a loop holds of a stack is within it."""
         most = self.held.get(node.index)
         return most is None or _stack_bytes(graph, node, axes) <= most
 

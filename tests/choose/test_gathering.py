@@ -153,3 +153,25 @@ def test_convolutions_of_small_shards_are_not_gathered(channels):
     ]
     program = step.partition(jax.ShapeDtypeStruct((2, 28, 12, 1), jnp.float32), kernels)
     assert {str(c.kind) for c in program.collectives} == {"ppermute"}
+
+
+def recomputed(weights, x):
+    """Layers whose weights each step gathers, forward and, computed anew, back."""
+    layer = jax.checkpoint(lambda h, w: jnp.tanh(h @ mw.shard(w, P())))
+    return (jax.lax.scan(lambda h, w: (layer(h, w), None), x, weights)[0] ** 2).mean()
+
+
+def test_no_stack_is_gathered_for_hints_in_the_steps_of_a_loop():
+    """All layers at once would send a third less, and every device would hold all of them."""
+    layers, width = 4, 64
+    draw = np.random.default_rng(0)
+    weights = (0.2 * draw.normal(size=(layers, width, width))).astype(np.float32)
+    x = draw.normal(size=(256, width)).astype(np.float32)
+    shards, gradient = P(None, "x"), jax.grad(recomputed)
+    step = mw.jit(gradient, mesh=N8, in_shardings=(shards, P("x")), out_shardings=shards)
+    program = step.partition(weights, x)
+    gathered = [c for c in program.collectives if str(c.kind) == "all_gather"]
+    assert {c.shape for c in gathered} == {(width // 8, width)}
+    assert program.wire_bytes == 3 * layers * 7 / 8 * width * width * 4
+    found = program.simulate(weights, x)
+    np.testing.assert_allclose(found, gradient(weights, x), rtol=1e-3, atol=1e-5)
