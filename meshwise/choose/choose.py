@@ -65,7 +65,8 @@ def _improved(found: Sequence[Found], completed: Found, limits: Limits) -> Found
         one, bound = gathered
         best = weighed(_best([one, *found]), [one, *found], completed, limits, bound)
     best = spread_out(best, limits)
-    best = _best([best, *with_idle_axes(completed.search.graph, best, limits)])
+    idle = with_idle_axes(completed.search.graph, best, limits)
+    best = _best([best, *(one for one in idle if one.seconds <= completed.seconds)])
     return spread_anywhere(best, limits)
 
 
