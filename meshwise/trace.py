@@ -142,13 +142,14 @@ def _contradictions(eqns: Sequence[JaxprEqn], hints: Mapping[int, Hint]) -> list
 
     `mw.shard` states what a value is, so stating two things of one value (of the same value
     twice, or of the result of another `mw.shard`) cannot hold. JAX's own constraint on a
-    constrained value is an explicit reshard instead, as in JAX.
+    constrained value is an explicit reshard instead, as in JAX. What a tangent or cotangent has of
+    its value's hint nobody stated of it.
     """
     stated: dict[Var, Hint] = {}
     problems = []
     for index, hint in hints.items():
         eqn = eqns[index]
-        if eqn.params.get("reshards"):
+        if eqn.params.get("reshards") or eqn.params.get("derived"):
             continue
         for value in (*eqn.invars, *eqn.outvars):
             if isinstance(value, Literal):

@@ -40,7 +40,10 @@ hint_p.def_abstract_eval(lambda x, **params: x)
 
 
 def _hint_jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tuple[Any, Any]:
-    """Of an array that is resharded outside of programs the tangent knows where it came from."""
+    """A tangent lies as the value does, which nobody stated of it: it is `derived`.
+
+    Of an array that is resharded outside of programs it knows where it came from.
+    """
     (x,), (tangent,) = primals, tangents
     out = hint_p.bind(x, **params)
     if type(tangent) is _ad_util.Zero:
@@ -48,14 +51,14 @@ def _hint_jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) ->
     lies = None if isinstance(x, Tracer) else getattr(x, "sharding", None)
     if params.get("reshards") and isinstance(lies, NamedSharding):
         params = {**params, "back": lies}
-    return out, hint_p.bind(tangent, **params)
+    return out, hint_p.bind(tangent, **{**params, "derived": True})
 
 
 def _hint_transpose(cotangent: Any, _: Any, *, back: Any = None, **params: Any) -> tuple[Any]:
     """A cotangent lies as the value does; where that came from a mesh, it goes back there."""
     if back is not None:
         params = {**params, "sharding": back, "back": params["sharding"]}
-    return (hint_p.bind(cotangent, **params),)
+    return (hint_p.bind(cotangent, **{**params, "derived": True}),)
 
 
 _ad.deflinear2(hint_p, _hint_transpose)

@@ -53,3 +53,20 @@ def test_of_one_value_two_hints_are_a_contradiction() -> None:
     with pytest.raises(mw.HintError) as refused:
         mw.jit(function, mesh=N24).partition(jax.ShapeDtypeStruct((12, 6), jnp.float32))
     assert str(refused.value).count("is P(") == 1  # what is written apart says nothing of it
+
+
+def test_a_gradient_may_lie_otherwise_than_its_value_was_hinted():
+    """Nobody stated of a cotangent that it lies as its value does, so a hint on it is the only."""
+
+    def step(w, x):
+        gradient = jax.grad(lambda w: (jnp.tanh(x @ mw.shard(w, P())) ** 2).mean())(w)
+        return w - 0.1 * mw.shard(gradient, P(None, "x"))
+
+    draw = np.random.default_rng(0)
+    w, x = (draw.normal(size=shape).astype(np.float32) for shape in ((64, 64), (256, 64)))
+    columns = P(None, "x")
+    mesh = AbstractMesh((8,), ("x",))
+    jitted = mw.jit(step, mesh=mesh, in_shardings=(columns, P("x")), out_shardings=columns)
+    program = jitted.partition(w, x)
+    assert sorted(c.kind.value for c in program.collectives) == ["all_gather", "reduce_scatter"]
+    np.testing.assert_allclose(program.simulate(w, x), step(w, x), rtol=1e-4, atol=1e-5)
