@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from jax.sharding import NamedSharding, PartitionSpec
@@ -75,8 +76,13 @@ def _hints_inside(eqns: Sequence[JaxprEqn], mesh: Mesh) -> tuple[dict[int, Hint]
         hint, found = read_hint(eqn.params["sharding"], aval.shape, mesh, path, source)
         problems += found
         if hint is not None:
-            hints[index] = hint
+            hints[index] = replace(hint, derived=_is_derived(eqn))
     return hints, problems
+
+
+def _is_derived(eqn: JaxprEqn) -> bool:
+    """Whether a hint is a tangent's or cotangent's, and bounds no memory."""
+    return bool(eqn.params.get("derived")) and eqn.params.get("max_bytes") is None
 
 
 def read_hint(
@@ -149,7 +155,7 @@ def _contradictions(eqns: Sequence[JaxprEqn], hints: Mapping[int, Hint]) -> list
     problems = []
     for index, hint in hints.items():
         eqn = eqns[index]
-        if eqn.params.get("reshards") or eqn.params.get("derived"):
+        if eqn.params.get("reshards") or hint.derived:
             continue
         for value in (*eqn.invars, *eqn.outvars):
             if isinstance(value, Literal):

@@ -282,11 +282,11 @@ def nominal(graph: Graph, node: Node) -> list[DimAxes]:
 
 
 def fixed_axes(graph: Graph) -> dict[int, DimAxes]:
-    """Nodes with nothing to decide: hints, and nodes without factors."""
+    """Nodes with nothing to decide: hints that somebody gave, and nodes without factors."""
     fixed: dict[int, DimAxes] = {}
     for node in graph.nodes:
         hint = graph.program.hints.get(node.members[0].equation)
-        if hint is not None:
+        if hint is not None and not hint.derived:
             axes: list[tuple[str, ...]] = [()] * len(node.rule.sizes)
             var = graph.program.equations[node.members[0].equation].outvars[0]
             for factor, own in zip(node.members[0].factors, graph.nominal(var), strict=True):

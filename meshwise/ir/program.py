@@ -32,13 +32,16 @@ OpenDims = tuple[Axes | None, ...]  # per dim its axes, or None where the hint l
 class Hint:
     """A sharding the user gave to one value: axes per dim, None for a dim left open.
 
-    A result may be hinted to be left as the terms of a sum over the axes `unreduced`.
+    A result may be hinted to be left as the terms of a sum over the axes `unreduced`. What a
+    tangent or cotangent has of its value's hint is `derived`: nobody gave it, and the value may lie
+    otherwise.
     """
 
     dims: OpenDims
     given_as: str
     source: str
     unreduced: Axes = ()
+    derived: bool = False
 
     @property
     def closed(self) -> DimAxes | None:

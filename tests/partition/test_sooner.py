@@ -99,6 +99,11 @@ def summed(a, b):
     return mw.shard(a @ b, P())
 
 
+def paired(z):
+    """All features, which a hint gathers, against those of a device: as of a contrastive loss."""
+    return jnp.tanh(z @ mw.shard(z, P()).T).sum()
+
+
 # Hints that what is summed is whole, where part of it is read: shapes, specs, and bytes sent.
 HINTED = {
     "a sum": (summed, SHAPES, SUM, P("x"), 7 / 8 * 64 * 24 * 4),
@@ -112,6 +117,9 @@ HINTED = {
     ),
     "the gradient of a weight": (
         jax.grad(hinted), ((64, 64), (256, 64)), (P("x"), P("x")), P("x"), 2 * 7 / 8 * 64 * 64 * 4,
+    ),
+    "the gradient of features": (
+        jax.grad(paired), ((128, 32),), (P("x"),), P("x"), 7 / 8 * 128 * (32 + 128 / 8) * 4,
     ),
     "gradients of weights of a loop": (
         jax.grad(hinted_layers), ((3, 64, 64), (256, 64)), (P(None, "x"), P("x")), P(None, "x"),
