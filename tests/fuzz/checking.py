@@ -163,12 +163,16 @@ def _judged(
 
 
 def broken_laws(plan: Plan, program: PerDeviceProgram) -> list[tuple[str, str]]:
-    """What does not hold of a program whatever its numbers: hints, bytes, cost."""
+    """What does not hold of a program whatever its numbers: hints, bytes, cost.
+
+    Hints are those that somebody gave: what is derived may lie otherwise.
+    """
     problems = []
     wire_bytes = sum(c.wire_bytes for c in program.collectives)
     for index, given in plan.program.hints.items():
         found = plan.equations[index].results[0].dims
-        if any(a is not None and a != b for a, b in zip(given.dims, found, strict=True)):
+        differs = any(a is not None and a != b for a, b in zip(given.dims, found, strict=True))
+        if differs and not given.derived:
             problems.append(("hint", f"{given.given_as} at {given.source} became {found}"))
     ends = (
         (plan.program.in_hints, plan.in_shardings, "in"),
