@@ -33,10 +33,6 @@ def scatter_sooner(plan: Plan) -> Plan:
     scopes, read_in = bodies.scopes(program.equations), bodies.read_in(program.equations)
     makers = {v: i for i, eqn in enumerate(program.equations) for v in eqn.outvars}
 
-    def wanted(use: Use) -> Sharding:
-        index, position = use
-        return plan.out_shardings[position] if index < 0 else equations[index].operands[position]
-
     for index, eqn in reversed(list(enumerate(program.equations))):
         position = _passing(eqn, plan.rules[index], equations[index])
         if position is None or index in program.hints:
@@ -52,7 +48,7 @@ def scatter_sooner(plan: Plan) -> Plan:
             continue
         (source,) = equations[index].results
         scatter = _only_scatter(copies.get(made, ()), source)
-        if scatter is None or any(wanted(use) == source for use in uses[made]):
+        if scatter is None or any(_wanted(plan, equations, use) == source for use in uses[made]):
             continue
         moved = _moved(plan.rules[index].factors, equations[index], position, scatter[1])
         cuts = [
@@ -84,27 +80,23 @@ def _parts_alone(plan: Plan) -> Plan:
     program, uses = plan.program, uses_of(plan.program)
     equations, copies = list(plan.equations), dict(plan.copies)
 
-    def readers(var: Var) -> dict[Use, Sharding]:
-        return {
-            (index, k): plan.out_shardings[k] if index < 0 else equations[index].operands[k]
-            for index, k in uses[var]
-        }
-
     for index, eqn in reversed(list(enumerate(program.equations))):
         is_stack = eqn.primitive is stack_p
         if not (is_stack or index in program.hints) or isinstance(eqn.invars[0], Literal):
             continue
         read, made, said = eqn.invars[0], eqn.outvars[0], equations[index].results[0]
-        edges, wanted = copies.get(made, ()), set(readers(made).values())
+        edges = copies.get(made, ())
+        wanted = {_wanted(plan, equations, use) for use in uses[made]}
         if len(edges) != 1 or wanted != {edges[0][1]} or not _is_part(said, edges[0][1]):
             continue
         target = edges[0][1]
         if target.unreduced or (is_stack and target.dims[0]):
             continue
-        part = Sharding(target.dims[1:]) if is_stack else target
         whole = equations[index].operands[0]
+        moved = _moved(plan.rules[index].factors, equations[index], 0, target)
+        (part,) = moved.operands
         before = copies.get(read, ())
-        wanting = [use for use, sharding in readers(read).items() if sharding == whole]
+        wanting = [use for use in uses[read] if _wanted(plan, equations, use) == whole]
         is_alone = wanting == [(index, 0)] and not any(edge[0] == whole for edge in before)
         if is_alone and any(edge[1] == whole and edge[0].unreduced for edge in before):
             copies[read] = tuple([(e[0], part) if e[1] == whole else e for e in before])
@@ -113,11 +105,14 @@ def _parts_alone(plan: Plan) -> Plan:
         elif (whole, part) not in before:
             copies[read] = (*before, (whole, part))
         del copies[made]
-        strategy = Strategy(target.dims if is_stack else part.dims)
-        equations[index] = replace(
-            equations[index], strategy=strategy, operands=(part,), results=(target,)
-        )
+        equations[index] = moved
     return replace(plan, equations=tuple(equations), copies=copies)
+
+
+def _wanted(plan: Plan, equations: Sequence[EquationPlan], use: Use) -> Sharding:
+    """How a value is read at one place."""
+    index, position = use
+    return plan.out_shardings[position] if index < 0 else equations[index].operands[position]
 
 
 def _passing(eqn: JaxprEqn, rule: OpRule, decided: EquationPlan) -> int | None:
@@ -153,7 +148,7 @@ def _is_part(held: Sharding, wanted: Sharding) -> bool:
 def _moved(
     rule: FactorRule, decided: EquationPlan, position: int, target: Sharding
 ) -> EquationPlan:
-    """An equation that makes its result as it is wanted, of a sum that is scattered already."""
+    """An equation that makes its result as it is wanted, of what is scattered or cut already."""
     axes = list(decided.strategy.axes)
     for factors, own in zip(rule.results[0], target.dims, strict=True):
         if len(factors) == 1:
