@@ -246,6 +246,20 @@ def test_no_more_is_held():
     assert combined_where_it_fits(closed, SIZES)[0] is closed
 
 
+@pytest.mark.parametrize("rows, is_apart", [(64, True), (256, False)])
+def test_a_five_hundredth_more_may_be_held(rows, is_apart):
+    """What is laid end to end takes 2 KiB, beside 256 KiB or 1 MiB that wait."""
+
+    def function(x, u, v):
+        much = lax.sort(x * 2)
+        u, v = (lax.sort(lax.all_gather(w, "y", tiled=True)) for w in (u, v))
+        return u + v + lax.sort(much, dimension=0)[0, :1]
+
+    types = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((rows, 1024), (64,), (64,))]
+    closed = jax.make_jaxpr(function, axis_env=[*SIZES.items()])(*types)
+    assert (combined_where_it_fits(closed, SIZES)[0] is closed) is is_apart
+
+
 def test_rows_of_several_arrays_are_sent_at_once(mesh):
     """As compiled; the program that is shown has a permute for each."""
 
