@@ -95,6 +95,8 @@ def _parts_alone(plan: Plan) -> Plan:
         whole = equations[index].operands[0]
         moved = _moved(plan.rules[index].factors, equations[index], 0, target)
         (part,) = moved.operands
+        if part == whole:  # a dim of one element, which is all of no factor
+            continue
         before = copies.get(read, ())
         wanting = [use for use in uses[read] if _wanted(plan, equations, use) == whole]
         is_alone = wanting == [(index, 0)] and not any(edge[0] == whole for edge in before)

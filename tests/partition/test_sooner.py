@@ -171,3 +171,20 @@ def test_numbers_are_right_where_something_else_reads_a_sum(name):
     np.testing.assert_allclose(
         found, wanted, rtol=2e-2 if rough else 2e-4, atol=0.2 if rough else 2e-3
     )
+
+
+def test_a_stack_of_rows_of_one_element():
+    """Its parts are all of it on one device; the rows themselves have no other part."""
+
+    def picked(x, i):
+        def step(total, _):
+            row = lax.dynamic_index_in_dim(x, i, 0)
+            return total + jnp.tanh(row).sum(), row
+
+        return lax.scan(step, 0.5, None, length=3)
+
+    (x,) = draw((16,))
+    step = mw.jit(picked, mesh=N8, in_shardings=(P("x"), P()), out_shardings=(P(), P(None, "x")))
+    found = step.partition(x, np.int32(5)).simulate(x, np.int32(5))
+    for got, wanted in zip(found, picked(x, np.int32(5)), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-5)
