@@ -24,6 +24,7 @@ from benchmarks.suite.programs import (
     reshard,
     science,
     transformer,
+    walls,
 )
 
 PROGRAMS: tuple[Program, ...] = (
@@ -44,6 +45,7 @@ PROGRAMS: tuple[Program, ...] = (
     *meeting.TABLE,
     *again.TABLE,
     *positions.TABLE,
+    *walls.TABLE,
 )
 
 

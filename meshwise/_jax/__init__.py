@@ -11,7 +11,8 @@ two jaxprs are equal), `explicit` (types with axes), `tracing` (functions and co
 `calls` (the call primitive), `derivatives` (its rules),
 `twins` (the primitive of `mw.like`), `custom_partitioning` (functions with a sharding rule),
 `dispatch` (calling compiled programs), `sampling` (drawing from distributions), `on_cpu` (what
-XLA on CPU is told otherwise), `roll` (rows moved round), `written` (what primitives of libraries
+XLA on CPU is told otherwise), `roll` (rows moved round), `set_rows` (few rows
+made of few rows), `written` (what primitives of libraries
 are written as).
 """
 
@@ -147,6 +148,9 @@ from meshwise._jax.replicas import runs_as_replicas as runs_as_replicas
 from meshwise._jax.roll import roll as roll
 from meshwise._jax.roll import roll_p as roll_p
 from meshwise._jax.sampling import gamma_of_keys as gamma_of_keys
+from meshwise._jax.set_rows import OfRows as OfRows
+from meshwise._jax.set_rows import set_rows as set_rows
+from meshwise._jax.set_rows import set_rows_p as set_rows_p
 from meshwise._jax.stages import lower_flat as lower_flat
 from meshwise._jax.stages import traced_with as traced_with
 from meshwise._jax.stages import with_trees as with_trees

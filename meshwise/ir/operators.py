@@ -1,7 +1,7 @@
 """Kinds of JAX's primitives, by name, where a pass asks no more of an equation than its kind.
 
 What an operator means is its rule (`rules/`); here stand those that compute nothing, sorted by what
-they do with the elements, and the few others that more than one pass looks for. A table in a pass
+they do with the elements, and the others that more than one pass looks for. A table in a pass
 says what that pass alone knows, in these words where it can.
 """
 
@@ -26,6 +26,15 @@ PLACES = frozenset({"iota", "axis_index"})
 PRODUCTS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general"})
 # Of two terms.
 ADDITIONS = frozenset({"add", "add_any", "sub"})
+# Each element of those in its place, of arrays of one shape and of numbers.
+ELEMENTWISE = ADDITIONS | frozenset(
+    """
+    abs acos acosh and asin asinh atan atan2 atanh cbrt ceil clamp complex conj convert_element_type
+    copy copy_p cos cosh div eq erf erfc exp exp2 expm1 floor ge gt imag integer_pow is_finite le
+    log log1p logistic lt max min mul ne neg not or pow real rem round rsqrt select_n sign sin sinh
+    sqrt square tan tanh xor
+    """.split()
+)
 # Of all elements along dims, in any order.
 REDUCTIONS = frozenset(
     {

@@ -94,6 +94,22 @@ def _sliced_back(eqn: JaxprEqn, dims: frozenset[int]) -> dict[str, Any]:
     return {"start_indices": tuple(starts), "limit_indices": tuple(limits)}
 
 
+def _set(eqn: JaxprEqn) -> Passing:
+    rank = len(shape_of(eqn.outvars[0]))
+    return {d: tuple(d if shape_of(a) else None for a in eqn.invars) for d in range(rank)}
+
+
+def _set_back(eqn: JaxprEqn, dims: frozenset[int]) -> dict[str, Any]:
+    dim, rows, starts = (eqn.params[k] for k in ("dimension", "rows", "starts"))
+    if dim not in dims:
+        return {}
+    at, *read = (
+        k if k is None else shape_of(x)[dim] - k - rows
+        for x, k in zip(eqn.invars, (eqn.params["at"], *starts), strict=True)
+    )
+    return {"at": at, "starts": tuple(read)}
+
+
 def _joined(eqn: JaxprEqn) -> Passing:
     return {d: (d,) * len(eqn.invars) for d in range(len(shape_of(eqn.outvars[0])))}
 
@@ -125,6 +141,7 @@ DIRECTED: Mapping[str, Directed] = {
     "conv_general_dilated": Directed(_convolved, _convolved_back),
     "pad": Directed(_padded, _padded_back),
     "slice": Directed(_sliced, _sliced_back),
+    "set_rows": Directed(_set, _set_back),
     "concatenate": Directed(_joined, _as_before, lambda eqn: eqn.params["dimension"]),
     "reduce_window_sum": _WINDOWS,
     "reduce_window_max": _WINDOWS,

@@ -25,6 +25,7 @@ from meshwise.rules import reduction as reduction
 from meshwise.rules import reshaping as reshaping
 from meshwise.rules import rolling as rolling
 from meshwise.rules import scattering as scattering
+from meshwise.rules import setting_rows as setting_rows
 from meshwise.rules import shape as shape
 from meshwise.rules import shard_alike as shard_alike
 from meshwise.rules import slicing as slicing

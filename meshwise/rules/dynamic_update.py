@@ -61,20 +61,20 @@ def write_window(
 
     The update may be joined with what was there, and nothing is written where `kept` is false.
     """
-    write = _write_one if all(windows[d] == 1 for d in split) else _write_part
+    write = write_in_one if all(windows[d] == 1 for d in split) else _write_part
     return write(context, operand, update, starts, split, join, kept)
 
 
-def _write_one(
+def write_in_one(
     context: LocalContext,
     operand: Any,
     update: Any,
     starts: list[Any],
     split: dict[int, int],
-    join: Join | None,
-    kept: Any,
+    join: Join | None = None,
+    kept: Any = None,
 ) -> list[Any]:
-    """Write one position of each split dim, or what was there already where it is not ours."""
+    """Write a window that one device has all of, or what was there already where it is not ours."""
     owned = [] if kept is None else [kept]
     for d, factor in split.items():
         starts[d], here = local_start(context, factor, starts[d])

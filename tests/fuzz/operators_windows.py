@@ -162,7 +162,32 @@ def strided_slice(maker: Maker) -> None:
     maker.add(f"{{0}}[{', '.join(parts)}]", value, bound=value.bound)
 
 
+def walls(maker: Maker) -> None:
+    """Few rows set, at a known place, to what is made of few rows at known places."""
+    value = maker.pick(("float32", "int32", "bfloat16"), least=1)
+    d = maker.draw.randrange(value.rank)
+    n, before = value.shape[d], ":, " * d
+    if n == 0:
+        return
+    rows = min(n, maker.draw.choice((1, 1, 2, 3)))
+    other = maker.like(value.shape, value.dtype) if maker.chance(0.3) else value
+
+    def place() -> str:
+        start = maker.draw.randint(0, n - rows)
+        return f"{before}{start}" if rows == 1 else f"{before}{start}:{start + rows}"
+
+    one, two = (f"{{{maker.draw.randint(0, 1)}}}[{place()}]" for _ in range(2))
+    made = maker.draw.choice(
+        (one, f"-{one}", f"2 * {one} - {two}", f"jnp.where({one} > 0, {two}, 1)", f"{one} * {two}")
+    )
+    how = maker.draw.choice(("set", "set", "add", "subtract"))
+    twice = f".at[{place()}].set(-{two})" if maker.chance(0.3) else ""
+    bound = 3 * value.bound + max(value.bound, other.bound) ** 2 + 3
+    maker.add(f"{{0}}.at[{place()}].{how}({made}){twice}", value, other, bound=bound)
+
+
 WINDOWS = (
+    (4, walls),
     (8, convolution),
     (7, pool),
     (4, moving_mean),

@@ -238,6 +238,13 @@ def cut_and_joined(x: Any) -> Any:
     return jnp.flip(jnp.concatenate([y[1::2], jnp.sin(y)[::3], y[2:4], y[2:2]]), 0)
 
 
+def walls(x: Any) -> Any:
+    """Rows set at either end, and in the middle, of rows elsewhere; turned before and after."""
+    y = jnp.flip(x, 0)
+    y = y.at[0].set(2 * y[1] - y[3]).at[4:6].add(y[:2][::-1] * x.sum()).at[-1].set(y[2] - y[5])
+    return jnp.flip(y.at[:, 1].multiply(y[:, 0]), 0)
+
+
 def scanned(x: Any) -> Any:
     return lax.associative_scan(lambda a, b: 2 * a + b, x, axis=0)
 
@@ -248,6 +255,7 @@ def scanned_back(x: Any) -> Any:
 
 DIRECTED = [
     cut_and_joined,
+    walls,
     scanned_back,
     sums_from_the_last,
     convolved_back,

@@ -1,9 +1,11 @@
 """Operators that move elements without computing."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from meshwise import _jax
 from tests.rules.case import Case
 
 
@@ -17,6 +19,45 @@ def pad(low, high, interior=0, value=None):
         return lambda x: lax.pad(x, np.float32(value), config)
     return lambda x, v: lax.pad(x, v, config)
 
+
+def rows_set(function, at, rows, *starts, dim=0):
+    """Rows from `at` on, made of as many of each other operand, from some of its own on."""
+
+    def written(x, *operands):
+        types = [jax.ShapeDtypeStruct(x.shape if o.shape else (), o.dtype) for o in operands]
+        jaxpr = jax.make_jaxpr(function)(*types).jaxpr
+        recipe = _jax.OfRows(tuple(jaxpr.invars), tuple(jaxpr.eqns), jaxpr.outvars[0])
+        params = {"dimension": dim, "at": at, "rows": rows, "starts": starts, "function": recipe}
+        return _jax.set_rows_p.bind(x, *operands, **params)
+
+    return written
+
+
+SET_ROWS = [
+    Case("a wall", "set_rows", rows_set(lambda u: u, 0, 1, 1), "f32[6,5] f32[6,5]",
+         "i j, i j -> i j | permute=i"),
+    Case("a wall of what is far away", "set_rows", rows_set(lambda u: -u, 5, 1, 0),
+         "i32[6,5] i32[6,5]", "i j, i j -> i j | permute=i"),
+    Case("a wall of two rows and a number", "set_rows",
+         rows_set(lambda u, v, n: u * n - v, 7, 1, 2, 5, None), "f32[8,5] f32[8,5] f32[8,5] f32[]",
+         "i j, i j, i j,  -> i j | permute=i"),
+    Case("rows that several have", "set_rows", rows_set(lambda u, v: u + v, 2, 3, 4, 0),
+         "f32[9,5] f32[9,5] f32[9,5]", "i j, i j, i j -> i j | permute=i"),
+    Case("rows of something longer, and given ones", "set_rows",
+         rows_set(lambda u, v: u * v, 1, 2, 9, None), "f32[6,5] f32[11,5] f32[2,5]",
+         "i j, i j, k j -> i j | whole=k permute=i"),
+    Case("rows in the other order", "set_rows",
+         rows_set(lambda u, v: lax.rev(u, (0,)) - v, 0, 3, 2, 6), "f32[9,5] f32[9,5] f32[9,5]",
+         "i j, i j, i j -> i j | permute=i"),
+    Case("a wall that is neither", "set_rows",
+         rows_set(lambda u, v: lax.select(v > 0, u / 2, v) + 1, 0, 1, 1, 2),
+         "f32[6,5] f32[6,5] f32[6,5]", "i j, i j, i j -> i j | permute=i"),
+    Case("a wall by a choice", "set_rows",
+         rows_set(lambda u, v, w: lax.select(v > 0, u / 2, -w) - w, 0, 1, 1, 2, 0),
+         "f32[6,5] f32[6,5] f32[6,5] f32[6,5]", "i j, i j, i j, i j -> i j | permute=i"),
+    Case("the last columns", "set_rows", rows_set(lambda u: u, 4, 2, 0, dim=1),
+         "c64[5,6] c64[5,6]", "i j, i j -> i j | permute=j"),
+]  # fmt: skip
 
 RESHAPES = [
     Case("reshape of one", "reshape", lambda x: lax.reshape_p.bind(
@@ -55,6 +96,7 @@ RESHAPES = [
 
 CASES = [
     *RESHAPES,
+    *SET_ROWS,
     Case("transpose", "transpose", lambda x: lax.transpose(x, (2, 0, 1)), "f32[5,6,7]",
          "i j k -> k i j"),
     Case("squeeze", "squeeze", lambda x: lax.squeeze(x, (0, 2)), "f32[1,5,1,6]", "1 i 1 j -> i j"),

@@ -65,6 +65,7 @@ OWN = {  # primitives of this package
     "mw_like",
     "mw_pipeline",
     "roll",
+    "set_rows",
     "stage",
     "stage_boundary",
     *(f"mark_{name}" for name in MARKS),

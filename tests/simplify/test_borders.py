@@ -94,8 +94,7 @@ def of_neighbours() -> Table:
         "mirrored far away": (lambda x, u: jnp.concatenate([x, x[::-1]]), "rev concatenate"),
         "read by a product": (lambda x, u: jnp.concatenate([x[1:], x[-1:]]) @ u.T,
                               "slice slice concatenate transpose dot_general"),
-        "of two values": (lambda x, u: jnp.concatenate([u[:1], x[:-1]]),
-                          "slice slice concatenate"),
+        "of two values": (lambda x, u: jnp.concatenate([u[:1], x[:-1]]), "pad set_rows"),
     }  # fmt: skip
 
 
@@ -105,7 +104,7 @@ def of_updates_copies_and_windows() -> Table:
         "dynamic_update_slice": (lambda x, u: lax.dynamic_update_slice(x, u, (99, 0)),
                                  "pad iota ge lt and select_n"),
         "update of a few rows": (lambda x, u: lax.dynamic_update_slice(x, u[:2], (3, 0)),
-                                 "slice dynamic_update_slice"),
+                                 "set_rows"),
         "at, set": (lambda x, u: x.at[3:9].set(u), "pad iota ge lt and select_n"),
         "at, add": (lambda x, u: x.at[3:9].add(u), "pad add"),
         "at, multiply": (lambda x, u: x.at[3:9].multiply(u), "pad mul"),
@@ -118,7 +117,39 @@ def of_updates_copies_and_windows() -> Table:
         "every other row, add": (lambda x, u: x.at[::2].add(u), "pad add"),
         "every other column, add": (lambda x, u: x.T.at[:, 1::2].add(u.T),
                                     "transpose transpose pad add"),
-        "a row": (lambda x, u: x.at[3].set(u[0]), "slice broadcast_in_dim scatter"),
+        "a row": (lambda x, u: x.at[3].set(u[0]), "set_rows"),
+        "a row of far fewer": (lambda x, u: x.at[3].set(u[:2][0]), "set_rows"),
+        "a row of a column": (lambda x, u: x.at[3].set(u[0, 1]), None),
+        "a row, mirrored": (lambda x, u: x.at[:1].set(x[1:2][::-1]), "set_rows"),
+        "two rows, mirrored": (lambda x, u: x.at[:2].set(u[2:4][::-1]), "set_rows"),
+        "a row of what is turned round": (lambda x, u: x.at[:1].set(u[::-1][:1]),
+                                          "slice rev scatter"),
+        "a column of columns": (lambda x, u: x.at[:, -1].set(2 * x[:, 0] - x[:, 3]), "set_rows"),
+        "two rows, of one and a number": (
+            lambda x, u: x.at[2:4].set(jnp.where(x[5:7] > 0, x[8:10], 0.5)), "set_rows"),
+        "a row, of one read before": (
+            lambda x, u: x.at[0].set(x[1]).at[4].set(x[0] * x[3]), "set_rows set_rows"),
+        "a column without its ends": (
+            lambda x, u: x.at[1:-1, 0].set(-x[1:-1, 1]),
+            "set_rows iota ge lt and"),
+        "a column without its ends, of rows elsewhere": (
+            lambda x, u: x.at[1:-1, 0].set(x[2:, 1]), "slice concatenate scatter"),
+        "a corner": (lambda x, u: x.at[0, 0].set(x[1, 1]), "slice scatter"),
+        "a row outside": (lambda x, u: x.at[12].set(x[1]), None),
+        "a row that is applied": (lambda x, u: x.at[0].apply(jnp.sin), None),
+        "a row with the sum of another": (lambda x, u: x.at[0].set(x[1].sum()),
+                                          "slice reduce_sum scatter"),
+        "rows added, subtracted, multiplied": (
+            lambda x, u: x.at[0].add(x[1]).at[5].subtract(x[4]).at[-1].multiply(x[3]),
+            "set_rows set_rows set_rows"),
+        "gradient of a wall": (
+            lambda x, u: jax.vjp(lambda x: x.at[0].set(x[1]), x)[1](x)[0],
+            "scatter set_rows add"),
+        "gradient of rows that are multiplied": (
+            lambda x, u: jax.vjp(lambda x: x.at[0].multiply(x[3]), x)[1](x)[0], None),
+        "gradient of single rows": (
+            lambda x, u: jax.vjp(lambda x: (x[3], x[7]), x)[1]((x[1], 2 * x[2]))[0],
+            "set_rows set_rows add"),
         "multiply complex numbers": (lambda x, u: complex_of(x).at[3:9].multiply(2).real,
                                      None),
         "convolution of a crop": (lambda x, u: lax.conv_general_dilated(

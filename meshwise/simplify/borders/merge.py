@@ -21,7 +21,9 @@ is shared out anew over the devices, and then the slice again. So, in a traced p
 - copies of rows that are told apart right after they were laid end to end (`jnp.tile`) become a dim
   of their own;
 - a slice, or an update of most of a dim, at positions that are known while tracing becomes a
-  plain slice, or a pad and a choice between old and new (`u.at[1:-1].set(...)` of a stencil).
+  plain slice, or a pad and a choice between old and new (`u.at[1:-1].set(...)` of a stencil);
+- an update of few rows by what is made of few rows becomes one equation with the slices that cut
+  them (`u.at[0].set(u[1])` of a wall).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +32,7 @@ from typing import Any
 from jax import lax
 
 from meshwise._jax import JaxprEqn, Literal, Var
-from meshwise.simplify.borders import copies, joins, rows, sums, updates, windows
+from meshwise.simplify.borders import copies, ends, joins, rows, sums, updates, windows
 from meshwise.simplify.borders.equations import Makers
 from meshwise.simplify.borders.shifts import choose_shifts
 from meshwise.simplify.counts import Counts
@@ -57,15 +59,14 @@ _MERGES: Mapping[str, Merge] = {
     "reduce_window_max": windows.narrow,
     "reduce_window_min": windows.narrow,
     "conv_general_dilated": rows.merge_convolution,
-    "concatenate": joins.merge_concatenate,
-    "add": joins.merge_add,
-    "add_any": joins.merge_add,
+    "concatenate": _first_of(joins.merge_concatenate, ends.merge_concatenate),
+    **dict.fromkeys(("add", "add_any"), _first_of(joins.merge_add, ends.merge_add)),
     "dynamic_slice": rows.merge_dynamic_slice,
-    "dynamic_update_slice": updates.merge_dynamic_update_slice,
-    "scatter": updates.merge_scatter,
-    "scatter-add": updates.merge_scatter,
-    "scatter-sub": updates.merge_scatter,
-    "scatter-mul": updates.merge_scatter,
+    "dynamic_update_slice": _first_of(updates.merge_dynamic_update_slice, ends.merge_update),
+    **dict.fromkeys(
+        ("scatter", "scatter-add", "scatter-sub", "scatter-mul"),
+        _first_of(updates.merge_scatter, ends.merge_update),
+    ),
 }
 
 

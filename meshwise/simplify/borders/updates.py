@@ -30,13 +30,20 @@ def merge_dynamic_update_slice(
     eqn: JaxprEqn, makers: Makers, counts: Counts
 ) -> list[JaxprEqn] | None:
     """An update from positions that are known."""
+    place, shape = dynamic_place(eqn, counts), shape_of(eqn.invars[0])
+    if place is None or not place.is_wide(shape):
+        return None
+    return equations_of(eqn, eqn.invars[:2], _update(None, place))
+
+
+def dynamic_place(eqn: JaxprEqn, counts: Counts) -> "Place | None":
+    """Where a dynamic update writes, if that is known."""
     starts = known_numbers(eqn.invars[2:], counts)
     if starts is None:
         return None
     shape, window = shape_of(eqn.invars[0]), shape_of(eqn.invars[1])
     begin = [min(max(s, 0), n - w) for s, n, w in zip(starts, shape, window, strict=True)]
-    place = _Place(begin, window, [1] * len(shape))
-    return equations_of(eqn, eqn.invars[:2], _update(None, place)) if place.is_wide(shape) else None
+    return Place(begin, window, [1] * len(shape))
 
 
 def merge_scatter(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn] | None:
@@ -45,7 +52,7 @@ def merge_scatter(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEq
     if numbers.operand_batching_dims or not (overwrites(eqn) or eqn.primitive.name in _JOINS):
         return None
     one = len(shape_of(indices)) == 1
-    place = _window_of(eqn, makers, counts) if one else _rows_of(eqn, counts)
+    place = window_of(eqn, makers, counts) if one else _rows_of(eqn, counts)
     shape = shape_of(operand)
     if place is None or not place.is_inside(shape) or not place.is_wide(shape):
         return None
@@ -89,7 +96,7 @@ def merge_cut(eqn: JaxprEqn, makers: Makers) -> list[JaxprEqn] | None:
 
 
 @dataclass(frozen=True)
-class _Place:
+class Place:
     """Rows of each dim that are written: from `begin` on, `window` of them, `steps` apart.
 
     `order` is how the dims of what is written there are to be transposed.
@@ -112,7 +119,8 @@ class _Place:
         return bool(part) and all(w > 1 and w * step * MOST_RATIO >= n for w, step, n in part)
 
 
-def _window_of(eqn: JaxprEqn, makers: Makers, counts: Counts) -> _Place | None:
+def window_of(eqn: JaxprEqn, makers: Makers, counts: Counts) -> Place | None:
+    """Where a scatter of one window writes, if that is known."""
     numbers, (operand, indices, updates) = eqn.params["dimension_numbers"], eqn.invars
     starts = _components(indices, makers, counts)
     if starts is None:
@@ -122,10 +130,10 @@ def _window_of(eqn: JaxprEqn, makers: Makers, counts: Counts) -> _Place | None:
     begin = [0] * rank
     for d, start in zip(numbers.scatter_dims_to_operand_dims, starts, strict=True):
         begin[d] = start
-    return _Place(begin, window, [1] * rank)
+    return Place(begin, window, [1] * rank)
 
 
-def _rows_of(eqn: JaxprEqn, counts: Counts) -> _Place | None:
+def _rows_of(eqn: JaxprEqn, counts: Counts) -> Place | None:
     """Single rows of some dims, a fixed step apart in each: `x.at[1::2]`, `x.at[::2, 1::2]`."""
     numbers, (operand, indices, updates) = eqn.params["dimension_numbers"], eqn.invars
     shape, dims = shape_of(operand), numbers.scatter_dims_to_operand_dims
@@ -149,7 +157,7 @@ def _rows_of(eqn: JaxprEqn, counts: Counts) -> _Place | None:
     if sorted(own) != list(range(len(shape_of(updates)))):
         return None
     window = [1 if d is None else shape_of(updates)[d] for d in order]
-    return _Place(begin, window, steps, own)
+    return Place(begin, window, steps, own)
 
 
 def _counted(count: Count | None, shape: Sequence[int]) -> tuple[int, int, int | None] | None:
@@ -188,7 +196,7 @@ _JOINS: Mapping[str | None, tuple[Callable[[Any, Any], Any], Callable[[Any], Any
 }
 
 
-def _update(name: str | None, place: _Place) -> Callable[[Any, Any], Any]:
+def _update(name: str | None, place: Place) -> Callable[[Any, Any], Any]:
     """What an update of known rows computes, by its primitive; others than joins set."""
 
     def update(x: Any, new: Any) -> Any:
@@ -200,7 +208,7 @@ def _update(name: str | None, place: _Place) -> Callable[[Any, Any], Any]:
         if name in _JOINS:
             join, nothing = _JOINS[name]
             return join(x, lax.pad(new, nothing(x.dtype), config))
-        masks = [m for d, amounts in enumerate(config) for m in _written(x.shape, d, amounts)]
+        masks = [m for d, amounts in enumerate(config) for m in written(x.shape, d, amounts)]
         inside = masks[0]
         for mask in masks[1:]:
             inside = lax.bitwise_and(inside, mask)
@@ -209,7 +217,7 @@ def _update(name: str | None, place: _Place) -> Callable[[Any, Any], Any]:
     return update
 
 
-def _written(shape: Sequence[int], dim: int, amounts: tuple[int, int, int]) -> list[Any]:
+def written(shape: Sequence[int], dim: int, amounts: tuple[int, int, int]) -> list[Any]:
     """Masks that together are true where a pad of a dim has no fill."""
     low, high, between = amounts
     row = lax.broadcasted_iota(np.int32, shape, dim)
