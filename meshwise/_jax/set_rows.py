@@ -48,21 +48,27 @@ class OfRows:
 def set_rows(
     x: Any,
     *operands: Any,
-    dimension: int,
-    at: int,
-    rows: int,
-    starts: Sequence[int | None],
+    dims: Sequence[int],
+    at: Sequence[int],
+    rows: Sequence[int],
+    starts: Sequence[Sequence[int] | None],
     function: OfRows,
 ) -> Any:
-    """Write `rows` rows of a dim, from row `at` on: a function of as many of each operand.
+    """Write `rows` of some dims, from row `at` of each on: a function of as many of each operand.
 
-    Of an operand they are those from its own start on; without one it is these rows, or a number.
+    Of an operand they are those from its own starts on; without any it is these, or a number.
     """
-    given = [
-        operand if start is None else lax.slice_in_dim(operand, start, start + rows, axis=dimension)
-        for operand, start in zip(operands, starts, strict=True)
-    ]
-    return lax.dynamic_update_slice_in_dim(x, function(*given), at, dimension)
+
+    def cut(operand: Any, start: Sequence[int] | None) -> Any:
+        for d, first, count in zip(dims, start, rows, strict=True) if start is not None else ():
+            operand = lax.slice_in_dim(operand, first, first + count, axis=d)
+        return operand
+
+    place = [0] * x.ndim
+    for d, first in zip(dims, at, strict=True):
+        place[d] = first
+    given = [cut(operand, start) for operand, start in zip(operands, starts, strict=True)]
+    return lax.dynamic_update_slice(x, function(*given), place)
 
 
 set_rows_p.def_impl(set_rows)

@@ -100,14 +100,18 @@ def _set(eqn: JaxprEqn) -> Passing:
 
 
 def _set_back(eqn: JaxprEqn, dims: frozenset[int]) -> dict[str, Any]:
-    dim, rows, starts = (eqn.params[k] for k in ("dimension", "rows", "starts"))
-    if dim not in dims:
-        return {}
-    at, *read = (
-        k if k is None else shape_of(x)[dim] - k - rows
-        for x, k in zip(eqn.invars, (eqn.params["at"], *starts), strict=True)
-    )
-    return {"at": at, "starts": tuple(read)}
+    params = eqn.params
+    own = list(zip(params["dims"], params["rows"], strict=True))
+
+    def turned(x: Any, starts: Sequence[int]) -> tuple[int, ...]:
+        each = zip(own, starts, strict=True)
+        return tuple(shape_of(x)[d] - k - n if d in dims else k for (d, n), k in each)
+
+    read = zip(eqn.invars[1:], params["starts"], strict=True)
+    return {
+        "at": turned(eqn.outvars[0], params["at"]),
+        "starts": tuple(None if k is None else turned(x, k) for x, k in read),
+    }
 
 
 def _joined(eqn: JaxprEqn) -> Passing:

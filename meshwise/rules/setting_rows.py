@@ -1,11 +1,14 @@
 """Few rows written of few rows: whoever has the place fetches what the others have of them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from jax import lax
 
 from meshwise._jax import Literal, OfRows, set_rows
+from meshwise.ir.mesh import Axes
 from meshwise.ir.operators import ADDITIONS, is_among
 from meshwise.ir.program import shape_of
 from meshwise.rules.dynamic_update import write_in_one, write_window
@@ -18,11 +21,13 @@ from meshwise.rules.window import all_exchanges, exchanges
 @register("set_rows")
 def _set_rows_rule(application: Application) -> OpRule:
     params = application.params
-    dim, rows = params["dimension"], params["rows"]
+    counts = dict(zip(params["dims"], params["rows"], strict=True))
     factoring = Factoring()
     shape = application.operands[0].shape
-    dims = [factoring.new(n, "permute" if d == dim else None) for d, n in enumerate(shape)]
-    given = [*dims[:dim], factoring.new(rows, "whole"), *dims[dim + 1 :]]
+    dims = [factoring.new(n, "permute" if d in counts else None) for d, n in enumerate(shape)]
+    given = [
+        factoring.new(counts[d], "whole") if d in counts else own for d, own in enumerate(dims)
+    ]
     # What rows are read of may have some more than what they are written into, or less.
     read: list[list[Dim]] = [
         dims if start is not None else given if operand.shape else []
@@ -61,53 +66,107 @@ def _is_linear(function: OfRows, given: set[Any]) -> bool:
     return function.made in given
 
 
-def _homes(context: LocalContext) -> list[bool]:
-    """Which shards have some of the rows that are written."""
-    dim, at, rows = (context.params[k] for k in ("dimension", "at", "rows"))
-    block = context.local_shape(0)[dim]
-    shards = range(context.mesh.size(context.operand_axes(0, dim)))
-    return [at < (shard + 1) * block and shard * block < at + rows for shard in shards]
+@dataclass(frozen=True)
+class _Place:
+    """So many rows of a sharded dim that are written, and which of its shards have some of them."""
 
+    dim: int
+    axes: Axes
+    count: int
+    homes: tuple[bool, ...]
 
-def _fetches(context: LocalContext) -> list[Fetch | None]:
-    """The rows that are needed of each operand after the first where these are written."""
-    dim, rows = context.params["dimension"], context.params["rows"]
-    if not context.operand_axes(0, dim):
-        return [None] * len(context.params["starts"])
-    homes, found = _homes(context), list[Fetch | None]()
-    for operand, start in enumerate(context.params["starts"], 1):
-        if start is None:
-            found.append(None)
-            continue
-        size, block = context.global_shape(operand)[dim], context.local_shape(operand)[dim]
+    def reading(self, size: int, block: int, start: int) -> tuple[int | None, Fetch]:
+        """How as many rows of another array, from one of its own on, come to where these are.
+
+        First every shard cuts so many from the row that is told, if one of them has all that count;
+        then some go on.
+        """
+        owner, first = divmod(start, block)
+        if first + self.count > block:
+            return None, self._fetch(size, block, start)
+        return first, self._fetch(self.count * len(self.homes), self.count, owner * self.count)
+
+    def _fetch(self, size: int, block: int, start: int) -> Fetch:
         # The others need those behind the last one, of which there are none.
-        found.append(Fetch(size, block, tuple(start if h else size for h in homes), rows))
+        starts = tuple(start if is_home else size for is_home in self.homes)
+        return Fetch(size, block, starts, self.count)
+
+
+def _places(context: LocalContext) -> list[_Place]:
+    """Where rows are written along dims that are sharded."""
+    params, found = context.params, []
+    for dim, at, count in zip(params["dims"], params["at"], params["rows"], strict=True):
+        axes, block = context.operand_axes(0, dim), context.local_shape(0)[dim]
+        if axes:
+            firsts = [shard * block for shard in range(context.mesh.size(axes))]
+            homes = tuple(at < first + block and first < at + count for first in firsts)
+            found.append(_Place(dim, axes, count, homes))
     return found
 
 
+@dataclass(frozen=True)
+class _Reading:
+    """How a device gets the rows of an operand: `cuts` (dim, first, rows), then `fetches`."""
+
+    cuts: tuple[tuple[int, int, int], ...]
+    fetches: tuple[tuple[_Place, Fetch], ...]
+
+
+def _reading(context: LocalContext, operand: int, starts: Sequence[int]) -> _Reading:
+    params, places = context.params, {place.dim: place for place in _places(context)}
+    shape, local = context.global_shape(operand), context.local_shape(operand)
+    cuts, fetches = [], []
+    for dim, start, count in zip(params["dims"], starts, params["rows"], strict=True):
+        first: int | None = start
+        if place := places.get(dim):
+            first, fetch = place.reading(shape[dim], local[dim], start)
+            fetches.append((place, fetch))
+        if first is not None:
+            cuts.append((dim, first, count))
+    return _Reading(tuple(cuts), tuple(fetches))
+
+
 def _exchanges(context: LocalContext) -> list[Exchange] | None:
-    dim = context.params["dimension"]
     return all_exchanges(
-        exchanges([(dim, fetch)], context.local_shape(k), context.itemsize(k))
-        for k, fetch in enumerate(_fetches(context), 1)
-        if fetch is not None
+        _exchanges_of(context, operand, starts)
+        for operand, starts in enumerate(context.params["starts"], 1)
+        if starts is not None
     )
 
 
+def _exchanges_of(
+    context: LocalContext, operand: int, starts: Sequence[int]
+) -> list[Exchange] | None:
+    reading, local = _reading(context, operand, starts), list(context.local_shape(operand))
+    for dim, _, count in reading.cuts:
+        local[dim] = count
+    fetches = [(place.dim, fetch) for place, fetch in reading.fetches]
+    return exchanges(fetches, local, context.itemsize(operand))
+
+
 def _local(context: LocalContext, x: Any, *operands: Any) -> list[Any]:
-    params = context.params
-    dim, at, rows = (params[k] for k in ("dimension", "at", "rows"))
-    axes = context.operand_axes(0, dim)
-    if not axes:
+    places, params = _places(context), context.params
+    if not places:
         return [set_rows(x, *operands, **params)]
+    each = enumerate(zip(operands, params["starts"], strict=True), 1)
     given = [
-        operand if fetch is None else fetch_rows(operand, dim, axes, context.mesh, fetch)
-        for operand, fetch in zip(operands, _fetches(context), strict=True)
+        rows if starts is None else _read(context, rows, _reading(context, operand, starts))
+        for operand, (rows, starts) in each
     ]
-    starts: list[Any] = [np.int32(at) if d == dim else np.int32(0) for d in range(x.ndim)]
-    windows = [rows if d == dim else n for d, n in enumerate(context.global_shape(0))]
-    ((factor,),) = context.rule.operands[0][dim : dim + 1]
-    new, split = params["function"](*given), {dim: factor}
-    if sum(_homes(context)) == 1:
+    new = params["function"](*given)
+    starts, windows = [np.int32(0)] * x.ndim, list(context.global_shape(0))
+    for dim, at, count in zip(params["dims"], params["at"], params["rows"], strict=True):
+        starts[dim], windows[dim] = np.int32(at), count
+    split = {place.dim: context.rule.operands[0][place.dim][0] for place in places}
+    if all(sum(place.homes) == 1 for place in places):
         return write_in_one(context, x, new, starts, split)
     return write_window(context, x, new, starts, windows, split)
+
+
+def _read(context: LocalContext, found: Any, reading: _Reading) -> Any:
+    """Rows of a local operand, on the devices that write them; on others something else."""
+    for dim, first, count in reading.cuts:
+        found = lax.slice_in_dim(found, first, first + count, axis=dim)
+    for place, fetch in reading.fetches:
+        found = fetch_rows(found, place.dim, place.axes, context.mesh, fetch)
+    return found

@@ -222,12 +222,19 @@ def _rows(positions: np.ndarray) -> tuple[Cut | None, bool]:
         cut, _ = _rows(positions[:period])
         return cut and _repeated(cut, count // period, behind=False), False
     runs = _runs(positions)
-    if runs is None or len(runs) > MOST_RUNS:
+    if runs is None or len(runs) > MOST_RUNS or not _are_regular(runs):
         return None, False
     cuts = [_run(*run) for run in runs]
     if len(cuts) == 1:
         return cuts[0], runs[0][1] > 0
     return lambda x, d: lax.concatenate([cut(x, d) for cut in cuts], d), False
+
+
+def _are_regular(runs: Sequence[tuple[int, int, int]]) -> bool:
+    """Whether most rows follow others; any two are a step apart, and are picked of anywhere."""
+    following = [count for _, step, count in runs if count > 2 or (count == 2 and abs(step) <= 1)]
+    count = sum(count for _, _, count in runs)
+    return count == 1 or 2 * sum(following) >= count
 
 
 def _is_repeated(rows: np.ndarray | None) -> bool:

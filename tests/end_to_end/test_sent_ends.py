@@ -74,6 +74,12 @@ def walls(u):
     return u.at[:, 0].set(u[:, 1]).at[:, -1].set(u[:, -2])
 
 
+def corners(u):
+    """Two dims at once, and fields in a leading dim, of which one turns round."""
+    u = u.at[0, 0, 0].set(u[0, 1, 1]).at[:, -1, -1].set(u[:, -2, -2])
+    return u.at[1, 0].set(-u[1, 1]).at[2, :, 0].set(u[0, :, 0]).at[1, :2, :2].add(u[0, 2:4, 2:4])
+
+
 def stages(state, made):
     """What each stage made goes to the next, the last one's to the end of the queue."""
     return jnp.roll(state, -1, 0).at[-1].set(made[-1])
@@ -121,6 +127,12 @@ ROWS = [
     Row("sides, rows in shards", sides, (U,), EIGHT, (X,), X, NOTHING, 1e-6),
     Row("sides, a grid", sides, (ODD,), (2, 4), (GRID,), GRID, NOTHING, 1e-6),
     Row("walls, a grid", walls, (U,), (4, 2), (GRID,), GRID),
+    Row("corners, rows in shards", corners, (reals(3, 48, 40),), EIGHT, (P(None, "x"),),
+        P(None, "x")),
+    Row("corners, a grid", corners, (reals(3, 45, 40),), (2, 4), (P(None, "x", "y"),),
+        P(None, "x", "y")),
+    Row("a corner of another", lambda u: u.at[0, 0].set(u[-1, -1]), (U,), (2, 4), (GRID,), GRID,
+        {"ppermute": (2, 8)}),
     Row("stages", stages, (reals(8, 40), reals(8, 40) + 1), EIGHT, (X, X), X, hops(1)),
     Row("stages, a longer queue", stages, (reals(16, 40), reals(8, 40)), EIGHT, (X, X), X, hops(1)),
     Row("joined to what moved up", lambda u, v: jnp.concatenate([u[1:], v[-1:]]), (U, V), EIGHT,
@@ -132,6 +144,8 @@ ROWS = [
     Row("gradient of walls", gradient(walls), (U,), EIGHT, (X,), X, NOTHING, 1e-5),
     Row("gradient of what is reflected", gradient(reflected), (U, V), EIGHT, (X, X), X,
         NOTHING, 1e-5),
+    Row("gradient of corners", gradient(corners), (reals(3, 45, 40),), (2, 4),
+        (P(None, "x", "y"),), P(None, "x", "y"), NOTHING, 1e-5),
     Row("gradient of a flux", gradient(with_flux), (U, FLUX), EIGHT, (X, P()), X, NOTHING, 1e-5),
     Row("gradient of sides, a grid", gradient(sides), (ODD,), (2, 4), (GRID,), GRID,
         NOTHING, 1e-5),

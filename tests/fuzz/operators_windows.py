@@ -163,22 +163,26 @@ def strided_slice(maker: Maker) -> None:
 
 
 def walls(maker: Maker) -> None:
-    """Few rows set, at a known place, to what is made of few rows at known places."""
+    """Few rows of a dim or two, at a known place, set to what is made of rows at known places."""
     value = maker.pick(("float32", "int32", "bfloat16"), least=1)
-    d = maker.draw.randrange(value.rank)
-    n, before = value.shape[d], ":, " * d
-    if n == 0:
+    if 0 in value.shape:
         return
-    rows = min(n, maker.draw.choice((1, 1, 2, 3)))
+    dims = {maker.draw.randrange(value.rank) for _ in range(maker.draw.choice((1, 1, 2)))}
+    rows = {d: min(value.shape[d], maker.draw.choice((1, 1, 2, 3))) for d in dims}
     other = maker.like(value.shape, value.dtype) if maker.chance(0.3) else value
 
     def place() -> str:
-        start = maker.draw.randint(0, n - rows)
-        return f"{before}{start}" if rows == 1 else f"{before}{start}:{start + rows}"
+        parts = []
+        for d, n in enumerate(value.shape):
+            start = maker.draw.randint(0, n - rows.get(d, n))
+            end = f":{start + rows[d]}" if rows.get(d, 1) > 1 else ""
+            parts.append(f"{start}{end}" if d in rows else ":")
+        return ", ".join(parts)
 
     one, two = (f"{{{maker.draw.randint(0, 1)}}}[{place()}]" for _ in range(2))
+    turned = f"jnp.flip({one})" if len(dims) == 1 and value.rank == 1 else f"-{one}"
     made = maker.draw.choice(
-        (one, f"-{one}", f"2 * {one} - {two}", f"jnp.where({one} > 0, {two}, 1)", f"{one} * {two}")
+        (one, turned, f"2 * {one} - {two}", f"jnp.where({one} > 0, {two}, 1)", f"{one} * {two}")
     )
     how = maker.draw.choice(("set", "set", "add", "subtract"))
     twice = f".at[{place()}].set(-{two})" if maker.chance(0.3) else ""

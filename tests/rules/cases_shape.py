@@ -20,15 +20,20 @@ def pad(low, high, interior=0, value=None):
     return lambda x, v: lax.pad(x, v, config)
 
 
-def rows_set(function, at, rows, *starts, dim=0):
+def rows_set(function, at, rows, *starts, dims=(0,)):
     """Rows from `at` on, made of as many of each other operand, from some of its own on."""
 
     def written(x, *operands):
         types = [jax.ShapeDtypeStruct(x.shape if o.shape else (), o.dtype) for o in operands]
         jaxpr = jax.make_jaxpr(function)(*types).jaxpr
         recipe = _jax.OfRows(tuple(jaxpr.invars), tuple(jaxpr.eqns), jaxpr.outvars[0])
-        params = {"dimension": dim, "at": at, "rows": rows, "starts": starts, "function": recipe}
-        return _jax.set_rows_p.bind(x, *operands, **params)
+        return _jax.set_rows_p.bind(
+            x, *operands, dims=dims, at=each(at), rows=each(rows),
+            starts=tuple(k if k is None else each(k) for k in starts), function=recipe,
+        )  # fmt: skip
+
+    def each(k):
+        return k if isinstance(k, tuple) else (k,)
 
     return written
 
@@ -55,7 +60,13 @@ SET_ROWS = [
     Case("a wall by a choice", "set_rows",
          rows_set(lambda u, v, w: lax.select(v > 0, u / 2, -w) - w, 0, 1, 1, 2, 0),
          "f32[6,5] f32[6,5] f32[6,5] f32[6,5]", "i j, i j, i j, i j -> i j | permute=i"),
-    Case("the last columns", "set_rows", rows_set(lambda u: u, 4, 2, 0, dim=1),
+    Case("a corner", "set_rows", rows_set(lambda u: -u, (0, 4), (1, 1), (3, 0), dims=(0, 1)),
+         "f32[6,5] f32[6,5]", "i j, i j -> i j | permute=i j"),
+    Case("a block, and what is added to it", "set_rows",
+         rows_set(lambda u, v: u + v, (1, 3), (2, 3), (4, 0), None, dims=(0, 2)),
+         "f32[7,2,8] f32[9,2,8] f32[2,2,3]",
+         "i j k, i j k, l j m -> i j k | whole=l m permute=i k"),
+    Case("the last columns", "set_rows", rows_set(lambda u: u, 4, 2, 0, dims=(1,)),
          "c64[5,6] c64[5,6]", "i j, i j -> i j | permute=j"),
 ]  # fmt: skip
 

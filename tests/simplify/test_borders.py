@@ -134,7 +134,9 @@ def of_updates_copies_and_windows() -> Table:
             "set_rows iota ge lt and"),
         "a column without its ends, of rows elsewhere": (
             lambda x, u: x.at[1:-1, 0].set(x[2:, 1]), "slice concatenate scatter"),
-        "a corner": (lambda x, u: x.at[0, 0].set(x[1, 1]), "slice scatter"),
+        "a corner": (lambda x, u: x.at[0, 0].set(2 * x[1, 1] - x[2, 2]), "set_rows"),
+        "a corner of rows that change places": (
+            lambda x, u: x.at[:2, -2:].set(x[-2:, 1:3][::-1, ::-1]), "set_rows"),
         "a row outside": (lambda x, u: x.at[12].set(x[1]), None),
         "a row that is applied": (lambda x, u: x.at[0].apply(jnp.sin), None),
         "a row with the sum of another": (lambda x, u: x.at[0].set(x[1].sum()),

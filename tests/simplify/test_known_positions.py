@@ -24,7 +24,7 @@ CUT: dict[str, Positions] = {
     "backwards by twos": lambda: N - 1 - 2 * jnp.arange(9),
     "one": lambda: jnp.array([5]),
     "one again and again": lambda: jnp.full(6, 5),
-    "two": lambda: jnp.array([5, 21]),
+    "two, one behind the other": lambda: jnp.array([5, 6]),
     "each twice": lambda: jnp.arange(2 * N) // 2,
     "each three times, backwards": lambda: 7 - jnp.arange(24) // 3,
     "twice over": lambda: jnp.arange(2 * N) % N,
@@ -40,6 +40,8 @@ CUT: dict[str, Positions] = {
     "a table": lambda: np.repeat(np.arange(4), 3).reshape(4, 3),
 }
 KEPT: dict[str, Positions] = {
+    "any two": lambda: jnp.array([5, 21]),
+    "a few": lambda: jnp.array([3, 5, 21, 14]),
     "rows anywhere": lambda: np.random.default_rng(0).permutation(N),
     "of a matrix": lambda: np.random.default_rng(0).integers(0, N, (4, 5)),
     "diagonals": lambda: jnp.arange(4)[:, None] * 2 + 3 * jnp.arange(5),

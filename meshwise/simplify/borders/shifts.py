@@ -48,15 +48,10 @@ def _read_in_memory(eqns: Sequence[JaxprEqn]) -> set[Var]:
 def _chosen(eqn: JaxprEqn, makers: Makers) -> list[JaxprEqn] | None:
     """Rows of one value side by side, each a few places from where it was."""
     dim, shape = eqn.params["dimension"], shape_of(eqn.outvars[0])
-    source, rows = rows_of(eqn.outvars[0], dim, makers)
-    if source is eqn.outvars[0]:
+    found = near_runs(eqn, makers)
+    if found is None:
         return None
-    runs = _runs(rows)
-    size = shape_of(source)[dim]
-    if not 1 < len(runs) <= MOST_RUNS:
-        return None
-    if any(abs(at - first) * MOST_PART > size for at, first, _ in runs):
-        return None
+    source, runs = found
 
     def near(x: Any) -> Any:
         row = lax.broadcasted_iota(np.int32, shape, dim)
@@ -73,6 +68,25 @@ def _chosen(eqn: JaxprEqn, makers: Makers) -> list[JaxprEqn] | None:
     return equations_of(eqn, [source], near)
 
 
+def one_source(eqn: JaxprEqn, makers: Makers) -> Any | None:
+    """The one value whose rows a join has."""
+    source, _ = _rows_of(eqn.outvars[0], eqn.params["dimension"], makers.beside([eqn]))
+    return None if source is eqn.outvars[0] else source
+
+
+def near_runs(
+    eqn: JaxprEqn, makers: Makers
+) -> tuple[Any, list[tuple[int, int, int]]] | None:  # fmt: skip
+    """The one value whose rows a join has, and these as runs (place, first, count), if all near."""
+    dim = eqn.params["dimension"]
+    source, rows = _rows_of(eqn.outvars[0], dim, makers.beside([eqn]))
+    runs = _runs(rows)
+    if source is eqn.outvars[0] or not 1 < len(runs) <= MOST_RUNS:
+        return None
+    most = shape_of(source)[dim] // MOST_PART
+    return None if any(abs(at - first) > most for at, first, _ in runs) else (source, runs)
+
+
 def _shifted(x: Any, dim: int, places: int, size: int) -> Any:
     """So many rows, of which each was some places before; the others are zero."""
     amounts = (places, size - places - x.shape[dim], 0)
@@ -80,13 +94,13 @@ def _shifted(x: Any, dim: int, places: int, size: int) -> Any:
     return lax.pad(x, np.zeros((), x.dtype), config) if any(amounts) else x
 
 
-def rows_of(atom: Any, dim: int, makers: Makers) -> tuple[Any, list[tuple[int, int]]]:
+def _rows_of(atom: Any, dim: int, makers: Makers) -> tuple[Any, list[tuple[int, int]]]:
     """Of which value something has rows of a dim, as runs (first, count); maybe of itself."""
     whole = atom, [(0, shape_of(atom)[dim])]
     cut, turned = maker_of(atom, makers, "slice"), maker_of(atom, makers, "rev")
     joined = maker_of(atom, makers, "concatenate")
     if joined is not None and joined.params["dimension"] == dim:
-        parts = [rows_of(part, dim, makers) for part in joined.invars]
+        parts = [_rows_of(part, dim, makers) for part in joined.invars]
         source = parts[0][0]
         if all(own is source for own, _ in parts):
             return source, [run for _, runs in parts for run in runs if run[1]]
@@ -99,14 +113,14 @@ def rows_of(atom: Any, dim: int, makers: Makers) -> tuple[Any, list[tuple[int, i
         if is_all and all(step == 1 for step in cut.params["strides"] or ()):
             return cut.invars[0], [run]
     elif turned is not None and tuple(turned.params["dimensions"]) == (dim,):
-        source, runs = rows_of(turned.invars[0], dim, makers)
+        source, runs = _rows_of(turned.invars[0], dim, makers)
         if sum(count for _, count in runs) <= MOST_ROWS:
             rows = [first + k for first, count in runs for k in range(count)]
             return source, [(row, 1) for row in reversed(rows)]
     else:
         times, single = shape_of(atom)[dim], _single_row(atom, dim, makers)
         if single is not None and times <= MOST_ROWS:
-            source, runs = rows_of(single, dim, makers)
+            source, runs = _rows_of(single, dim, makers)
             return source, runs * times
     return whole
 
