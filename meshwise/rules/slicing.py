@@ -181,8 +181,8 @@ def _pad_rule(application: Application) -> OpRule:
     before: list[Dim] = []
     after: list[Dim] = []
     for n, m, amounts in zip(operand, result, config, strict=True):
-        untouched = tuple(amounts) == (0, 0, 0)
-        follows = untouched or (n > 1 < m and n * MOST_RATIO >= m and m * MOST_RATIO >= n)
+        untouched, rows = tuple(amounts) == (0, 0, 0), n * (amounts[2] + 1)
+        follows = untouched or (n > 1 < m and rows * MOST_RATIO >= m and m * MOST_RATIO >= rows)
         kind: Kind = None if untouched else "permute" if follows else "whole"
         before.append(factoring.new(n, kind))
         after.append(before[-1] if follows else factoring.new(m))
