@@ -5,7 +5,8 @@ be recomputed in the backward pass (`jax.checkpoint`, once differentiated) is in
 `optimization_barrier` on its inputs, which is what JAX itself lowers it to: the recomputation
 stays a computation of its own. Every hint, whichever way it was written
 (`mw.shard`, `lax.with_sharding_constraint`, `jax.sharding.reshard`, shardings of a nested call),
-becomes one `hint` equation. Then the program is made simpler (`simplify/`).
+becomes one `hint` equation. Of a conditional whose index is known while tracing the branch that
+runs is inlined. Then the program is made simpler (`simplify/`).
 
 Loops and conditionals may stay equations of one piece, or be *entered*: their bodies then stand in
 the flat program too, once each, told by marks (`_jax/control.py`). A body reads values around it
@@ -20,6 +21,7 @@ from jax import lax
 
 from meshwise import _jax
 from meshwise._jax import ClosedJaxpr, Control, JaxprEqn, Literal, Primitive, Var
+from meshwise.simplify.numbers import Numbers
 from meshwise.simplify.redundancy import eliminate_dead_code
 from meshwise.simplify.simplify import simplify
 
@@ -33,16 +35,19 @@ def enters_nothing(eqn: JaxprEqn) -> bool:
 
 @dataclass
 class _Flat:
-    """The equations of a program while it is being flattened."""
+    """The equations of a program while it is being flattened; with branches known not to run."""
 
     enters: Enters
+    keeps_branches: bool = True
     eqns: list[JaxprEqn] = field(default_factory=list)
+    makers: dict[Var, JaxprEqn] = field(default_factory=dict)
     constvars: list[Var] = field(default_factory=list)
     consts: list[Any] = field(default_factory=list)
 
     def emit(self, eqn: JaxprEqn) -> None:
         """Append one equation."""
         self.eqns.append(eqn)
+        self.makers.update(dict.fromkeys(eqn.outvars, eqn))
 
     def mark(
         self, primitive: Primitive, control: Control, operands: Sequence[Any] = (), **params: Any
@@ -63,20 +68,24 @@ def as_written(closed: ClosedJaxpr, enters: Enters = enters_nothing) -> ClosedJa
 
     Nothing else is simplified: of each value only what is written of it itself is a hint on it.
     """
-    flat, inputs, outputs = _flat(closed, enters)
+    flat = _Flat(enters)
+    inputs, outputs = _flattened(closed, flat)
     eqns = eliminate_dead_code(flat.eqns, outputs)
     return _jax.close_jaxpr(flat.constvars, inputs, outputs, eqns, flat.consts)
 
 
-def _flat(closed: ClosedJaxpr, enters: Enters) -> tuple[_Flat, list[Any], list[Any]]:
-    flat = _Flat(enters)
+def _flattened(closed: ClosedJaxpr, flat: _Flat) -> tuple[list[Any], list[Any]]:
     inputs = [_jax.new_var(v.aval) for v in closed.jaxpr.invars]
-    return flat, inputs, _inline(closed.jaxpr, closed.consts, inputs, flat, None)
+    return inputs, _inline(closed.jaxpr, closed.consts, inputs, flat, None)
 
 
 def flatten(closed: ClosedJaxpr, enters: Enters = enters_nothing) -> ClosedJaxpr:
-    """Inline every call of a jaxpr, turn constraints into hint equations, simplify the program."""
-    flat, inputs, outputs = _flat(closed, enters)
+    """Inline every call of a jaxpr, turn constraints into hint equations, simplify the program.
+
+    Of a conditional whose index is known the one branch that runs is left.
+    """
+    flat = _Flat(enters, keeps_branches=False)
+    inputs, outputs = _flattened(closed, flat)
     constants = dict(zip(flat.constvars, flat.consts, strict=True))
     eqns, outputs = simplify(flat.eqns, outputs, constants)
     return _jax.close_jaxpr(flat.constvars, inputs, outputs, eqns, flat.consts)
@@ -107,7 +116,9 @@ def _inline(
         results: list[Any]
         operands = [read(a) for a in eqn.invars]
         body = _jax.call_body(eqn)
-        if flat.enters(eqn):
+        if (branch := _branch_that_runs(eqn, operands, flat)) is not None:
+            results = _inline(branch.jaxpr, branch.consts, operands[1:], flat, call)
+        elif flat.enters(eqn):
             control = Control(_jax.rename(eqn, operands, eqn.outvars, call), eqn)
             results = _enter(control, flat)
         elif _jax.hands_on(eqn):
@@ -123,6 +134,15 @@ def _inline(
             results = _inline_call(eqn, body, operands, flat, call)
         env.update(zip(eqn.outvars, results, strict=True))
     return [read(a) for a in jaxpr.outvars]
+
+
+def _branch_that_runs(eqn: JaxprEqn, operands: Sequence[Any], flat: _Flat) -> Any | None:
+    """The one branch of a conditional that ever runs; None where its index is not known."""
+    if flat.keeps_branches or eqn.primitive is not lax.cond_p:
+        return None
+    constants = dict(zip(flat.constvars, flat.consts, strict=True))
+    index, branches = Numbers(flat.makers, constants).of(operands[0]), eqn.params["branches"]
+    return None if index is None else branches[min(max(int(index), 0), len(branches) - 1)]
 
 
 def _enter(control: Control, flat: _Flat) -> list[Any]:

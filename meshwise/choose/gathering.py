@@ -11,8 +11,10 @@ is, as its neighbours are. But no stack of a loop: what a hint in each step gath
 while the step lasts.
 """
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
+from math import prod
 
+from meshwise._jax import Var
 from meshwise.choose.found import Found, copies_of, descended, total_seconds
 from meshwise.choose.graph import Graph
 from meshwise.choose.limits import Limits, fixed_axes, is_light, read_bytes
@@ -37,11 +39,11 @@ def gathered_once(best: Found, limits: Limits) -> tuple[Found, float] | None:
     graph = best.search.graph
     if not graph.hardware.least_bytes:
         return None
-    exchanging = {node.index for node in graph.nodes if _exchanges_all(best, node)}
-    if (found := _with_whole(best, exchanging, limits)) is not None:
-        return found
-    gathered = {node.index for node in graph.nodes if _is_gathered_for(best, node)}
-    return _with_whole(best, gathered, limits)
+    for is_one in (_exchanges_all, _is_gathered_for, _is_moved_for):
+        nodes = {node.index for node in graph.nodes if is_one(best, node)}
+        if (found := _with_whole(best, nodes, limits)) is not None:
+            return found
+    return None
 
 
 def _with_whole(best: Found, nodes: Set[int], limits: Limits) -> tuple[Found, float] | None:
@@ -78,6 +80,12 @@ def _is_gathered_for(best: Found, node: Node) -> bool:
         for var in read & best.copies.keys()
         for source, target in best.copies[var][1]
     )
+
+
+def _is_moved_for(best: Found, node: Node) -> bool:
+    """Whether a node of little work reads what moves to other dims for it."""
+    graph = best.search.graph
+    return _may_be_whole(graph, node) and any(_moved(*edge) for edge in _edges(best, node))
 
 
 def _exchanges_all(best: Found, node: Node) -> bool:
@@ -135,8 +143,9 @@ def _readers(graph: Graph, node: Node) -> set[int]:
 def _with_before(best: Found, nodes: Set[int]) -> set[int]:
     """Some nodes, and what only these read, if it takes no more to gather what it is of.
 
-    That is what is only turned, and what might be exchanged but is not: a transform along several
-    dims is one along each in turn. And what is made of values that every device has.
+    That is what is only turned, or made of less, as complex numbers of real ones; and what might be
+    exchanged but is not: a transform along several dims is one along each in turn. And what is made
+    of values that every device has.
     """
     graph, found = best.search.graph, set(nodes)
     for node in reversed(graph.nodes):
@@ -145,9 +154,14 @@ def _with_before(best: Found, nodes: Set[int]) -> set[int]:
             continue
         read = [best.search.produced(graph.values[v]) for v in node.operands]
         is_held = not any(sharding.used_axes for sharding in read)
-        if is_held or _only_turns(node) or _might_exchange(graph, node):
+        is_more = _bytes(graph, node.operands) < _bytes(graph, node.results)
+        if is_held or is_more or _only_turns(node) or _might_exchange(graph, node):
             found.add(node.index)
     return found
+
+
+def _bytes(graph: Graph, values: Sequence[Var]) -> int:
+    return sum(prod(graph.values[v].shape) * graph.values[v].itemsize for v in values)
 
 
 def _after(graph: Graph, nodes: Set[int]) -> set[int]:

@@ -32,6 +32,13 @@ def runs_counted(x):
     return jax.ops.segment_sum(jnp.ones_like(x), run, 128)
 
 
+def along_each_in_turn(x):
+    """Transforms along one dim and then the other, each scaled and moved, again and again."""
+    for i in range(4):
+        x = jnp.fft.fftshift(jnp.fft.fft(x, axis=(i + 1) % 2), axes=i % 2) * 0.5
+    return x.real
+
+
 def likelihood(x, y):
     """Of numbers at some places under a Gaussian process, and its gradient by the places' scale."""
 
@@ -89,6 +96,14 @@ CASES = {
         P("x", "y"),
         N24,
         7 / 8 * 64 * 64 * 4,
+    ),
+    "between one dim and the other": (
+        along_each_in_turn,
+        [(16, 32)],
+        [P("x")],
+        P(),
+        N8,
+        7 / 8 * 16 * 32 * 4,
     ),
     "what follows a gather": (runs_counted, [(1024,)], [P("x")], P(), N8, 7 / 8 * 1024 * 4),
     "what is of what might be gathered": (

@@ -104,6 +104,38 @@ def test_marks_of_what_is_passed_on(name: str):
     assert marks(function, X, W) == wanted
 
 
+TURNS = [jnp.sin, jnp.cos]
+KNOWN = {
+    "predicate": (lambda x: lax.cond(jnp.int32(0) + 1 >= 30, *TURNS, x), "cos"),
+    "index": (lambda x: lax.switch(jnp.int32(1) + 1, [*TURNS, jnp.exp], x), "exp"),
+    "index past the end": (lambda x: lax.switch(7, TURNS, x), "cos"),
+    "of what is counted": (
+        lambda x: lax.cond((jnp.arange(4) * 2).astype(jnp.uint8)[3] > 5, *TURNS, x),
+        "sin",
+    ),
+    "in a branch": (
+        lambda x: lax.cond(True, lambda x: lax.cond(False, *TURNS, x), jnp.exp, x),
+        "cos",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_of_branches_the_one_that_runs_is_left(name: str):
+    function, left = KNOWN[name]
+    assert tree(function, X)[-1] == left
+    (found,) = jax.tree.leaves(mw.jit(function, mesh=jax.make_mesh((8,), ("x",)))(X))
+    np.testing.assert_allclose(found, function(X), rtol=1e-6)
+
+
+def test_branches_by_a_carry_that_begins_known_stay():
+    def step(i, x):
+        return lax.cond(i > 1, jnp.sin, jnp.cos, x)
+
+    (loop,) = (item for item in tree(lambda x: lax.fori_loop(0, 4, step, x), X) if "scan" in item)
+    assert {"cond": [["cos"], ["sin"]]} in loop["scan"][0]
+
+
 def test_what_a_loop_makes_in_vain_is_dropped():
     """JAX drops it from a scan, but not inside a while loop."""
 
