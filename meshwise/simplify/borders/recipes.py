@@ -2,8 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from itertools import chain, product
 from typing import Any, NamedTuple
 
 import jax
@@ -54,6 +52,10 @@ class Recipe:
         return shape_of(self.operand)
 
     @property
+    def _window(self) -> tuple[int, ...]:
+        return tuple(self.place.window)
+
+    @property
     def at(self) -> Starts:
         """The first row that is written, in each of the dims."""
         return self._in_dims(self.place.begin)
@@ -61,12 +63,9 @@ class Recipe:
     def _in_dims(self, starts: Sequence[int]) -> Starts:
         return tuple([starts[d] for d in self.dims])
 
-    @cached_property
-    def _forms(self) -> list[tuple[int, ...]]:
-        """The shapes that rows may have: with all dims, and without some of which there is one."""
-        window = enumerate(self.place.window)
-        choices = [[(n,), ()] if d in self.dims and n == 1 else [(n,)] for d, n in window]
-        return [tuple(chain.from_iterable(form)) for form in product(*choices)]
+    def _has_rows(self, shape: Sequence[int]) -> bool:
+        """Whether a shape is that of the rows, but for dims of one element."""
+        return [n for n in shape if n != 1] == [n for n in self.place.window if n != 1]
 
     def of(self, atom: Any) -> Made | None:
         """A value as one of the recipe; None if it is neither such rows nor a number."""
@@ -91,7 +90,7 @@ class Recipe:
             return Made(self.read(atom, None), False)
         sizes = enumerate(zip(self.shape, self.place.window, strict=True))
         is_whole = all(n == rows for d, (n, rows) in sizes if d not in self.dims)
-        return Made(self._given(atom), False) if is_whole and shape in self._forms else None
+        return Made(self._given(atom), False) if is_whole and self._has_rows(shape) else None
 
     def _starts(self, eqn: JaxprEqn) -> Starts | None:
         """The first of the rows that are cut of something; in other dims where they are written."""
@@ -99,7 +98,7 @@ class Recipe:
         if cut is None or any(step != 1 for step in cut.params["strides"] or ()):
             return None
         starts = cut.params["start_indices"]
-        if not self._is_like(cut.invars[0]) or shape_of(eqn.outvars[0]) != self._forms[0]:
+        if not self._is_like(cut.invars[0]) or shape_of(eqn.outvars[0]) != self._window:
             return None
         begins = enumerate(self.place.begin)
         is_here = all(begin == starts[d] for d, begin in begins if d not in self.dims)
@@ -136,20 +135,17 @@ class Recipe:
 
     def _is_shown(self, eqn: JaxprEqn) -> bool:
         """Whether something is the same rows in another form, or a number in place of them."""
-        before, after = shape_of(eqn.invars[0]) if eqn.invars else None, shape_of(eqn.outvars[0])
-        if before not in [(), *self._forms] or after not in self._forms:
+        if not is_among(eqn, RESHAPES | SPREADS) or len(eqn.invars) != 1:
             return False
-        if is_among(eqn, SPREADS):
-            given = eqn.params["broadcast_dimensions"]
-            others = [n for d, n in enumerate(after) if d not in given]
-            return not before or (tuple([after[d] for d in given]) == before and {*others} <= {1})
-        return is_among(eqn, RESHAPES)
+        before, after = shape_of(eqn.invars[0]), shape_of(eqn.outvars[0])
+        is_spread = not before and is_among(eqn, SPREADS)
+        return self._has_rows(after) and (is_spread or self._has_rows(before))
 
     def _computed(self, eqn: JaxprEqn) -> Made | None:
         """What is computed of rows, element by element, or has them in the other order."""
-        shapes = {shape_of(atom) for atom in (*eqn.invars, *eqn.outvars)}
+        shapes = {shape_of(atom) for atom in (*eqn.invars, *eqn.outvars)} - {()}
         is_known = self._is_turned(eqn) or is_among(eqn, ELEMENTWISE)
-        if not is_known or not shapes <= {(), *self._forms}:
+        if not is_known or not all(map(self._has_rows, shapes)):
             return None
         given = [made for made in map(self.of, eqn.invars) if made is not None]
         if len(given) < len(eqn.invars) or not any(made.is_of_rows for made in given):
@@ -163,7 +159,7 @@ class Recipe:
 
         Where all of that is reversed, and reversed back, this says no more than a slice.
         """
-        if eqn.primitive is not lax.rev_p or shape_of(eqn.invars[0]) != self._forms[0]:
+        if eqn.primitive is not lax.rev_p or shape_of(eqn.invars[0]) != self._window:
             return False
         turned = eqn.params["dimensions"]
         if not {*turned} <= {*self.dims}:
@@ -177,8 +173,8 @@ class Recipe:
 
     def written_with(self, function: Callable[..., Any], given: Sequence[Any]) -> Var:
         """What is written, by a function of values of the recipe."""
-        shape, made = tuple(self.place.window), _jax.new_var(type_of(self.operand))
-        types = [jax.ShapeDtypeStruct(shape, type_of(atom).dtype) for atom in given]
+        made = _jax.new_var(type_of(self.operand))
+        types = [jax.ShapeDtypeStruct(self._window, type_of(atom).dtype) for atom in given]
         closed = _jax.make_jaxpr_over_axes(function, (), types)
         self.eqns += _jax.in_place_of(self.eqn.replace(outvars=[made]), closed, given)
         return made
@@ -194,7 +190,7 @@ class Recipe:
 
     def _given(self, atom: Var) -> Var:
         """Rows that are an operand."""
-        window = tuple(self.place.window)
+        window = self._window
         if shape_of(atom) == window:
             return self.read(atom, None)
         rows = _jax.new_var(type_of(atom).update(shape=window))
