@@ -1,6 +1,6 @@
 """Primitives of libraries that are written in JAX, as what they are written as."""
 
-from collections.abc import Container
+from collections.abc import Callable, Container
 from functools import cache, partial
 from typing import Any
 
@@ -18,14 +18,14 @@ _KNOWN = ("jax", "jaxlib", "meshwise")
 def spelled_out(closed: Any, known: Container[str]) -> Any:
     """A jaxpr, open or closed, with primitives of libraries as calls of what they are written as.
 
-    That is what they compute when they are called outside of any function, if it can be traced.
+    That is what they compute when they are called outside of any function, or what their lowering
+    is made of, if it can be traced.
     Those whose names are `known` have rules, and stay, as do kernels of one platform.
     """
 
     def change(eqn: JaxprEqn) -> list[JaxprEqn]:
-        own = None
-        if _is_of_library(eqn.primitive) and eqn.primitive.name not in known:
-            own = _written(eqn)
+        functions = () if eqn.primitive.name in known else _functions_of(eqn.primitive)
+        own = next(filter(None, (_written(eqn, function) for function in functions)), None)
         if own is not None:
             params = {"call_jaxpr": spelled_out(own, known)}
             return [eqn.replace(primitive=_core.closed_call_p, params=params)]
@@ -35,25 +35,40 @@ def spelled_out(closed: Any, known: Container[str]) -> Any:
 
 
 @cache
-def _is_of_library(primitive: Primitive) -> bool:
-    written: Any = primitive.__dict__.get("impl")
-    while isinstance(written, partial):
-        written = written.func
+def _functions_of(primitive: Primitive) -> tuple[Callable[..., Any], ...]:
+    """What a library's primitive says that it is written as, of arrays and its parameters."""
     # A kernel of its own on some platform is faster than what it is written as elsewhere.
     if any(primitive in rules for rules in _mlir._platform_specific_lowerings.values()):
-        return False
-    module = getattr(written, "__module__", None) or "jax"
+        return ()
+    written = (primitive.impl, _lowered_from(primitive))
+    return tuple([own for own in written if own is not None and _is_a_librarys(own)])
+
+
+def _lowered_from(primitive: Primitive) -> Callable[..., Any] | None:
+    """The function that `mlir.lower_fun` made a primitive's lowering of: its closure has it."""
+    entry: Any = _mlir._lowerings.get(primitive)
+    rule = getattr(entry, "rule", entry)
+    code = getattr(rule, "__code__", None)
+    if code is None or rule.__qualname__ != f"{_mlir.lower_fun.__qualname__}.<locals>.f_lowered":
+        return None
+    cells = (cell.cell_contents for cell in rule.__closure__)
+    return dict(zip(code.co_freevars, cells, strict=True)).get("fun")
+
+
+def _is_a_librarys(function: Any) -> bool:
+    while isinstance(function, partial):
+        function = function.func
+    module = getattr(function, "__module__", None) or "jax"
     return module.partition(".")[0] not in _KNOWN
 
 
-def _written(eqn: JaxprEqn) -> ClosedJaxpr | None:
+def _written(eqn: JaxprEqn, function: Callable[..., Any]) -> ClosedJaxpr | None:
     """What a library's primitive computes; None where that cannot be traced, or is the same."""
     if eqn.effects:
         return None
-    impl: Any = partial(eqn.primitive.impl, **eqn.params)
     try:
         with without_mesh():
-            body = jax.make_jaxpr(impl)(*[a.aval for a in eqn.invars])
+            body = jax.make_jaxpr(partial(function, **eqn.params))(*[a.aval for a in eqn.invars])
     except Exception:  # it may want numbers, or do what no function of JAX does
         return None
     eqns = opened(body).eqns

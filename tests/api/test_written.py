@@ -1,9 +1,12 @@
 """Primitives of libraries are partitioned as what they are written as, where they are."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src import dispatch
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 from jax.sharding import AbstractMesh
@@ -37,21 +40,65 @@ scaled_p = primitive("scaled", scaled)
 twice_p = primitive("scaled_twice", lambda x: scaled_p.bind(scaled_p.bind(x, by=2.0), by=3.0))
 
 
+class Tag(Primitive):
+    """With its function as a method, as layers are told to an optimiser of second order."""
+
+    def impl(self, y, x):
+        return y
+
+
+tag_p = Tag("tag")
+tag_p.def_abstract_eval(lambda y, x: y)
+mlir.register_lowering(tag_p, lambda ctx, y, x: [y])
+
+
+def of_two(x):
+    return jnp.tanh(x), x * 2
+
+
+# As JAX's page on primitives has it: what is called applies the primitive, which is lowered.
+lowered_p, pair_p = Primitive("lowered"), Primitive("pair")
+pair_p.multiple_results = True
+for own, function, results in (
+    (lowered_p, lambda x: jnp.cumsum(x, 1), lambda x: jax.core.ShapedArray(x.shape, x.dtype)),
+    (pair_p, of_two, lambda x: [jax.core.ShapedArray(x.shape, x.dtype)] * 2),
+):
+    own.def_impl(partial(dispatch.apply_primitive, own))
+    own.def_abstract_eval(results)
+    mlir.register_lowering(own, mlir.lower_fun(function, own.multiple_results))
+
+
 @pytest.mark.parametrize(
     "function",
     [
         lambda x: scaled_p.bind(x, by=2.0),
+        lambda x: tag_p.bind(jnp.sin(x), x) + 1,
+        lowered_p.bind,
+        lambda x: jnp.stack(pair_p.bind(x), 1).sum(1),
         twice_p.bind,
         lambda x: jax.lax.fori_loop(0, 3, lambda _, x: scaled_p.bind(x, by=2.0), x),
         lambda x: jax.jit(lambda x: jax.lax.cond(x[0, 0] > 9, jnp.sin, twice_p.bind, x))(x * 1),
     ],
-    ids=["alone", "of another", "in a loop", "in a branch"],
+    ids=[
+        "alone",
+        "a method",
+        "lowered",
+        "lowered, of two",
+        "of another",
+        "in a loop",
+        "in a branch",
+    ],
 )
 def test_nothing_is_whole(function):
     program = partitioned(function)
     assert program.per_device.whole == ()
     assert program.wire_bytes <= 8  # of a branch the number that decides
     np.testing.assert_allclose(program.simulate(X), jax.jit(function)(X), rtol=1e-6)
+
+
+def test_what_is_called_with_numbers_may_be_lowered_from_a_function():
+    either_p = primitive("either", lambda x: np.cos(np.asarray(x)), lambda x: jnp.cos(x) * 1)
+    assert partitioned(either_p.bind).per_device.whole == ()
 
 
 def test_what_cannot_be_traced_is_whole():
