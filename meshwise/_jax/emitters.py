@@ -79,6 +79,9 @@ _OF_THEIR_OWN = (
 MOST_DOUBLED = 6
 # Equations whose kernels are compiled together: modules are compiled beside each other, each anew.
 TOGETHER = 32
+# So many equations of which each is there so often, as layers that no loop repeats, and the kernels
+# that the newer makes once are compiled sooner by it.
+MANY_EQUATIONS, OFTEN = 1000, 5
 # How much LLVM does for kernels of very short arrays. At 3, which is all, it unrolls far longer
 # loops: a gradient of windows of 176 KiB takes twice as long at 2, k-means of 256 KiB 1.15 times.
 LEVEL = 2
@@ -136,18 +139,25 @@ def _older_makes(counted: Sequence[tuple[JaxprEqn, int]], sizes: Mapping[str, in
     """Whether the older maker compiles equations.
 
     It does not where an array is long, where the pieces of exchanges, which are equal kernels, are
-    more than the equations, and where it cannot make all kernels, not soon, or makes slower ones;
-    nor where LLVM is told to do nothing. It writes what a kernel reads twice as two computations,
-    and if they stay two they may be rounded differently: then `x == min(x, y)` holds for no `x`.
+    more than the equations, or many equations are repeated often, and where it cannot make all
+    kernels, not soon, or makes slower ones; nor where LLVM is told to do nothing. It writes what a
+    kernel reads twice as two computations, and if they stay two they may be rounded differently:
+    then `x == min(x, y)` holds for no `x`.
     """
     if jax.__version_info__ >= (0, 11) or not _level_said():  # 0.11 has no older one
         return False
     eqns, arrays = [eqn for eqn, _ in counted], _arrays(counted)
     pieces = sum(group_size(eqn, sizes) for eqn in eqns if eqn.primitive is lax.all_to_all_p)
     is_for_newer = any(map(_array_is_for_newer, arrays)) or any(map(_clamps_booleans, eqns))
-    if pieces > len(eqns) or is_for_newer or _is_slower(counted):
+    if pieces > len(eqns) or _are_repeated(eqns) or is_for_newer or _is_slower(counted):
         return False
     return _times_doubled(eqns) <= MOST_DOUBLED
+
+
+def _are_repeated(eqns: Sequence[JaxprEqn]) -> bool:
+    """Whether there are many equations, each of them often."""
+    alike = {(e.primitive, *(a.aval for a in (*e.invars, *e.outvars))) for e in eqns}
+    return len(eqns) > max(MANY_EQUATIONS, OFTEN * len(alike))
 
 
 def _all_equations(jaxpr: Any, times: int = 1) -> Iterator[tuple[JaxprEqn, int]]:

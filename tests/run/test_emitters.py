@@ -79,6 +79,8 @@ PROGRAMS = {
     "rows added one after another": (partial(added_up, times=16), X, False),
     "a few rows added one after another": (partial(added_up, times=4), X, True),
     "added to their reversal many times": (repeated(lambda x: x + x[:, ::-1], 14), X, False),
+    "layers, some hundred": (repeated(lambda x: x @ X[:, ::2] @ X[:32], 300), X, True),
+    "layers, many hundred": (repeated(lambda x: x @ X[:, ::2] @ X[:32], 600), X, False),
     "numbers that share a byte": (padded, (X > 0).astype(jnp.int2), False),
     "booleans clamped": (lambda x: lax.clamp(x, ~x, ~x), X > 0, False),
     "booleans clamped in a body": (clamped_in_a_body, X > 0, False),
