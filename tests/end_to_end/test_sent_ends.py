@@ -94,6 +94,11 @@ def chosen(u, keep):
     return u.at[0].set(jnp.where(keep > 0, u[1], u[0])).at[-1].set(jnp.where(u[-2] > 0, 1.0, keep))
 
 
+def inlet(u, source):
+    """In each step a row that does not depend on it: fetched once."""
+    return lax.fori_loop(0, 5, lambda _, u: jnp.sin(u).at[0].set(source[-1] * 2), u)
+
+
 def gradient(function):
     return jax.grad(lambda *args: (jnp.sin(function(*args)) ** 2).sum())
 
@@ -144,6 +149,8 @@ ROWS = [
     Row("joined before what moved down", lambda u, v: jnp.concatenate([-v[:2], u[:-2]]), (U, V),
         EIGHT, (X, X), X, hops(2)),
     Row("dynamic places that are known", dynamic, (U,), EIGHT, (X,), X, hops(1), 1e-6),
+    Row("a row of around a loop", inlet, (U, V), EIGHT, (X, X), X,
+        {"all_reduce": (1, round(1.75 * ROW))}, 1e-6),
     Row("a choice", chosen, (U, FLUX), EIGHT, (X, P()), X),
     Row("gradient of walls", gradient(walls), (U,), EIGHT, (X,), X, NOTHING, 1e-5),
     Row("gradient of what is reflected", gradient(reflected), (U, V), EIGHT, (X, X), X,

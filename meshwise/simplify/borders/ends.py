@@ -63,12 +63,11 @@ def merge_add(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn] |
         if pad is None:
             continue
         before = _among_zeros(eqn, operand, makers) or []
-        summed = eqn.replace(outvars=[_jax.new_var(type_of(eqn.outvars[0]))])
         x = before[-1].outvars[0] if before else operand
-        found = _set_padded(summed, x, pad, lax.add, makers)
+        rest = eqn.replace(outvars=[_jax.new_var(type_of(eqn.outvars[0]))])
+        found = _set_padded(eqn, rest.outvars[0], pad, makers, lax.add, x)
         if found is not None:
-            given = [summed.outvars[0], pad.invars[1]]
-            return [*before, *found, *one_equation(eqn, lax.add_p, given)]
+            return [*before, *one_equation(rest, lax.add_p, [x, pad.invars[1]]), *found]
     return None
 
 
@@ -79,12 +78,17 @@ def _among_zeros(eqn: JaxprEqn, atom: Any, makers: Makers) -> list[JaxprEqn] | N
         return None
     zeros, rows = (eqn.replace(outvars=[_jax.new_var(type_of(atom))]) for _ in "ab")
     spread = equations_of(zeros, [pad.invars[1]], lambda x: lax.broadcast(x, shape_of(atom)))
-    found = _set_padded(rows, zeros.outvars[0], pad, None, makers)
+    found = _set_padded(rows, zeros.outvars[0], pad, makers)
     return None if found is None or spread is None else [*spread, *found]
 
 
 def _set_padded(
-    eqn: JaxprEqn, operand: Any, pad: JaxprEqn, join: Join | None, makers: Makers
+    eqn: JaxprEqn,
+    operand: Any,
+    pad: JaxprEqn,
+    makers: Makers,
+    join: Join | None = None,
+    replaced: Any = None,
 ) -> list[JaxprEqn] | None:
     """What is padded with zeros, written into an array in its place."""
     amounts = [tuple(map(int, own)) for own in pad.params["padding_config"]]
@@ -92,7 +96,7 @@ def _set_padded(
         return None
     begin = [low for low, _, _ in amounts]
     place = Place(begin, shape_of(pad.invars[0]), [1] * len(begin))
-    return _set(eqn, operand, pad.invars[0], place, join, makers)
+    return _set(eqn, operand, pad.invars[0], place, join, makers, replaced)
 
 
 def merge_concatenate(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn] | None:
@@ -140,8 +144,9 @@ def _set(
     place: Place,
     join: Join | None,
     makers: Makers,
+    replaced: Any = None,
 ) -> list[JaxprEqn] | None:
-    """Rows written, maybe joined with what was there, in place of an equation.
+    """Rows written, maybe joined with what was there, or in another value, in place of an equation.
 
     None where they are many, or not made of rows at known places.
     """
@@ -152,7 +157,7 @@ def _set(
     dims = tuple([d for d in cut if place.window[d] == 1 or not is_most(place.window[d], shape[d])])
     if not dims:
         return None
-    found = Recipe(eqn, operand, dims, place, makers)
+    found = Recipe(eqn, operand, operand if replaced is None else replaced, dims, place, makers)
     made = found.of(new)
     if made is None or not made.is_of_rows:
         return None

@@ -2,7 +2,7 @@
 
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import jax
@@ -10,16 +10,22 @@ import jax.numpy as jnp
 
 from meshwise import _jax
 from meshwise._jax import JaxprEqn, Literal, Var
+from meshwise.ir.bodies import OUTERMOST, Scope
 from meshwise.ir.program import shape_of, type_of
 from meshwise.simplify.counts import Counts
 
 
 @dataclass(frozen=True)
 class Makers:
-    """The equations that make values, and the values that something reads which is no slice."""
+    """The equations that make values, and the values that something reads which is no slice.
+
+    Values of other bodies than the outermost are made in `scopes`; it is looked at from `here`.
+    """
 
     of: Mapping[Var, JaxprEqn]
     read_whole: Set[Var]
+    scopes: Mapping[Var, Scope] = field(default_factory=dict)
+    here: Scope = OUTERMOST
 
     def get(self, var: Var) -> JaxprEqn | None:
         """The equation that makes a value; None of an input."""
@@ -28,7 +34,11 @@ class Makers:
     def beside(self, eqns: Iterable[JaxprEqn]) -> "Makers":
         """The same with those of some more equations."""
         known = cast(dict[Var, JaxprEqn], self.of)
-        return Makers(ChainMap({v: e for e in eqns for v in e.outvars}, known), self.read_whole)
+        return replace(self, of=ChainMap({v: e for e in eqns for v in e.outvars}, known))
+
+    def is_made_here(self, var: Var) -> bool:
+        """Whether a value is made in the same body, as often as what is looked at."""
+        return self.scopes.get(var, OUTERMOST) == self.here
 
 
 def any_maker(atom: Any, makers: Makers) -> JaxprEqn | None:

@@ -27,11 +27,13 @@ is shared out anew over the devices, and then the slice again. So, in a traced p
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from jax import lax
 
 from meshwise._jax import JaxprEqn, Literal, Var
+from meshwise.ir.bodies import OUTERMOST, Scope, scopes
 from meshwise.simplify.borders import copies, ends, joins, rows, sums, updates, windows
 from meshwise.simplify.borders.equations import Makers
 from meshwise.simplify.borders.shifts import choose_shifts
@@ -89,12 +91,17 @@ def _merged(
 ) -> list[JaxprEqn]:  # fmt: skip
     known: dict[Var, JaxprEqn] = {}
     others = (e for e in eqns if e.primitive is not lax.slice_p)
-    makers = Makers(known, {a for e in others for a in e.invars if not isinstance(a, Literal)})
+    made_in: dict[Var, Scope] = {}
+    makers = Makers(
+        known, {a for e in others for a in e.invars if not isinstance(a, Literal)}, made_in
+    )
     found: list[JaxprEqn] = []
-    for eqn in eqns:
+    for eqn, scope in zip(eqns, scopes(eqns), strict=True):
         merge = merges.get(eqn.primitive.name)
-        merged = merge(eqn, makers, counts) if merge else None
+        merged = merge(eqn, replace(makers, here=scope), counts) if merge else None
         made = [eqn] if merged is None else merged
         known.update((v, e) for e in made for v in e.outvars)
+        if scope != OUTERMOST:
+            made_in.update((v, scope) for e in made for v in e.outvars)
         found += made
     return found

@@ -32,12 +32,14 @@ Starts = tuple[int, ...]  # the first row in each dim of which there are few
 class Recipe:
     """The recipe of what is written at a place, as far as it is found.
 
-    `eqn` writes into `operand` few rows of some `dims`. `before` are equations that make what else
-    is read.
+    `eqn` writes into `operand` few rows of some `dims`, for those that `replaced` has there. What
+    else is read `before` makes. Behind what a loop reads of around it nothing is looked at: that is
+    made once.
     """
 
     eqn: JaxprEqn
     operand: Any
+    replaced: Any
     dims: tuple[int, ...]
     place: Place
     makers: Makers
@@ -76,7 +78,8 @@ class Recipe:
         return self.known[atom]
 
     def _of(self, atom: Var) -> Made | None:
-        eqn, shape = any_maker(atom, self.makers), shape_of(atom)
+        shape = shape_of(atom)
+        eqn = any_maker(atom, self.makers) if self.makers.is_made_here(atom) else None
         if eqn is not None and len(self.known) < MOST_EQUATIONS:
             starts = self._starts(eqn)
             if starts is not None:
@@ -182,7 +185,7 @@ class Recipe:
     @property
     def old(self) -> Var:
         """The rows that are written over."""
-        return self.read(self.operand, self.at)
+        return self.read(self.replaced, self.at)
 
     def read(self, atom: Any, starts: Starts | None) -> Var:
         """Rows of an operand from some on, or it itself."""
