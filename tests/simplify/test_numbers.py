@@ -31,7 +31,9 @@ KNOWN = {
     "bounded": lambda: jnp.clip(jnp.arange(7) + 1, 2, 6),
     "larger, smaller": lambda: jnp.maximum(jnp.arange(6), 3) + jnp.minimum(jnp.arange(6), 2),
     "chosen": lambda: jnp.where((jnp.arange(6) > 2) & (jnp.arange(6) != 4), jnp.arange(6), 9),
-    "one of three": lambda: jax.lax.select_n(jnp.arange(4) % 3, *jnp.arange(12).reshape(3, 4)),
+    "one of three": lambda: jax.lax.select_n(
+        jnp.arange(4) % 3, jnp.arange(4), jnp.arange(4, 8), jnp.arange(8, 12)
+    ),
     "bits": lambda: (jnp.arange(6) ^ 3) | (jnp.arange(6) & 2),
     "not": lambda: ~(jnp.arange(6) <= 2),
     "laid otherwise": lambda: jnp.arange(6).reshape(2, 3).T[::-1, 1],
