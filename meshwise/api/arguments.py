@@ -173,7 +173,9 @@ def argument_types(
                 f"{name} was called with arguments that are no arrays",
                 offenders,
                 "Arguments are arrays, numbers, or trees of them.",
-                "Name others in static_argnums or static_argnames; they then select a program.",
+                "Name others in static_argnums or static_argnames; they then select a program."
+                " Of a tree that has arrays as well, pass those alone, as equinox.partition and"
+                " flax.nnx.split give them.",
             )
         )
         # JAX raises this where an object could be made an array, which it no longer does.

@@ -9,6 +9,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
+from tests.messages.exactly import check
 
 X = np.zeros((4, 8), np.float32)
 W = np.zeros((8, 4), np.float32)
@@ -26,16 +27,6 @@ def devices(*numbers):
 
 def on(mesh, array, *spec):
     return jax.device_put(array, NamedSharding(mesh, P(*spec)))
-
-
-def check(error, text, call):
-    """The call raises exactly this class with exactly this text, and nothing of JAX's."""
-    with pytest.raises(mw.MeshwiseError) as caught:
-        call()
-    assert str(caught.value) == text
-    assert isinstance(caught.value, error)
-    assert type(caught.value).__name__ == error.__name__
-    assert "jax/_src" not in str(caught.value)
 
 
 SPECS = (
@@ -248,7 +239,9 @@ def test_arguments_that_lie_otherwise_than_said(mesh2x4):
 def test_arguments_that_are_no_arrays(mesh2x4):
     rest = (
         "Arguments are arrays, numbers, or trees of them.\n"
-        "Name others in static_argnums or static_argnames; they then select a program."
+        "Name others in static_argnums or static_argnames; they then select a program. Of a tree"
+        " that has arrays as well, pass those alone, as equinox.partition and flax.nnx.split"
+        " give them."
     )
     text = (
         "<lambda> was called with arguments that are no arrays:\n"

@@ -10,23 +10,11 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
+from tests.messages.exactly import check, lines_of
+
+line_of = lines_of(__file__)
 
 X = np.zeros((4, 8), np.float32)
-
-
-def check(error, text, call):
-    with pytest.raises(mw.MeshwiseError) as caught:
-        call()
-    assert str(caught.value) == text
-    assert type(caught.value) is error
-
-
-def line_of(marker):
-    """`file:line` of the line of this file that ends in a comment with a marker."""
-    with open(__file__, encoding="utf-8") as file:
-        lines = [i for i, line in enumerate(file, 1) if line.rstrip().endswith(f"# {marker}")]
-    assert len(lines) == 1
-    return f"{__file__}:{lines[0]}"
 
 
 def test_hints_that_fit_no_value(mesh2x4):

@@ -8,25 +8,13 @@ from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
+from tests.messages.exactly import check, lines_of
+
+line_of = lines_of(__file__)
 
 MESH = AbstractMesh((4, 2), ("stage", "data"))
 PARAMS = {"w": np.ones((3, 3), np.float32), "n": [np.float32(2)]}
 BATCH = {"x": np.ones((8, 3), np.float32)}
-
-
-def check(error, text, call):
-    with pytest.raises(mw.MeshwiseError) as caught:
-        call()
-    assert str(caught.value) == text
-    assert type(caught.value) is error
-
-
-def line_of(marker):
-    """`file:line` of the line of this file that ends in a comment with a marker."""
-    with open(__file__, encoding="utf-8") as file:
-        lines = [i for i, line in enumerate(file, 1) if line.rstrip().endswith(f"# {marker}")]
-    assert len(lines) == 1
-    return f"{__file__}:{lines[0]}"
 
 
 def call(loss, params=PARAMS, batch=BATCH, mesh=MESH, axis="stage", microbatches=4, **more):

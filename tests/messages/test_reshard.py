@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
 from tests.api.resharding import ORDER, lay, mesh, numbers, on
+from tests.messages.exactly import check
 
 SPECS = (
     "A sharding has at most one entry per dim and names only axes of its mesh, each once.\n"
@@ -51,14 +52,6 @@ MESHES = (
 ROWS = on((2, 4), "x")
 ABSTRACT = AbstractMesh((2, 4), ("x", "y"))
 UNREDUCED = P(unreduced={"x"})  # versions of JAX show it, and types of axes, otherwise
-
-
-def check(error, text, call):
-    """The call raises exactly this class with exactly this text."""
-    with pytest.raises(mw.MeshwiseError) as caught:
-        call()
-    assert str(caught.value) == text
-    assert type(caught.value) is error
 
 
 def x():

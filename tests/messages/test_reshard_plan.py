@@ -7,7 +7,8 @@ from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
-from tests.messages.test_reshard import ABSTRACT, ARRAYS, MESHES, SPECS, check
+from tests.messages.exactly import check
+from tests.messages.test_reshard import ABSTRACT, ARRAYS, MESHES, SPECS
 
 NO_ARRAYS = {
     "below zero": ((-1,), "int8", " shape=(-1,)"),
