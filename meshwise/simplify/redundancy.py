@@ -18,6 +18,9 @@ from meshwise.ir.program import application_key, atom_key, bytes_of
 # Operators that give others each time they are run, and count for no effect.
 _DRAWING = frozenset({lax.rng_uniform_p})
 
+# Marks that may be shared, as one row or stack is like the other.
+_OF_STACKS = frozenset({_jax.step_p, _jax.stack_p})
+
 # Operators that put the elements of an array in another order or shape.
 _RELAYING = TURNS | RESHAPES | SPREADS | RECASTS | COPIES
 
@@ -54,8 +57,11 @@ def eliminate_common_subexpressions(
 
 
 def _equation_key(eqn: JaxprEqn) -> Any:
-    """Equal for equations that compute the same; None for those that must stay."""
-    if _stays(eqn):
+    """Equal for equations that compute the same; None for those that must stay.
+
+    Of the marks of a loop those of the rows of one stack are, and those that stack the same rows.
+    """
+    if _stays(eqn) and eqn.primitive not in _OF_STACKS:
         return None
     return application_key(eqn, tuple(atom_key(a) for a in eqn.invars))
 

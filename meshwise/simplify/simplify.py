@@ -16,6 +16,7 @@ from meshwise.simplify.redundancy import (
     eliminate_dead_code,
     hoist_loop_invariants,
 )
+from meshwise.simplify.residuals import remake_residuals
 from meshwise.simplify.splats import propagate_splats
 
 
@@ -28,7 +29,7 @@ def simplify(
     """
     eqns = hoist_loop_invariants(eqns)
     eqns, outputs = eliminate_common_subexpressions(eqns, outputs)
-    eqns = propagate_splats(eqns)
+    eqns = remake_residuals(propagate_splats(eqns), outputs)
     eqns, outputs = cancel_inverse_layouts(eqns, outputs)
     eqns = broadcast_after_products(eqns)
     eqns = cut_known_positions(pair_batches(eqns, constants), constants)

@@ -1,0 +1,145 @@
+"""Rows that a loop can make of others it reads are stacked for it by none."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AbstractMesh
+from jax.sharding import PartitionSpec as P
+
+import meshwise as mw
+from meshwise.flatten import flatten
+
+MESH = AbstractMesh((2, 2), ("x", "y"))
+WIDTH = 128
+X = np.random.default_rng(0).normal(size=(5, 4, WIDTH)).astype(np.float32)
+W = np.random.default_rng(1).normal(size=(WIDTH, WIDTH), scale=0.1).astype(np.float32)
+
+
+def layers(layer):
+    """A loss of what is carried through a layer in every step, and its gradient for a weight."""
+
+    def loss(w, x):
+        def step(h, row):
+            h = layer(h @ w, row)
+            return h, h
+
+        last, all_of_it = lax.scan(step, jnp.zeros(x.shape[1:]), x)
+        return (last**2).sum() + (all_of_it**2).sum()
+
+    return jax.grad(loss)
+
+
+def without_stack(layer):
+    def loss(w, x):
+        step = lambda h, row: (layer(h @ w, row), None)  # noqa: E731
+        return (lax.scan(step, jnp.zeros(x.shape[1:]), x)[0] ** 2).sum()
+
+    return jax.grad(loss)
+
+
+def gelu(h, row):
+    return 0.1 * jax.nn.gelu(h + row)
+
+
+def forgets(h, row):
+    gate = jax.nn.sigmoid(h)
+    return gate * h + (1 - gate) * jnp.tanh(row + h)
+
+
+def softmax(h, row):
+    e = jnp.exp(h + row)
+    return e / e.sum(-1, keepdims=True)
+
+
+def masked(h, row):
+    return jnp.where(h > row, h, jnp.tanh(row * h))
+
+
+def short(h, row):
+    return jnp.tanh((h + row).astype(jnp.bfloat16)).astype(jnp.float32)
+
+
+def kept(h, row):
+    return jax.checkpoint(lambda h, row: jnp.tanh(h + row))(h, row)
+
+
+def turned(h, row):
+    return jnp.tanh(h + row).reshape(2, -1).T.reshape(h.shape) * row
+
+
+def hinted(h, row):
+    return mw.shard(jnp.tanh(h + row), P("x"))
+
+
+def stacks(function, *args):
+    """How many arrays the loops of a program stack, as it is written and as it is simplified."""
+
+    def count(eqns, name):
+        return sum(eqn.primitive.name == name for eqn in eqns)
+
+    closed = jax.make_jaxpr(function)(*args)
+    loops = [eqn for eqn in closed.jaxpr.eqns if eqn.primitive.name == "scan"]
+    written = sum(len(e.outvars) - e.params["num_carry"] for e in loops)
+    flat = flatten(closed, lambda eqn: eqn.primitive.name == "scan")
+    return written, count(flat.jaxpr.eqns, "mark_stack")
+
+
+# Of each layer how many arrays are stacked as it is written, and how many are left.
+LAYERS = {
+    gelu: (7, 4),  # results, inputs of the product, what goes into `gelu`, and its `tanh`
+    forgets: (8, 5),
+    softmax: (5, 4),
+    masked: (5, 4),
+    short: (4, 3),
+    kept: (3, 3),
+    turned: (4, 3),
+    hinted: (4, 3),
+}
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=lambda f: f.__name__)
+def test_what_is_stacked(layer):
+    assert stacks(layers(layer), W, X) == LAYERS[layer]
+    assert stacks(without_stack(layer), W, X) == tuple(n - 1 for n in LAYERS[layer])
+
+
+def test_little_is_made_twice():
+    """A product of eight numbers takes no longer than what would be made again beside it."""
+    assert stacks(layers(gelu), W[:8, :8], X[..., :8]) == (7, 5)
+
+
+def test_what_is_a_result_is_stacked():
+    def both(w, x):
+        def step(h, row):
+            h = jnp.tanh(h @ w + row)
+            return h, 1 - h
+
+        return lax.scan(step, jnp.zeros(x.shape[1:]), x)
+
+    assert stacks(both, W, X) == (1, 1)
+    assert stacks(lambda w, x: jax.vjp(both, w, x)[1](both(w, x)), W, X) == (6, 4)
+
+
+@pytest.mark.parametrize("gradient", [layers, without_stack], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("layer", LAYERS, ids=lambda f: f.__name__)
+def test_gradients_are_those_of_one_device(layer, gradient):
+    check(gradient(layer), W, X)
+
+
+def test_two_loops_read_a_stack():
+    """A product with a Hessian reads what its forward loop stacks in both loops behind it."""
+
+    def product(w, x):
+        return jax.jvp(lambda w: layers(gelu)(w, x), (w,), (w,))[1]
+
+    check(product, W, X)
+    check(lambda w, x: jax.grad(lambda w: (layers(forgets)(w, x) ** 2).sum())(w), W, X)
+
+
+def check(function, *args):
+    """Partitioned it gives what it gives on one device."""
+    program = mw.jit(function, mesh=MESH, in_shardings=(P(None, "y"), P(None, "x")))
+    found, wanted = program.partition(*args).simulate(*args), jax.jit(function)(*args)
+    np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=2e-4 * np.abs(wanted).max())
