@@ -47,6 +47,9 @@ def remake_residuals(eqns: list[JaxprEqn], outputs: Sequence[Any]) -> list[Jaxpr
     program = _Stacks(eqns, outputs)
     for mark in program.last_first():
         program.consider(mark)
+    for index, eqn in enumerate(eqns):
+        if eqn.primitive is _jax.next_p:
+            program.carry_back(index)
     return program.equations()
 
 
@@ -63,6 +66,7 @@ class _Loop:
     steps: dict[Var, int] = field(default_factory=dict)  # where it read them
     made: dict[Var, Var] = field(default_factory=dict)  # of values of other loops its own
     equations: list[tuple[int, JaxprEqn]] = field(default_factory=list)  # with where they stood
+    carried: dict[Var, tuple[Var, Var]] = field(default_factory=dict)  # see `carry_back`
 
 
 @dataclass(frozen=True)
@@ -116,9 +120,9 @@ class _Stacks:
                 self.readers[stack].append(loop)
 
     def _loop_of(self, value: Var) -> Control | None:
-        """The loop in whose body a value is made, by an equation that is no mark."""
+        """The loop in whose body a value is made, or which carries it."""
         made = self.makers.get(value)
-        if made is None or _jax.is_mark(self.eqns[made]) or not self.scopes[made]:
+        if made is None or not self.scopes[made]:
             return None
         return self.eqns[self.scopes[made][-1]].params["control"]
 
@@ -202,9 +206,13 @@ class _Stacks:
         return bytes_of(*(s for s in set(recipe.rows.values()) if not self._is_held(s, loop)))
 
     def _is_held(self, stack: Var, loop: _Loop) -> bool:
+        return stack in loop.rows or self._is_read_after(stack, loop)
+
+    def _is_read_after(self, stack: Var, loop: _Loop) -> bool:
+        """Whether a stack is held for what is read behind a loop, or in another one."""
         if stack not in self.makers or stack in self.results:
             return True
-        later = [reader.open for reader in self.readers[stack]]
+        later = [reader.open for reader in self.readers[stack] if reader is not loop]
         return any(index >= loop.open for index in (*later, *self.read_at[stack]))
 
     def _make(self, stack: Var, recipe: _Recipe, loop: _Loop) -> None:
@@ -245,6 +253,28 @@ class _Stacks:
             if not isinstance(atom, Literal):
                 self._forget(atom, made)
 
+    def carry_back(self, index: int) -> None:
+        """Let loops that go the other way carry what a loop has carried, of which they read both.
+
+        A step of the forward loop makes the next `h` of the last. Where a backward loop reads a
+        row of each, the one that was made is the one that its step before has read.
+        """
+        old, new = self.eqns[index].invars
+        if not {old, new} <= self.stack_of.keys():
+            return
+        before, after = (self.eqns[self.stack_of[v]].outvars[0] for v in (old, new))
+        forward = self.eqns[index].params["control"].eqn.params["reverse"]
+        for loop in list(self.readers[after]):
+            goes_back = loop.control.eqn.params["reverse"] is not forward
+            is_beside = self.scopes[loop.open][:-1] == self.scopes[index]
+            if goes_back and is_beside and before in loop.rows:
+                if not self._is_read_after(after, loop):
+                    (last,) = self.eqns[index].outvars
+                    loop.carried[after] = last, loop.rows[before]
+                    self.readers[after].remove(loop)
+                    if after in loop.steps:
+                        self.removed.add(loop.steps.pop(after))
+
     def equations(self) -> list[JaxprEqn]:
         """The program with what was added and without what was removed."""
         loops = {loop.body: loop for loop in self.loops.values()}
@@ -252,8 +282,11 @@ class _Stacks:
         for index, eqn in enumerate(self.eqns):
             loop = loops.get(index)
             if loop is not None:
-                fresh = [stack for stack in loop.rows if stack not in loop.steps]
-                found += [_read(stack, loop) for stack in fresh]
+                fresh = loop.rows.keys() - loop.steps.keys()
+                found += [_begin(stack, loop) for stack in loop.rows if stack in fresh]
+            if eqn.primitive is _jax.close_p and eqn.params["control"] in self.loops:
+                ended = self.loops[eqn.params["control"]]
+                found += [_end(stack, ended) for stack in ended.carried]
             if index not in self.removed:
                 found.append(eqn)
             if loop is not None:
@@ -261,8 +294,18 @@ class _Stacks:
         return found
 
 
-def _read(stack: Var, loop: _Loop) -> JaxprEqn:
-    return _jax.new_mark(_jax.step_p, [stack], [loop.rows[stack]], loop.control)
+def _begin(stack: Var, loop: _Loop) -> JaxprEqn:
+    """The mark of a row that a loop reads, or carries."""
+    row = loop.rows[stack]
+    if stack not in loop.carried:
+        return _jax.new_mark(_jax.step_p, [stack], [row], loop.control)
+    return _jax.new_mark(_jax.carry_p, [loop.carried[stack][0]], [row], loop.control)
+
+
+def _end(stack: Var, loop: _Loop) -> JaxprEqn:
+    """The mark of what a loop carries on, which is read no more behind it."""
+    row, (_, following) = loop.rows[stack], loop.carried[stack]
+    return _jax.new_mark(_jax.next_p, [row, following], [_jax.new_var(row.aval)], loop.control)
 
 
 def _work(eqn: JaxprEqn) -> int:

@@ -32,11 +32,17 @@ def layers(layer):
 
 
 def without_stack(layer):
+    """The same where only the last is read, and loops go the other way."""
+
     def loss(w, x):
         step = lambda h, row: (layer(h @ w, row), None)  # noqa: E731
-        return (lax.scan(step, jnp.zeros(x.shape[1:]), x)[0] ** 2).sum()
+        return (lax.scan(step, jnp.zeros(x.shape[1:]), x, reverse=True)[0] ** 2).sum()
 
     return jax.grad(loss)
+
+
+def plain(h, row):
+    return jnp.tanh(h + row)
 
 
 def gelu(h, row):
@@ -88,6 +94,7 @@ def stacks(function, *args):
 
 # Of each layer how many arrays are stacked as it is written, and how many are left.
 LAYERS = {
+    plain: (4, 2),
     gelu: (7, 4),  # results, inputs of the product, what goes into `gelu`, and its `tanh`
     forgets: (8, 5),
     softmax: (5, 4),
@@ -105,6 +112,12 @@ def test_what_is_stacked(layer):
     assert stacks(without_stack(layer), W, X) == tuple(n - 1 for n in LAYERS[layer])
 
 
+def test_a_step_carries_what_it_has_read_to_the_one_before():
+    """Of `h` before and behind each step one is stacked, where a loop goes back from the last."""
+    assert stacks(without_stack(plain), W, X) == (3, 1)
+    assert stacks(lambda w, x: jax.jvp(lambda w: layers(plain)(w, x), (w,), (w,)), W, X) == (8, 4)
+
+
 def test_little_is_made_twice():
     """A product of eight numbers takes no longer than what would be made again beside it."""
     assert stacks(layers(gelu), W[:8, :8], X[..., :8]) == (7, 5)
@@ -119,7 +132,7 @@ def test_what_is_a_result_is_stacked():
         return lax.scan(step, jnp.zeros(x.shape[1:]), x)
 
     assert stacks(both, W, X) == (1, 1)
-    assert stacks(lambda w, x: jax.vjp(both, w, x)[1](both(w, x)), W, X) == (6, 4)
+    assert stacks(lambda w, x: jax.vjp(both, w, x)[1](both(w, x)), W, X) == (6, 3)
 
 
 @pytest.mark.parametrize("gradient", [layers, without_stack], ids=lambda f: f.__name__)
