@@ -73,6 +73,10 @@ from meshwise._jax.explicit import plain_jaxpr as plain_jaxpr
 from meshwise._jax.explicit import plain_type as plain_type
 from meshwise._jax.explicit import struct_of as struct_of
 from meshwise._jax.explicit import type_mesh as type_mesh
+from meshwise._jax.extremes import last_argmax as last_argmax
+from meshwise._jax.extremes import last_argmax_p as last_argmax_p
+from meshwise._jax.extremes import last_argmin as last_argmin
+from meshwise._jax.extremes import last_argmin_p as last_argmin_p
 from meshwise._jax.extremes import max_and_argmax as max_and_argmax
 from meshwise._jax.extremes import max_and_argmax_p as max_and_argmax_p
 from meshwise._jax.extremes import min_and_argmin as min_and_argmin

@@ -17,7 +17,7 @@ from math import prod
 from meshwise._jax import Var
 from meshwise.choose.found import Found, copies_of, descended, total_seconds
 from meshwise.choose.graph import Graph
-from meshwise.choose.limits import Limits, fixed_axes, is_light, read_bytes
+from meshwise.choose.limits import Limits, fixed_axes, is_light, is_of_pairs, read_bytes
 from meshwise.choose.pricing import exchanges_of
 from meshwise.choose.regions import Node
 from meshwise.choose.search import Search
@@ -177,9 +177,15 @@ def _after(graph: Graph, nodes: Set[int]) -> set[int]:
 
 
 def _may_be_whole(graph: Graph, node: Node) -> bool:
-    """Whether every device may do all of a node, as far as its work and hints go."""
-    is_fixed = node.index in graph.once(("fixed",), lambda: fixed_axes(graph))
-    return not is_fixed and (node.is_region or _is_of_little_work(graph, node))
+    """Whether every device may do all of a node, as far as its work and hints go.
+
+    Work on all pairs of elements is like a product's.
+    """
+    if node.index in graph.once(("fixed",), lambda: fixed_axes(graph)):
+        return False
+    if node.is_region:
+        return not is_of_pairs(graph, node)
+    return _is_of_little_work(graph, node)
 
 
 def _moving(best: Found, nodes: Set[int]) -> frozenset[str]:

@@ -139,7 +139,7 @@ def _work_limits(graph: Graph) -> list[float]:
     limits = []
     for node in graph.nodes:
         held = everywhere.issuperset(node.operands)
-        of_pairs = node.is_region and _is_of_pairs(graph, node)
+        of_pairs = node.is_region and is_of_pairs(graph, node)
         of_pairs = of_pairs and not of_none.issuperset(node.results)
         free = not of_pairs and (node.is_region or (held and is_light(graph, node)))
         once = all(graph.program.trips[m.equation] == 1 for m in node.members)
@@ -243,7 +243,7 @@ def _made_of_none(graph: Graph) -> set[Var]:
     return found
 
 
-def _is_of_pairs(graph: Graph, node: Node) -> bool:
+def is_of_pairs(graph: Graph, node: Node) -> bool:
     """Whether a region computes with more elements than there are in what enters or leaves it.
 
     Then it is work like a product's: forces between all particles, distances from all centres.

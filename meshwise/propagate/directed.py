@@ -11,9 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jax import lax
+
+from meshwise import _jax
 from meshwise._jax import JaxprEqn
 from meshwise.ir.operators import REDUCTIONS
 from meshwise.ir.program import shape_of
+from meshwise.simplify.borders.equations import equations_of
 
 # For each dim of a result the dims of the operands that are reversed with it; None for no dim.
 Passing = Mapping[int, tuple[int | None, ...]]
@@ -158,5 +162,24 @@ DIRECTED: Mapping[str, Directed] = {
     "dot_general": Directed(_multiplied, _as_before),
     "argmax": _REDUCTIONS,
     "argmin": _REDUCTIONS,
+    "last_argmax": _REDUCTIONS,
+    "last_argmin": _REDUCTIONS,
     **dict.fromkeys(REDUCTIONS, _REDUCTIONS),
 }
+
+# What finds the last of equals, by what finds the first; and the other way round.
+OTHER_END: Mapping[Any, Any] = {
+    lax.argmax_p: _jax.last_argmax_p,
+    lax.argmin_p: _jax.last_argmin_p,
+    _jax.last_argmax_p: lax.argmax_p,
+    _jax.last_argmin_p: lax.argmin_p,
+}
+
+
+def from_other_end(eqn: JaxprEqn, operands: list[Any]) -> list[JaxprEqn]:
+    """The equations of where something is, of what is reversed in the dim that is searched."""
+    search, (axis,) = OTHER_END[eqn.primitive], eqn.params["axes"]
+    last = shape_of(operands[0])[axis] - 1
+    found = equations_of(eqn, operands, lambda x: last - search.bind(x, **eqn.params))
+    assert found is not None, "what is searched is no key"
+    return found

@@ -7,7 +7,8 @@ A reduction over reversed dims reads them in any order, a product with both oper
 what it sums over too, and a transpose between two reversals turns them into others: the gradient of
 a quarter turn reverses nothing. What goes along a dim goes the other way (`directed.py`): sums from
 the last element on, a convolution with the kernel reversed. Along other dims than it sums over it
-is what is summed that is reversed, which is smaller: `flip(x, 0).sum(1)` is `flip(x.sum(1))`.
+is what is summed that is reversed, which is smaller: `flip(x, 0).sum(1)` is `flip(x.sum(1))`. The
+first of the largest along a reversed dim is the last of them as they lay.
 Nothing is computed twice: equations that read each other are turned together, where that leaves
 less to reverse around them.
 """
@@ -26,7 +27,7 @@ from meshwise import _jax
 from meshwise._jax import JaxprEqn, Literal, Var
 from meshwise.ir.operators import REDUCTIONS, is_among
 from meshwise.ir.program import Program, itemsize_of, shape_of
-from meshwise.propagate.directed import DIRECTED
+from meshwise.propagate.directed import DIRECTED, OTHER_END, from_other_end
 from meshwise.propagate.rewriting import is_of_any_size, rewritten, without_unread
 from meshwise.rules.registry import OpRule, describe_all
 
@@ -278,7 +279,8 @@ class _Turned:
 
     def _takes(self, index: int, value: Var) -> bool:
         eqn, dims = self.view.eqns[index], self.dims[value]
-        axes = eqn.params["axes"] if is_among(eqn, REDUCTIONS) else ()
+        in_any_order = is_among(eqn, REDUCTIONS) or eqn.primitive in OTHER_END
+        axes = eqn.params["axes"] if in_any_order else ()
         both = self.view.summed_with(index, value, dims)
         return (
             eqn.primitive is lax.rev_p
@@ -362,6 +364,8 @@ class _Turned:
     def _read(self, eqn: JaxprEqn, same: Mapping[Any, Any], turned: Dims) -> list[JaxprEqn]:
         """An equation that takes its operands in either order."""
         operands = [same[a] for a in eqn.invars]
+        if eqn.primitive in OTHER_END:
+            return from_other_end(eqn, operands)
         if eqn.primitive is not lax.rev_p:
             return [eqn.replace(invars=operands)]
         (operand,) = operands

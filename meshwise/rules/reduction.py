@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 from jax.numpy import issubdtype
 
-from meshwise._jax import max_and_argmax, min_and_argmin
+from meshwise._jax import last_argmax, last_argmin, max_and_argmax, min_and_argmin
 from meshwise.ir.program import type_of
 from meshwise.ir.sharding import Reduction
 from meshwise.rules.factoring import Dim, Factoring, Kind, shapes
@@ -161,7 +161,11 @@ _SEARCHES = {
     "argmin": Reduction.MIN,
     "max_and_argmax": Reduction.MAX,
     "min_and_argmin": Reduction.MIN,
+    "last_argmax": Reduction.MAX,
+    "last_argmin": Reduction.MIN,
 }
+# Those that find the last of equals.
+_LAST = {"last_argmax": last_argmax, "last_argmin": last_argmin}
 
 
 @register(*_SEARCHES)
@@ -204,9 +208,12 @@ def _arg_local(context: LocalContext, operand: Any) -> list[Any]:
     (axis,) = context.params["axes"]
     largest = _SEARCHES[context.eqn.primitive.name] is Reduction.MAX
     search_both = max_and_argmax if largest else min_and_argmin
+    search_last = _LAST.get(context.eqn.primitive.name)
     says_what = len(context.eqn.outvars) > 1
 
     def search(x: Any) -> list[Any]:
+        if search_last:
+            return [search_last(x, **context.params)]
         return search_both(x, **context.params) if says_what else context.bind(x)
 
     factor = _arg_factor(context)
@@ -217,10 +224,15 @@ def _arg_local(context: LocalContext, operand: Any) -> list[Any]:
     *values, place = search(operand)
     value = _with_nans(_elements_at(operand, place, axis), *values)
     index = lax.add(place, lax.convert_element_type(context.offset(factor), place.dtype))
+    if search_last:  # where all are the worst, padding comes last
+        index = lax.min(index, lax.full_like(index, context.rule.sizes[factor] - 1))
 
     def combine(values: Any, indices: Any) -> list[Any]:
         # Candidates come in the order of the shards, so the first of equals wins, and a NaN wins
-        # over all, as within one shard.
+        # over all, as within one shard; of those that are last in their shards the last does.
+        if search_last:
+            last = search_last(values, axes=(0,), index_dtype=np.int32)
+            return [take_rows(indices, lax.expand_dims(last, (0,)))]
         value, shard = search_both(values, axes=(0,), index_dtype=np.int32)
         value, shard = (lax.expand_dims(x, (0,)) for x in (value, shard))
         where = take_rows(indices, shard)

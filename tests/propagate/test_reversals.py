@@ -150,7 +150,17 @@ def with_itself(x: Any) -> Any:
     return jnp.flip(y @ y, 0)
 
 
+def last_largest(x: Any) -> Any:
+    return jnp.argmax(jnp.flip(x, 0) > 1, 0)
+
+
+def first_of_last(x: Any) -> Any:
+    return jnp.argmin(jnp.round(jnp.flip(x)), 1)
+
+
 SUMMED = [
+    last_largest,
+    first_of_last,
     with_itself,
     row_sums,
     half_summed,
@@ -305,8 +315,18 @@ def test_what_is_cut_of_rows_from_the_last_one() -> None:
         (projected, lambda x: x @ jnp.arange(64.0)),
         (inner, lambda x: x.T @ (x * x)),
         (inner_reversed, lambda x: x.T @ (x * x)),
+        (last_largest, lambda x: jnp.argmax(x > 1, 0)),
+        (first_of_last, lambda x: x.argmin(1)),
     ],
-    ids=["sums", "maxima", "product with a vector", "product", "product, reversed in another dim"],
+    ids=[
+        "sums",
+        "maxima",
+        "product with a vector",
+        "product",
+        "product, reversed in another dim",
+        "last of the largest",
+        "places, reversed in both dims",
+    ],
 )
 def test_what_is_summed_moves_after(turned, straight) -> None:
     """No more is sent than for what is not reversed, but for the result."""

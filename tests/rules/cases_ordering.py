@@ -6,7 +6,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from meshwise._jax import max_and_argmax_p, min_and_argmin_p
+from meshwise._jax import last_argmax_p, last_argmin_p, max_and_argmax_p, min_and_argmin_p
 from tests.rules.case import Case
 
 
@@ -88,6 +88,24 @@ FIRST = [
 ]
 
 
+def last(primitive, arguments, axis=1, find=lambda x: x):
+    """A row of where the largest or smallest is last."""
+    text = "i j -> i | permute=j" if axis else "i j -> j | permute=i"
+    title = f"{primitive.name} of {arguments} along {axis}"
+    search = partial(primitive.bind, axes=(axis,), index_dtype=np.dtype(np.int32))
+    return Case(title, primitive.name, lambda x: search(find(x)), arguments, text)
+
+
+LAST = [
+    last(last_argmax_p, "f32[5,7]"),
+    last(last_argmax_p, "i32[12,7]<3", 0),
+    last(last_argmin_p, "bool[7,6]", 0),
+    last(last_argmin_p, "u8[4,300]<3"),
+    last(last_argmax_p, "f32[6,7]", 1, lambda x: lax.full_like(x, -np.inf)),
+    last(last_argmin_p, "f32[7,6]", 0, lax.sqrt),
+]
+
+
 def both(primitive, arguments, axis=1, index=np.int32):
     """A row of the largest or smallest and where it is."""
     text = "i j -> i, i | permute=j" if axis else "i j -> j, j | permute=i"
@@ -131,4 +149,4 @@ SORTED = [
          "i, i, i -> i, i, i | permute=i"),
 ]  # fmt: skip
 
-CASES = [*RUNNING, *LARGEST, *FIRST, *BOTH, *SORTED]
+CASES = [*RUNNING, *LARGEST, *FIRST, *LAST, *BOTH, *SORTED]

@@ -59,6 +59,8 @@ def test_no_primitive_has_both():
 MARKS = "open body end close carry next step stack test branch_index join".split()
 OWN = {  # primitives of this package
     "hint",
+    "last_argmax",
+    "last_argmin",
     "manual_region",
     "max_and_argmax",
     "min_and_argmin",
