@@ -7,10 +7,12 @@ itself. What lies otherwise throughout, or sends more often, has to be worth it.
 
 from collections.abc import Callable, Sequence
 
-from meshwise.choose.candidates import Reach, may_move_behind
+from meshwise.choose.candidates import Reach, may_move_behind, natural_candidates
 from meshwise.choose.found import Found, descended
 from meshwise.choose.graph import Graph
-from meshwise.choose.limits import Limits, limits_of, nominal
+from meshwise.choose.limits import Limits, limits_of, nominal, read_bytes
+from meshwise.choose.pricing import exchanges_of
+from meshwise.choose.regions import Node
 from meshwise.choose.regions_last import with_regions_last
 from meshwise.choose.repeating import with_work_repeated
 from meshwise.choose.search import Search
@@ -23,6 +25,8 @@ from meshwise.choose.starts import (
 
 # So many times less is worth it that values lie otherwise throughout.
 LESS = 1.03
+# Of what a device reads, so much that it may be worth to move it elsewhere first.
+MOST = 0.25
 
 # The plans that descents end with, given those that are found already; none where it is not worth
 # another descent, or what it ends with.
@@ -52,10 +56,25 @@ def _with_axes_behind(graph: Graph, limits: Limits, found: Sequence[Found]) -> l
     once: Fourier transforms along three dims of pencils.
     """
     nodes = (n for n in graph.nodes if n.rule.permuted)
-    if not any(may_move_behind(graph, n, nominal(graph, n)) for n in nodes):
+    moved = (n for n in nodes if may_move_behind(graph, n, nominal(graph, n)))
+    if not any(_sends_most(graph, n) for n in moved):
         return []
     wider = limits.reaching(Reach(behind=True))
     return [descended(Search(graph, forward_start(graph, wider)), wider)]
+
+
+def _sends_most(graph: Graph, node: Node) -> bool:
+    """Whether a node sends most of what it reads, as its own values lie.
+
+    Borders, sums of shards, and the largest of each are short wherever the axes are.
+    """
+    natural = natural_candidates(graph, node, nominal(graph, node))
+    for axes in natural:
+        exchanges = exchanges_of(graph, node, axes)
+        sent = sum(one.wire_bytes for _, one in exchanges or ())
+        if exchanges is None or sent >= MOST * read_bytes(graph, node, axes) > 0:
+            return True
+    return not natural
 
 
 def _completed_otherwise(graph: Graph, limits: Limits, found: Sequence[Found]) -> list[Found]:

@@ -260,7 +260,7 @@ class _Stacks:
         row of each, the one that was made is the one that its step before has read.
         """
         old, new = self.eqns[index].invars
-        if not {old, new} <= self.stack_of.keys():
+        if isinstance(new, Literal) or not {old, new} <= self.stack_of.keys():
             return
         before, after = (self.eqns[self.stack_of[v]].outvars[0] for v in (old, new))
         forward = self.eqns[index].params["control"].eqn.params["reverse"]

@@ -118,6 +118,15 @@ def test_a_step_carries_what_it_has_read_to_the_one_before():
     assert stacks(lambda w, x: jax.jvp(lambda w: layers(plain)(w, x), (w,), (w,)), W, X) == (8, 4)
 
 
+def test_a_number_is_carried():
+    def loss(w, x):
+        step = lambda h, row: ((jnp.tanh(h[0] @ w + row), 1.0), h[1])  # noqa: E731
+        (last, _), ys = lax.scan(step, (jnp.zeros(x.shape[1:]), 0.0), x)
+        return (last**2).sum() + ys.sum()
+
+    check(jax.grad(loss), W, X)
+
+
 def test_little_is_made_twice():
     """A product of eight numbers takes no longer than what would be made again beside it."""
     assert stacks(layers(gelu), W[:8, :8], X[..., :8]) == (7, 5)
