@@ -165,12 +165,15 @@ def _bytes(graph: Graph, values: Sequence[Var]) -> int:
 
 
 def _after(graph: Graph, nodes: Set[int]) -> set[int]:
-    """Nodes of little work that read what some nodes make, and what comes of it."""
+    """Nodes of little work that read what some nodes make, and what comes of it.
+
+    So are products of vectors: what every device has, XLA's partitioner does not split.
+    """
     found: set[int] = set()
     waiting = sorted(nodes)
     while waiting:
         readers = _readers(graph, graph.nodes[waiting.pop()]) - found
-        new = [reader for reader in sorted(readers) if _may_be_whole(graph, graph.nodes[reader])]
+        new = [reader for reader in sorted(readers) if _may_follow(graph, graph.nodes[reader])]
         found.update(new)
         waiting += new
     return found
@@ -186,6 +189,13 @@ def _may_be_whole(graph: Graph, node: Node) -> bool:
     if node.is_region:
         return not is_of_pairs(graph, node)
     return _is_of_little_work(graph, node)
+
+
+def _may_follow(graph: Graph, node: Node) -> bool:
+    """Whether every device may do all of a node whose operands it has."""
+    if node.is_region or node.index in graph.once(("fixed",), lambda: fixed_axes(graph)):
+        return _may_be_whole(graph, node)
+    return is_light(graph, node)
 
 
 def _moving(best: Found, nodes: Set[int]) -> frozenset[str]:

@@ -51,6 +51,23 @@ def likelihood(x, y):
     return jnp.stack(jax.value_and_grad(of)(1.0))
 
 
+def ranks_correlated(x, y):
+    """Ranks are made of what is gathered, and so is all that follows from them."""
+    ranks = [jnp.argsort(jnp.argsort(z)).astype(jnp.float32) for z in (x, y)]
+    return jnp.corrcoef(*ranks)
+
+
+def projected(x, w):
+    """What is in order, and its product with a matrix that every device has."""
+    return jnp.sort(x) @ w, jnp.sort(x) @ jnp.arange(x.size, dtype=x.dtype)
+
+
+def each_with_each(x):
+    """A kernel between all pairs, summed along either dim."""
+    kernel = jnp.exp(-((x[:, None] - x) ** 2))
+    return kernel.sum(0) + kernel.sum(1)
+
+
 # The function, shapes, specs of arguments, of the result, the mesh, and the bytes that are sent.
 CASES = {
     "there and back, exchanged": (there_and_back, [(4096,)], [P("x")], P("x"), N8, 13664),
@@ -106,6 +123,24 @@ CASES = {
         7 / 8 * 16 * 32 * 4,
     ),
     "what follows a gather": (runs_counted, [(1024,)], [P("x")], P(), N8, 7 / 8 * 1024 * 4),
+    "products of what is gathered": (
+        ranks_correlated,
+        [(1024,), (1024,)],
+        [P("x"), P("x")],
+        P(),
+        N8,
+        2 * 7 / 8 * 1024 * 4,
+    ),
+    "products with what is whole": (
+        projected,
+        [(1024,), (1024, 64)],
+        [P("x"), P()],
+        P(),
+        N8,
+        7 / 8 * 1024 * 4,
+    ),
+    # Not gathered: then every device would do all of the work on pairs, for half of the bytes.
+    "pairs": (each_with_each, [(512,)], [P("x")], P("x"), N8, 2 * 7 / 8 * 512 * 4),
     "what is of what might be gathered": (
         likelihood,
         [(128,), (128,)],
@@ -133,9 +168,10 @@ def test_values(case):
     function, shapes, *_ = CASES[case]
     draw = np.random.default_rng(0)
     args = [draw.normal(size=s).astype(np.float32) for s in shapes]
-    wanted = np.asarray(jax.jit(function)(*args))
+    wanted = jax.jit(function)(*args)
     found = partitioned(case).simulate(*args)
-    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4 * np.abs(wanted).max())
+    for ours, one in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(ours, one, rtol=1e-4, atol=1e-4 * np.abs(one).max())
 
 
 def test_what_is_hinted_in_shards_stays_so():
