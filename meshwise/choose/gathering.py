@@ -167,7 +167,7 @@ def _bytes(graph: Graph, values: Sequence[Var]) -> int:
 def _after(graph: Graph, nodes: Set[int]) -> set[int]:
     """Nodes of little work that read what some nodes make, and what comes of it.
 
-    So are products of vectors: what every device has, XLA's partitioner does not split.
+    So are products with vectors: what every device has, XLA's partitioner does not split.
     """
     found: set[int] = set()
     waiting = sorted(nodes)
@@ -195,7 +195,8 @@ def _may_follow(graph: Graph, node: Node) -> bool:
     """Whether every device may do all of a node whose operands it has."""
     if node.is_region or node.index in graph.once(("fixed",), lambda: fixed_axes(graph)):
         return _may_be_whole(graph, node)
-    return is_light(graph, node)
+    once = 2 * sum(prod(graph.values[v].shape) for v in node.operands)  # a product, and added
+    return is_light(graph, node) and (not any(node.reduced) or node.own_flops <= once)
 
 
 def _moving(best: Found, nodes: Set[int]) -> frozenset[str]:

@@ -16,6 +16,7 @@ from meshwise.ir.program import shape_of, type_of
 
 MOST_NUMBERS = 1 << 20  # elements of what is computed
 MOST_CASES = 8
+MOST_WHOLE = 1 << 24  # what is less is a whole number in every float that is computed here
 
 
 class Numbers:
@@ -207,6 +208,25 @@ def _reshaped(eqn: JaxprEqn, x: np.ndarray) -> np.ndarray:
     return x if order is None else x.transpose(order)
 
 
+def _reduced(function: Callable[..., Any]) -> Rule:
+    """What is the same in any order: of floats without a NaN, and without zeros of both signs."""
+
+    def reduce(eqn: JaxprEqn, x: np.ndarray) -> np.ndarray | None:
+        if x.dtype.kind == "f" and (np.any(np.isnan(x)) or np.any((x == 0) & np.signbit(x))):
+            return None
+        return function(x, axis=eqn.params["axes"]) if x.size else None
+
+    return reduce
+
+
+def _summed(x: np.ndarray, axis: tuple[int, ...]) -> np.ndarray | None:
+    """A sum; of floats only of whole numbers, so few that no digit is lost."""
+    is_float = x.dtype.kind == "f"
+    if is_float and not (np.all(x == np.rint(x)) and np.abs(x).sum() < MOST_WHOLE):
+        return None
+    return np.sum(x, axis=axis, dtype=x.dtype)
+
+
 def _selected(eqn: JaxprEqn, which: np.ndarray, *cases: np.ndarray) -> np.ndarray | None:
     """Of two cases or of a few more, as NumPy has a bound; none of those that are not there."""
     places = which.astype(np.intp)
@@ -250,6 +270,11 @@ _RULES: Mapping[str, Rule] = {
     "rev": lambda eqn, x: np.flip(x, eqn.params["dimensions"]),
     "slice": _cut,
     "concatenate": lambda eqn, *parts: np.concatenate(parts, eqn.params["dimension"]),
+    "reduce_sum": _reduced(_summed),
+    "reduce_max": _reduced(np.max),
+    "reduce_min": _reduced(np.min),
+    "reduce_and": _reduced(np.bitwise_and.reduce),
+    "reduce_or": _reduced(np.bitwise_or.reduce),
     "copy": _elementwise(lambda x: x),
     "hint": _elementwise(lambda x: x),
     "optimization_barrier": _elementwise(lambda x: x),

@@ -29,7 +29,7 @@ def simplify(
     """
     eqns = hoist_loop_invariants(eqns)
     eqns, outputs = eliminate_common_subexpressions(eqns, outputs)
-    eqns = remake_residuals(propagate_splats(eqns), outputs)
+    eqns = remake_residuals(propagate_splats(eqns, constants), outputs)
     eqns, outputs = cancel_inverse_layouts(eqns, outputs)
     eqns = broadcast_after_products(eqns)
     eqns = cut_known_positions(pair_batches(eqns, constants), constants)

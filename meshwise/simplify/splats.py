@@ -1,28 +1,39 @@
 """What is one number everywhere is that number, spread, however it is cut, joined or padded.
 
 A first guess of zeros is padded and shifted like any other array. Of zeros each device makes just
-the part that is wanted, but of a pad or a join it would make all, and cut its part.
+the part that is wanted, but of a pad or a join it would make all, and cut its part. Reductions of
+numbers that are known while tracing are such, where all are equal: `eye(n).sum(0)`.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from jax import lax
 
 from meshwise._jax import JaxprEqn, Literal, Var
-from meshwise.ir.operators import COPIES, JOINS, RESHAPES, SPREADS, TURNS, is_among
+from meshwise.ir.operators import COPIES, JOINS, REDUCTIONS, RESHAPES, SPREADS, TURNS, is_among
 from meshwise.ir.program import atom_key, shape_of
 from meshwise.simplify.borders.equations import equations_of
+from meshwise.simplify.numbers import Numbers
 
 # Operators whose result has no number that the first operand has not.
 _LAYING = SPREADS | RESHAPES | TURNS | COPIES | {"slice", "dynamic_slice"}
 
 
-def propagate_splats(eqns: Sequence[JaxprEqn]) -> list[JaxprEqn]:
-    """The equations, in which what is one number everywhere is a broadcast of that."""
+def propagate_splats(eqns: Sequence[JaxprEqn], constants: Mapping[Var, Any]) -> list[JaxprEqn]:
+    """The equations, in which what is one number everywhere is a broadcast of that.
+
+    `constants` are the values of the program's constants.
+    """
     numbers: dict[Var, Any] = {}
     made: list[JaxprEqn] = []
+    known = Numbers({v: eqn for eqn in eqns for v in eqn.outvars}, constants)
     for eqn in eqns:
+        if (spread := _known_reduction(eqn, known)) is not None:
+            numbers[eqn.outvars[0]] = spread[-1].invars[0]
+            made += spread
+            continue
         number = _number_of(eqn, numbers)
         spread = None
         if number is not None:
@@ -32,6 +43,16 @@ def propagate_splats(eqns: Sequence[JaxprEqn]) -> list[JaxprEqn]:
                 spread = equations_of(eqn, [number], _spread_to(shape_of(out)))
         made += [eqn] if spread is None else spread
     return made
+
+
+def _known_reduction(eqn: JaxprEqn, known: Numbers) -> list[JaxprEqn] | None:
+    """A broadcast in place of a reduction, where it is of known numbers, and all of it one."""
+    if not is_among(eqn, REDUCTIONS) or not shape_of(eqn.outvars[0]):
+        return None
+    found = known.of(eqn.outvars[0])
+    if found is None or not found.size or np.any(found != found.flat[0]):
+        return None
+    return equations_of(eqn, eqn.invars[:1], lambda x: lax.full(found.shape, found.flat[0]))
 
 
 def _number_of(eqn: JaxprEqn, numbers: Mapping[Var, Any]) -> Any:

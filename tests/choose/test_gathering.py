@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
 from benchmarks.suite.programs.again import dispersed, in_order, in_order_both_ways, whirled
+from benchmarks.suite.programs.control_flow import newton
 
 N8, N24 = AbstractMesh((8,), ("x",)), AbstractMesh((2, 4), ("x", "y"))
 
@@ -172,6 +173,13 @@ def test_values(case):
     found = partitioned(case).simulate(*args)
     for ours, one in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_allclose(ours, one, rtol=1e-4, atol=1e-4 * np.abs(one).max())
+
+
+def test_products_of_matrices_are_shared():
+    """Also of those that every device has: only products with vectors follow what is gathered."""
+    matrix = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    inverted = mw.jit(newton, mesh=N8, in_shardings=(P(), P()), out_shardings=P("x"))
+    assert inverted.partition(matrix, matrix).wire_bytes == 16_128
 
 
 def test_what_is_hinted_in_shards_stays_so():

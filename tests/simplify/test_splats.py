@@ -60,6 +60,28 @@ def of_an_argument(t):
     return jnp.pad(jnp.stack([t, t]), 1)
 
 
+def rows_of_a_unit_matrix(t):
+    return jnp.eye(6).sum(0) * t
+
+
+def pairs_of_each(t):
+    """How many others there are, and the largest place, of booleans and integers."""
+    places = jnp.arange(5)
+    return (places[:, None] != places).sum(1) * jnp.full((5, 5), places).max(1)
+
+
+def counted_to_each(t):
+    return jnp.tril(jnp.ones((5, 5))).sum(1) * t
+
+
+def of_what_is_inexact(t):
+    return jnp.full((5, 5), jnp.float32(0.1)).sum(1) * t
+
+
+def of_zeros_of_both_signs(t):
+    return jnp.where(jnp.eye(5, dtype=bool), 0.0, jnp.float32(-0.0)).max(0) * t
+
+
 def hinted(t):
     return jnp.pad(mw.shard(jnp.zeros((8, 6)), P("x")), 1)
 
@@ -71,6 +93,11 @@ def test_what_is_one_number_is_spread(function):
     assert written(function) == ["broadcast_in_dim"]
 
 
+@pytest.mark.parametrize("function", [rows_of_a_unit_matrix, pairs_of_each])
+def test_reductions_of_known_numbers(function):
+    assert not {"reduce_sum", "reduce_max", "eq", "ne"} & {*written(function)}
+
+
 @pytest.mark.parametrize(
     "function, move",
     [
@@ -80,6 +107,9 @@ def test_what_is_one_number_is_spread(function):
         (of_an_argument, "pad"),
         (hinted, "pad"),
         (one_of_them, "copy"),
+        (counted_to_each, "reduce_sum"),
+        (of_what_is_inexact, "reduce_sum"),
+        (of_zeros_of_both_signs, "reduce_max"),
     ],
 )
 def test_what_is_more_is_left(function, move):
