@@ -130,7 +130,7 @@ def _straighten(walk: Walk, var: Var, turned: Sharding, maker: JaxprEqn) -> None
 
 def _scan(walk: Walk, loop: Nested) -> None:
     begins, steps = loop.of(_jax.carry_p), loop.of(_jax.step_p)
-    ends, stacks = loop.of(_jax.next_p), loop.of(_jax.stack_p)
+    ends, stacks = _ends(walk, loop), loop.of(_jax.stack_p)
     starts = _read(walk, begins, 0)
     stacked = _read(walk, steps, 0)
     _read_before(walk, loop)
@@ -161,13 +161,20 @@ def _scan(walk: Walk, loop: Nested) -> None:
         store(walk, stack, walk.parts[mark], array)
 
 
+def _ends(walk: Walk, loop: Nested) -> list[int]:
+    """The marks of what a loop carries on, in the order of those that it begins with."""
+    carried = walk.plan.program.carried
+    end_of = {carried[mark]: mark for mark in loop.of(_jax.next_p)}
+    return [end_of[mark] for mark in loop.of(_jax.carry_p)]
+
+
 def _part(walk: Walk, mark: int) -> Part:
     program = walk.plan.program
     return Part(program.equations[mark].outvars[0], walk.parts[mark], program.mesh)
 
 
 def _while(walk: Walk, loop: Nested) -> None:
-    begins, ends = loop.of(_jax.carry_p), loop.of(_jax.next_p)
+    begins, ends = loop.of(_jax.carry_p), _ends(walk, loop)
     starts = _read(walk, begins, 0)
     _read_before(walk, loop)
 

@@ -38,6 +38,7 @@ _CHEAP = ADDITIONS | frozenset(
     integer_pow le lt max min mul ne neg not or reshape select_n sign square squeeze xor
     """.split()
 )
+_MOST_POWER = 3  # of an integer power that is cheap
 # So much of the work of both loops may be done twice.
 _TWICE = 0.01
 
@@ -61,7 +62,7 @@ class _Loop:
     open: int
     body: int
     work: int = 0
-    twice: int = 0  # of its work what other loops do again
+    twice: int = 0  # of its work what other loops do again, and of theirs what it does
     rows: dict[Var, Var] = field(default_factory=dict)  # of each stack that it reads its row
     steps: dict[Var, int] = field(default_factory=dict)  # where it read them
     made: dict[Var, Var] = field(default_factory=dict)  # of values of other loops its own
@@ -150,6 +151,7 @@ class _Stacks:
         again = self._again(mark, recipe, len(readers))
         if again is None or not self._is_little(again, mark):
             return
+        self.readers[stack] = []
         for loop in readers:
             self._make(stack, recipe, loop)
         self.removed.add(mark)
@@ -187,7 +189,7 @@ class _Stacks:
             if self.read_at[out] <= gone:
                 gone.add(index)
             more = times - (index in gone)
-            if more and not is_among(self.eqns[index], _CHEAP):
+            if more and not _is_cheap(self.eqns[index]):
                 return None
             again += more * _work(self.eqns[index])
         return again
@@ -196,9 +198,11 @@ class _Stacks:
         """Whether so much work may be done twice, beside what is so already."""
         loop = self.loops[self.eqns[mark].params["control"]]
         loops = [loop, *self.readers[self.eqns[mark].outvars[0]]]
-        if loop.twice + again > _TWICE * sum(other.work for other in loops):
+        twice = max(one.twice for one in loops) + again
+        if twice > _TWICE * sum(one.work for one in loops):
             return False
-        loop.twice += again
+        for one in loops:
+            one.twice += again
         return True
 
     def _held_for(self, loop: _Loop, recipe: _Recipe) -> int:
@@ -243,15 +247,18 @@ class _Stacks:
 
     def _forget(self, value: Var, reader: int) -> None:
         """A value is read no more by an equation; what makes it is dead where nothing else does."""
-        self.read_at[value].discard(reader)
-        made = self.makers.get(value)
-        if self.read_at[value] or self.readers[value] or value in self.results:
-            return
-        if made is None or not is_among(self.eqns[made], _MOVED):
-            return
-        for atom in self.eqns[made].invars:
-            if not isinstance(atom, Literal):
-                self._forget(atom, made)
+        waiting = [(value, reader)]
+        while waiting:
+            value, reader = waiting.pop()
+            if reader not in self.read_at[value]:
+                continue
+            self.read_at[value].remove(reader)
+            made = self.makers.get(value)
+            if self.read_at[value] or self.readers[value] or value in self.results:
+                continue
+            if made is not None and is_among(self.eqns[made], _MOVED):
+                read = (a for a in self.eqns[made].invars if not isinstance(a, Literal))
+                waiting += [(atom, made) for atom in read]
 
     def carry_back(self, index: int) -> None:
         """Let loops that go the other way carry what a loop has carried, of which they read both.
@@ -282,8 +289,9 @@ class _Stacks:
         for index, eqn in enumerate(self.eqns):
             loop = loops.get(index)
             if loop is not None:
-                fresh = loop.rows.keys() - loop.steps.keys()
-                found += [_begin(stack, loop) for stack in loop.rows if stack in fresh]
+                known = loop.steps.keys() | loop.carried.keys()
+                found += [_step(stack, loop) for stack in loop.rows if stack not in known]
+                found += [_begin(stack, loop) for stack in loop.carried]
             if eqn.primitive is _jax.close_p and eqn.params["control"] in self.loops:
                 ended = self.loops[eqn.params["control"]]
                 found += [_end(stack, ended) for stack in ended.carried]
@@ -294,18 +302,28 @@ class _Stacks:
         return found
 
 
+def _step(stack: Var, loop: _Loop) -> JaxprEqn:
+    """The mark of a row that a loop reads."""
+    return _jax.new_mark(_jax.step_p, [stack], [loop.rows[stack]], loop.control)
+
+
 def _begin(stack: Var, loop: _Loop) -> JaxprEqn:
-    """The mark of a row that a loop reads, or carries."""
-    row = loop.rows[stack]
-    if stack not in loop.carried:
-        return _jax.new_mark(_jax.step_p, [stack], [row], loop.control)
-    return _jax.new_mark(_jax.carry_p, [loop.carried[stack][0]], [row], loop.control)
+    """The mark of what a loop carries in the place of a row; those of the ends are in one order."""
+    last, _ = loop.carried[stack]
+    return _jax.new_mark(_jax.carry_p, [last], [loop.rows[stack]], loop.control)
 
 
 def _end(stack: Var, loop: _Loop) -> JaxprEqn:
     """The mark of what a loop carries on, which is read no more behind it."""
     row, (_, following) = loop.rows[stack], loop.carried[stack]
     return _jax.new_mark(_jax.next_p, [row, following], [_jax.new_var(row.aval)], loop.control)
+
+
+def _is_cheap(eqn: JaxprEqn) -> bool:
+    """Whether an equation may be run twice, as long as that is little."""
+    if eqn.primitive.name == "integer_pow" and abs(eqn.params["y"]) > _MOST_POWER:
+        return False
+    return is_among(eqn, _CHEAP)
 
 
 def _work(eqn: JaxprEqn) -> int:

@@ -1,5 +1,7 @@
 """Rows that a loop can make of others it reads are stacked for it by none."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
+from meshwise._jax.bodies import scan_counts
 from meshwise.flatten import flatten
 
 MESH = AbstractMesh((2, 2), ("x", "y"))
@@ -71,6 +74,27 @@ def kept(h, row):
     return jax.checkpoint(lambda h, row: jnp.tanh(h + row))(h, row)
 
 
+def gated_twice(state, row):
+    """Two states, and their product as what is stacked: read in the other order on the way back."""
+    s, n = state
+    gate = jax.nn.sigmoid(row)
+    s, n = gate * s + row, gate * n + row[..., ::-1]
+    return (s, n), s * n
+
+
+def leapfrog(state, row):
+    q, p = state
+    p = p - 0.1 * jnp.sin(q) * row
+    q = q + 0.1 * p
+    return (q, p), p * q
+
+
+def smallest_lstm(state, row):
+    (c, _), new = state, jnp.tanh(row)
+    c = jax.nn.sigmoid(row + 1) * c + jax.nn.sigmoid(row) * new
+    return (c, c), new * c
+
+
 def turned(h, row):
     return jnp.tanh(h + row).reshape(2, -1).T.reshape(h.shape) * row
 
@@ -87,7 +111,7 @@ def stacks(function, *args):
 
     closed = jax.make_jaxpr(function)(*args)
     loops = [eqn for eqn in closed.jaxpr.eqns if eqn.primitive.name == "scan"]
-    written = sum(len(e.outvars) - e.params["num_carry"] for e in loops)
+    written = sum(len(eqn.outvars) - scan_counts(eqn)[1] for eqn in loops)
     flat = flatten(closed, lambda eqn: eqn.primitive.name == "scan")
     return written, count(flat.jaxpr.eqns, "mark_stack")
 
@@ -127,6 +151,95 @@ def test_a_number_is_carried():
     check(jax.grad(loss), W, X)
 
 
+def two_carried_back(x):
+    """The other loop reads what is made in another order than it is carried in."""
+
+    def step(c, row):
+        new = jnp.sin(c[0] + row), jnp.cos(c[1] * row)
+        return new, (*c, new[1], new[0])
+
+    _, rows = lax.scan(step, (x[0], x[1]), x)
+    read = lambda c, r: (c * 0.5 + r[0] * r[1] + r[2] * r[3] ** 2, None)  # noqa: E731
+    return lax.scan(read, x[0] * 0, rows, reverse=True)[0]
+
+
+def two_shapes_carried_back(x):
+    def step(c, row):
+        flat = jnp.flip(jnp.full(WIDTH, c[2]))
+        return (flat, c[1] + row, c[2]), (*c[:2], c[1] + row, flat)
+
+    last, rows = lax.scan(step, (jnp.zeros(WIDTH), x[0], 2.0), x)
+    return last[1] * lax.scan(lambda c, r: (c + sum(r), None), x[0] * 0, rows, reverse=True)[0]
+
+
+def made_and_carried_back(x):
+    """What is carried on is made again of what was carried, so nothing of it is carried back."""
+    _, rows = lax.scan(lambda h, row: (h + row, (h, h + row)), x[0], x)
+    read = lambda c, r: (jnp.tanh(c @ W * r[0] + r[1]), None)  # noqa: E731
+    return lax.scan(read, x[0], rows, reverse=True)[0]
+
+
+def squared_again_and_again(x):
+    """Each is read twice by the next: what is dead behind it is gone through once."""
+
+    def step(c, row):
+        for _ in range(40):
+            row = row * row
+        return c, row
+
+    _, rows = lax.scan(step, 0.0, 1 + x * 1e-14)
+    return lax.scan(lambda c, row: (c + row, None), x[0], rows)[0]
+
+
+def in_a_long_chain(x):
+    def step(c, row):
+        for _ in range(1200):
+            row = jnp.sin(row)
+        return c, row
+
+    _, rows = lax.scan(step, 0.0, x)
+    return lax.scan(lambda c, row: (c + row, None), x[0], rows)[0]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        two_carried_back,
+        two_shapes_carried_back,
+        made_and_carried_back,
+        squared_again_and_again,
+        in_a_long_chain,
+    ],
+    ids=lambda f: f.__name__,
+)
+def test_rows_that_one_loop_hands_to_another(function):
+    program = mw.jit(function, mesh=MESH, in_shardings=P(None, "x")).partition(X)
+    wanted = jax.jit(function)(X)
+    np.testing.assert_allclose(program.simulate(X), wanted, rtol=1e-4, atol=1e-4)
+
+
+def scaled(c, row, k):
+    return c + row.sum(), (row * (k + 2.0), row + c)
+
+
+def test_many_loops_that_hand_to_one_let_it_do_little_again():
+    def many(x):
+        c, stacks = 0.0, []
+        for k in range(20):
+            c, (rows, _) = lax.scan(partial(scaled, k=k), c, x)
+            stacks.append(rows)
+
+        def read(c, rows):
+            for row in rows:
+                c = jnp.sin(c * row)
+            return c, None
+
+        return lax.scan(read, x[0], stacks)[0] + c
+
+    eqns = flatten(jax.make_jaxpr(many)(X), lambda eqn: eqn.primitive.name == "scan").jaxpr.eqns
+    assert sum(eqn.primitive.name == "mul" for eqn in eqns) <= 2 * 20
+
+
 def test_little_is_made_twice():
     """A product of eight numbers takes no longer than what would be made again beside it."""
     assert stacks(layers(gelu), W[:8, :8], X[..., :8]) == (7, 5)
@@ -148,6 +261,15 @@ def test_what_is_a_result_is_stacked():
 @pytest.mark.parametrize("layer", LAYERS, ids=lambda f: f.__name__)
 def test_gradients_are_those_of_one_device(layer, gradient):
     check(gradient(layer), W, X)
+
+
+@pytest.mark.parametrize("step", [gated_twice, leapfrog, smallest_lstm], ids=lambda f: f.__name__)
+def test_gradients_of_two_states(step):
+    def loss(w, x):
+        start = x[0], jnp.cos(x[1])
+        return (lax.scan(lambda c, row: step(c, row @ w), start, x)[1] ** 2).mean()
+
+    check(jax.grad(loss), W, X)
 
 
 def test_two_loops_read_a_stack():
