@@ -31,8 +31,8 @@ ELEMENTWISE = ADDITIONS | frozenset(
     """
     abs acos acosh and asin asinh atan atan2 atanh cbrt ceil clamp complex conj convert_element_type
     copy copy_p cos cosh div eq erf erfc exp exp2 expm1 floor ge gt imag integer_pow is_finite le
-    log log1p logistic lt max min mul ne neg not or pow real rem round rsqrt select_n sign sin sinh
-    sqrt square tan tanh xor
+    log log1p log2 logistic lt max min mul ne neg not one_minus_square or pow real rem round rsqrt
+    select_n sign sin sinh sqrt square tan tanh xor
     """.split()
 )
 # Of all elements along dims, in any order.

@@ -35,7 +35,8 @@ _MOVED = ELEMENTWISE | SPREADS | RESHAPES | TURNS
 _CHEAP = ADDITIONS | frozenset(
     """
     abs and broadcast_in_dim clamp convert_element_type copy copy_p div eq expand_dims ge gt
-    integer_pow le lt max min mul ne neg not or reshape select_n sign square squeeze xor
+    integer_pow le lt max min mul ne neg not one_minus_square or reshape select_n sign square squeeze
+    xor
     """.split()
 )
 _MOST_POWER = 3  # of an integer power that is cheap
