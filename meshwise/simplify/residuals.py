@@ -27,7 +27,7 @@ from meshwise.ir.operators import (
     TURNS,
     is_among,
 )
-from meshwise.ir.program import bytes_of, shape_of
+from meshwise.ir.program import bytes_of, shape_of, type_of
 
 # Operators that the loop that reads a row makes it by, in place of the one that stacked it.
 _MOVED = ELEMENTWISE | SPREADS | RESHAPES | TURNS
@@ -35,8 +35,8 @@ _MOVED = ELEMENTWISE | SPREADS | RESHAPES | TURNS
 _CHEAP = ADDITIONS | frozenset(
     """
     abs and broadcast_in_dim clamp convert_element_type copy copy_p div eq expand_dims ge gt
-    integer_pow le lt max min mul ne neg not one_minus_square or reshape select_n sign square squeeze
-    xor
+    integer_pow le lt max min mul ne neg not one_minus_square or reshape select_n sign square
+    squeeze xor
     """.split()
 )
 _MOST_POWER = 3  # of an integer power that is cheap
@@ -46,13 +46,43 @@ _TWICE = 0.01
 
 def remake_residuals(eqns: list[JaxprEqn], outputs: Sequence[Any]) -> list[JaxprEqn]:
     """The equations, in which no loop stacks what the loops that read it can make of other rows."""
-    program = _Stacks(eqns, outputs)
+    program = _Stacks(_with_next_stacked(eqns), outputs)
     for mark in program.last_first():
         program.consider(mark)
-    for index, eqn in enumerate(eqns):
+    for index, eqn in enumerate(program.eqns):
         if eqn.primitive is _jax.next_p:
             program.carry_back(index)
     return program.equations()
+
+
+def _with_next_stacked(eqns: list[JaxprEqn]) -> list[JaxprEqn]:
+    """The equations, with stacks of what is carried on, where what was carried is stacked.
+
+    Rows may be made of those as well, which are not held: see `carry_back`. What is read of none
+    is dead.
+    """
+    stacked = {eqn.invars[0] for eqn in _marks(eqns, _jax.stack_p)}
+    added: dict[Control, list[JaxprEqn]] = defaultdict(list)
+    for eqn in _marks(eqns, _jax.next_p):
+        old, new = eqn.invars
+        if old in stacked and not isinstance(new, Literal) and new not in stacked:
+            control = eqn.params["control"]
+            rows = _jax.ShapedArray((control.trips, *shape_of(new)), type_of(new).dtype)
+            stack = _jax.new_var(rows)
+            added[control].append(_jax.new_mark(_jax.stack_p, [new], [stack], control))
+            stacked.add(new)
+    found: list[JaxprEqn] = []
+    for eqn in eqns:
+        if eqn.primitive is _jax.close_p:
+            found += added[eqn.params["control"]]
+        found.append(eqn)
+    return found
+
+
+def _marks(eqns: Sequence[JaxprEqn], primitive: Any) -> list[Any]:
+    """Marks of one kind whose first operand is no number."""
+    marks = (eqn for eqn in eqns if eqn.primitive is primitive)
+    return [eqn for eqn in marks if not isinstance(eqn.invars[0], Literal)]
 
 
 @dataclass

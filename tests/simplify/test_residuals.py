@@ -116,30 +116,35 @@ def stacks(function, *args):
     return written, count(flat.jaxpr.eqns, "mark_stack")
 
 
-# Of each layer how many arrays are stacked as it is written, and how many are left.
+# Of each layer how many arrays are stacked as it is written, and how many are left: as JAX 0.10 and
+# as JAX 0.11 writes derivatives, which stacks `1 - tanh(x) ** 2`.
+NEWER = hasattr(lax, "one_minus_square_p")
 LAYERS = {
-    plain: (4, 2),
-    gelu: (7, 4),  # results, inputs of the product, what goes into `gelu`, and its `tanh`
-    forgets: (8, 5),
-    softmax: (5, 4),
-    masked: (5, 4),
-    short: (4, 3),
-    kept: (3, 3),
-    turned: (4, 3),
-    hinted: (4, 3),
+    plain: ((4, 2), (3, 2)),
+    # Results, inputs of the product, what goes into `gelu`, and its `tanh`.
+    gelu: ((7, 4), (6, 5)),
+    forgets: ((8, 5), (8, 5)),
+    softmax: ((5, 4), (5, 4)),
+    masked: ((5, 4), (4, 4)),
+    short: ((4, 3), (3, 3)),
+    kept: ((3, 3), (3, 3)),
+    turned: ((4, 3), (3, 3)),
+    hinted: ((4, 3), (3, 3)),
 }
 
 
 @pytest.mark.parametrize("layer", LAYERS, ids=lambda f: f.__name__)
 def test_what_is_stacked(layer):
-    assert stacks(layers(layer), W, X) == LAYERS[layer]
-    assert stacks(without_stack(layer), W, X) == tuple(n - 1 for n in LAYERS[layer])
+    wanted = LAYERS[layer][NEWER]
+    assert stacks(layers(layer), W, X) == wanted
+    assert stacks(without_stack(layer), W, X) == (wanted[0] - 1, wanted[1] - 1)
 
 
 def test_a_step_carries_what_it_has_read_to_the_one_before():
     """Of `h` before and behind each step one is stacked, where a loop goes back from the last."""
-    assert stacks(without_stack(plain), W, X) == (3, 1)
-    assert stacks(lambda w, x: jax.jvp(lambda w: layers(plain)(w, x), (w,), (w,)), W, X) == (8, 4)
+    assert stacks(without_stack(plain), W, X) == ((2, 1) if NEWER else (3, 1))
+    product = lambda w, x: jax.jvp(lambda w: layers(plain)(w, x), (w,), (w,))  # noqa: E731
+    assert stacks(product, W, X) == ((6, 5) if NEWER else (8, 4))
 
 
 def test_a_number_is_carried():
@@ -242,7 +247,7 @@ def test_many_loops_that_hand_to_one_let_it_do_little_again():
 
 def test_little_is_made_twice():
     """A product of eight numbers takes no longer than what would be made again beside it."""
-    assert stacks(layers(gelu), W[:8, :8], X[..., :8]) == (7, 5)
+    assert stacks(layers(gelu), W[:8, :8], X[..., :8]) == ((6, 5) if NEWER else (7, 5))
 
 
 def test_what_is_a_result_is_stacked():
@@ -253,8 +258,9 @@ def test_what_is_a_result_is_stacked():
 
         return lax.scan(step, jnp.zeros(x.shape[1:]), x)
 
+    wanted = (5, 3) if NEWER else (6, 3)
     assert stacks(both, W, X) == (1, 1)
-    assert stacks(lambda w, x: jax.vjp(both, w, x)[1](both(w, x)), W, X) == (6, 3)
+    assert stacks(lambda w, x: jax.vjp(both, w, x)[1](both(w, x)), W, X) == wanted
 
 
 @pytest.mark.parametrize("gradient", [layers, without_stack], ids=lambda f: f.__name__)
