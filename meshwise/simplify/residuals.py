@@ -301,9 +301,9 @@ class _Stacks:
         if isinstance(new, Literal) or not {old, new} <= self.stack_of.keys():
             return
         before, after = (self.eqns[self.stack_of[v]].outvars[0] for v in (old, new))
-        forward = self.eqns[index].params["control"].eqn.params["reverse"]
+        control = self.eqns[index].params["control"]
         for loop in list(self.readers[after]):
-            goes_back = loop.control.eqn.params["reverse"] is not forward
+            goes_back = _is_reversed(loop.control) != _is_reversed(control)
             is_beside = self.scopes[loop.open][:-1] == self.scopes[index]
             if goes_back and is_beside and before in loop.rows:
                 if not self._is_read_after(after, loop):
@@ -331,6 +331,10 @@ class _Stacks:
             if loop is not None:
                 found += [made for _, made in sorted(loop.equations, key=lambda pair: pair[0])]
         return found
+
+
+def _is_reversed(control: Control) -> bool:
+    return bool(control.eqn.params["reverse"])
 
 
 def _step(stack: Var, loop: _Loop) -> JaxprEqn:
