@@ -113,7 +113,9 @@ def test_keyword_arguments_and_defaults(mesh2x4):
         ((X, W), {"shift": 2.0, "extra": np.float32(3)}),
         ((X, W), {"extra": np.float32(3), "shift": 2.0}),
     ]:
-        np.testing.assert_allclose(step(*args, **kwargs), fn(*args, **kwargs), rtol=1e-5)
+        # Sums of numbers near 10 that nearly cancel: how they are rounded is the machine's matter.
+        found, wanted = step(*args, **kwargs), fn(*args, **kwargs)
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
     program = step.partition(X, w=W)
     args, kwargs = program.in_shardings
     assert [s.spec for s in args] == [P("x")]
