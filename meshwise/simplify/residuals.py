@@ -46,6 +46,8 @@ _TWICE = 0.01
 
 def remake_residuals(eqns: list[JaxprEqn], outputs: Sequence[Any]) -> list[JaxprEqn]:
     """The equations, in which no loop stacks what the loops that read it can make of other rows."""
+    if not any(eqn.primitive is _jax.step_p for eqn in eqns):
+        return eqns
     program = _Stacks(_with_next_stacked(eqns), outputs)
     for mark in program.last_first():
         program.consider(mark)
