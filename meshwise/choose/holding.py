@@ -5,9 +5,9 @@ from there to its last reader, and each copy in another sharding, from its first
 What a loop reads from around it is held until the loop ends. What each reader makes for itself is
 held where it is no element-wise one: zeros that are scattered into. What is cut, joined or laid
 otherwise, and so only read once more, is made as it is read, and what it is of is held until then.
-What stays inside a region is not counted, as it is mostly fused; nor is what a reshard takes on its
-way. So this serves to compare plans of one program; `cost/memory.py` counts the program that is
-emitted.
+What stays inside a region is not counted, as it is mostly fused, but for what a loop carries and
+stacks, which is written in each of its steps; nor is what a reshard takes on its way. So this
+serves to compare plans of one program; `cost/memory.py` counts the program that is emitted.
 """
 
 from collections import defaultdict
@@ -18,7 +18,8 @@ from meshwise import _jax
 from meshwise.choose.graph import Graph, Value
 from meshwise.choose.search import Search
 from meshwise.cost.fusion import is_laid
-from meshwise.ir.program import shape_of
+from meshwise.ir.factors import Strategy, result_sharding
+from meshwise.ir.program import itemsize_of, shape_of
 from meshwise.ir.sharding import Sharding, local_bytes
 
 Span = tuple[int, int]  # positions of the first and last mark of a loop or choice
@@ -29,13 +30,16 @@ class _Order:
     """Where values are made and read, and where loops and choices begin and end.
 
     `made` has the equation of each value that no argument is, `read` for each node the equations
-    in it that read a value, `through` the values that may be made as they are read.
+    in it that read a value, `through` the values that may be made as they are read. `inside` are
+    marks of loops whose results stay in a region, with the first and last position where they are
+    held.
     """
 
     made: Mapping[_jax.Var, int]
     read: Mapping[tuple[int, _jax.Var], Sequence[int]]
     spans: Sequence[Span]
     through: Set[_jax.Var]
+    inside: Sequence[tuple[int, Span]]
 
 
 def peak_bytes(search: Search) -> int:
@@ -49,6 +53,10 @@ def peak_bytes(search: Search) -> int:
             size = local_bytes(value.shape, value.itemsize, sharding, graph.mesh)
             changes[first] += size
             changes[last + 1] -= size
+    for mark, (first, last) in order.inside:
+        size = _bytes_of_mark(search, mark)
+        changes[first] += size
+        changes[last + 1] -= size
     peak = 0
     for position in sorted(changes):
         alive += changes[position]
@@ -63,6 +71,18 @@ def argument_bytes(graph: Graph) -> int:
         for value in graph.values.values()
         if value.fixed is not None
     )
+
+
+def _bytes_of_mark(search: Search, mark: int) -> int:
+    """What a device holds of the result of a mark that is inside of a node."""
+    graph = search.graph
+    ((node, member),) = graph.nodes_of[mark]
+    axes = search.placed[node].strategy.axes
+    rule = graph.rules[mark].factors
+    own = Strategy(tuple([axes[f] if f >= 0 else () for f in member.factors]))
+    (var,) = graph.program.equations[mark].outvars
+    sharding = result_sharding(rule, own, 0)
+    return local_bytes(shape_of(var), itemsize_of(var), sharding, graph.mesh)
 
 
 def _lifetimes(search: Search, value: Value, order: _Order) -> Iterator[tuple[Sharding, int, int]]:
@@ -126,7 +146,42 @@ def _order(graph: Graph) -> _Order:
             when[var] += own
             for node, _ in graph.nodes_of[index]:
                 read[node, var] += own
-    return _Order(made, read, _spans(graph), through)
+    spans, inside = _spans(graph), list[tuple[int, Span]]()
+    for mark, held in _held_by_loops(equations, spans):
+        (var,) = equations[mark].outvars
+        if var not in graph.values:
+            inside.append((mark, held))
+        elif equations[mark].primitive is _jax.stack_p:
+            made[var] = held[0]
+    return _Order(made, read, spans, through, inside)
+
+
+def _held_by_loops(
+    equations: Sequence[_jax.JaxprEqn], spans: Sequence[Span]
+) -> Iterator[tuple[int, Span]]:
+    """The marks of what loops carry and stack, and from where to where that is held.
+
+    What is carried is held in all steps, a stack from before the first to its last reader.
+    """
+    last = {a: i for i, e in enumerate(equations) for a in e.invars if isinstance(a, _jax.Var)}
+    starts: list[int] = []
+    carried: list[list[int]] = []
+    ends: list[int] = []
+    for index, eqn in enumerate(equations):
+        if eqn.primitive is _jax.open_p:
+            starts.append(index)
+            carried.append([])
+            ends.append(index)
+        elif eqn.primitive is _jax.carry_p:
+            carried[-1].append(index)
+        elif eqn.primitive is _jax.end_p:
+            ends[-1] = index
+        elif eqn.primitive is _jax.stack_p:
+            read = last.get(eqn.outvars[0], index)
+            yield index, (starts[-1], _after(read, [s for s in spans if s[0] > index]))
+        elif eqn.primitive is _jax.close_p:
+            start, end = starts.pop(), ends.pop()
+            yield from ((mark, (start, end)) for mark in carried.pop())
 
 
 def _is_read_through(graph: Graph, value: Value) -> bool:
