@@ -138,7 +138,7 @@ def build(
         name,
         paths,
         result_paths(out_tree),
-        are_even=options.mesh is None,  # to jax.jit an uneven array is no result
+        are_plain=options.mesh is None,
     )
     return SpmdProgram(
         per_device=per_device,
@@ -178,22 +178,23 @@ def partition_typed(
     choices: Choices,
     name: str,
     *paths: Sequence[str],
-    are_even: bool = False,
+    are_plain: bool = False,
 ) -> tuple[PerDeviceProgram, Plan, Placements]:
     """Partition a plain jaxpr so that its results lie as their types say, and where all lie.
 
-    With `are_even` results do not come out uneven where nobody asked for it. Raises UnplannedError
-    for what nobody foresaw.
+    With `are_plain` results come out as those of `jax.jit`: over whole axes, and even where nobody
+    asked for anything uneven. Raises UnplannedError for what nobody foresaw.
     """
     wanted = specs_of_types(out_avals, out_specs)
+    others = OtherMeshes(mesh, refine_mesh(mesh.axis_names, mesh.axis_sizes))
     with planning(name), garbage_later():
-        plan = plan_jaxpr(closed, mesh, in_specs, wanted, choices, name, *paths)
-        if (pins := pinned(plan, out_avals, wanted, are_even)) is not None:
+        plan = plan_jaxpr(closed, others, in_specs, wanted, choices, name, *paths)
+        if (pins := pinned(plan, out_avals, wanted, others.meshes, are_plain)) is not None:
             wanted = pins
-            plan = plan_jaxpr(closed, mesh, in_specs, wanted, choices, name, *paths)
+            plan = plan_jaxpr(closed, others, in_specs, wanted, choices, name, *paths)
         hardware = figures_of(choices.hardware, mesh)
         per_device = partition(plan, hardware, choices.hoist_bytes)
-    return per_device, plan, placements(plan, mesh, in_specs, wanted, out_avals)
+    return per_device, plan, placements(plan, others.meshes, in_specs, wanted, out_avals)
 
 
 def _closed_over(arrays: Sequence[Any]) -> list[str]:
@@ -223,7 +224,7 @@ def planning(name: str) -> Iterator[None]:
 
 def plan_jaxpr(
     closed: Any,
-    mesh: Any,
+    others: OtherMeshes,
     in_specs: Sequence[Any],
     out_specs: Sequence[Any],
     choices: Choices,
@@ -231,14 +232,13 @@ def plan_jaxpr(
     in_paths: Sequence[str],
     out_paths: Sequence[str],
 ) -> Plan:
-    """Complete and choose: the plan of a jaxpr."""
+    """Complete and choose: the plan of a jaxpr. `others` learns of the meshes that it names."""
+    mesh, refined = others.ours, others.refined
     refuse_symbolic(name, in_paths, closed.in_avals)
-    refined = refine_mesh(mesh.axis_names, mesh.axis_sizes)
     closed = _jax.without_references(closed)
     closed = _jax.without_dead(_jax.on_platform(closed, platform_of(mesh)))
     closed = _jax.spelled_out(closed, REGISTRY.rules)
     check_effects(name, mesh, closed)
-    others = OtherMeshes(mesh, refined)
     closed = _jax.inspected(_jax.as_regions(closed, others.axes_of, mesh.size), mesh)
     in_specs = [_jax.spell(s, others.axes_of) for s in in_specs]
     out_specs = [_jax.spell(s, others.axes_of) for s in out_specs]

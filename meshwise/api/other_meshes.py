@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 from jax.sharding import AbstractMesh
+from jax.sharding import Mesh as JaxMesh
 
 from meshwise import _jax
 from meshwise.ir.mesh import Axes, Mesh, refine_mesh
@@ -24,6 +25,16 @@ class OtherMeshes:
         if theirs not in self.known:
             self.known[theirs] = axes_on(theirs, self.ours, self.refined)
         return self.known[theirs]
+
+    @property
+    def meshes(self) -> list[Any]:
+        """The program's mesh, and those others of its devices in its order, as they were named."""
+        others = [_on_devices(m, self.ours) for m in self.known if self._is_in_order(m)]
+        return [self.ours, *others]
+
+    def _is_in_order(self, theirs: Any) -> bool:
+        positions = _positions(theirs, self.ours)
+        return positions is not None and bool((positions == np.arange(self.ours.size)).all())
 
     @property
     def found(self) -> bool:
@@ -61,6 +72,14 @@ def axes_on(theirs: Any, ours: Any, refined: Mesh) -> Mapping[str, Axes] | None:
     if not (grid == wanted).all():
         return None
     return {name: tuple([found[sub] for sub in subs]) for name, subs in primes.user_axes}
+
+
+def _on_devices(theirs: Any, ours: Any) -> Any:
+    """A mesh on the devices of ours, if it has none and ours does."""
+    if not isinstance(theirs, AbstractMesh) or isinstance(ours, AbstractMesh):
+        return theirs
+    placed = ours.devices.reshape(theirs.axis_sizes)
+    return JaxMesh(placed, theirs.axis_names, axis_types=theirs.axis_types)
 
 
 def _positions(theirs: Any, ours: Any) -> np.ndarray | None:

@@ -106,21 +106,22 @@ def refuse_uneven(
 
 
 def pinned(
-    plan: Plan, avals: Sequence[Any], specs: Sequence[Any], are_even: bool
+    plan: Plan, avals: Sequence[Any], specs: Sequence[Any], meshes: Sequence[Any], are_plain: bool
 ) -> list[Any] | None:
     """Hints for the results over mixed axes that did not come out as their types say.
 
-    With `are_even` also for those that came out uneven in a program of which nobody said that
-    anything is. None where there are none.
+    With `are_plain` also for those that came out over a part of an axis of every mesh, and for
+    those that came out uneven in a program of which nobody said that anything is. None where there
+    are none.
     """
     mesh, said = plan.program.mesh, plan.program
     hints = zip((*said.in_hints, *said.out_hints), (*said.inputs, *said.outputs), strict=True)
-    divides = are_even and all(_divides(mesh, hint, shape_of(atom)) for hint, atom in hints)
+    divides = all(_divides(mesh, hint, shape_of(atom)) for hint, atom in hints)
 
     def pin(lies: Sharding, aval: Any) -> Any:
         if _is_mixed(aval):
             return _pin(mesh, lies, aval)
-        return _even(mesh, lies, aval.shape) if divides else None
+        return _plain(mesh, meshes, lies, aval.shape, divides) if are_plain else None
 
     found = [
         pin(lies, aval) if spec is None else None
@@ -137,22 +138,38 @@ def _divides(mesh: RefinedMesh, hint: Hint | None, shape: Sequence[int]) -> bool
     return all(n % mesh.size(axes or ()) == 0 for n, axes in zip(shape, dims, strict=False))
 
 
-def _even(mesh: RefinedMesh, lies: Sharding, shape: Sequence[int]) -> PartitionSpec | None:
-    """As much of a sharding as divides, in the user's axes; None where all of it does.
+def _plain(
+    mesh: RefinedMesh, meshes: Sequence[Any], lies: Sharding, shape: Sequence[int], is_even: bool
+) -> PartitionSpec | None:
+    """As much of a sharding as is over whole axes, and divides if it is to; None where all is.
 
-    What nobody asked to be uneven is to come back as an ordinary array.
+    JAX's other functions take a result on the user's mesh, and know no parts of its axes.
     """
     pairs = list(zip(lies.dims, shape, strict=True))
-    if all(n % mesh.size(axes) == 0 for axes, n in pairs):
+    divides = all(not is_even or n % mesh.size(axes) == 0 for axes, n in pairs)
+    if divides and mesh_of(lies, mesh, meshes) is not None:
         return None
     entries: list[Any] = []
     for axes, size in pairs:
-        prefixes = [axes[:k] for k in range(len(axes), -1, -1) if size % mesh.size(axes[:k]) == 0]
-        whole = next(w for p in prefixes if (w := mesh.restore(p)) is not None)
+        prefixes = [axes[:k] for k in range(len(axes), -1, -1)]
+        whole = next(
+            w
+            for p in prefixes
+            if (not is_even or size % mesh.size(p) == 0) and (w := mesh.restore(p)) is not None
+        )
         entries.append(whole[0] if len(whole) == 1 else whole or None)
     while entries and entries[-1] is None:
         entries.pop()
     return PartitionSpec(*entries)
+
+
+def mesh_of(lies: Sharding, mesh: RefinedMesh, meshes: Sequence[Any]) -> Any:
+    """The first of some meshes whose axes are whole where a value lies; None if none is."""
+    for theirs in meshes:
+        own = mesh.under(theirs.axis_names, theirs.axis_sizes)
+        if own is not None and all(own.restore(axes) is not None for axes in lies.dims):
+            return theirs
+    return None
 
 
 def _is_mixed(aval: Any) -> bool:
@@ -184,20 +201,26 @@ def _whole_axes(mesh: RefinedMesh, axes: Axes) -> list[str]:
 
 
 def placements(
-    plan: Plan, mesh: Any, in_specs: Sequence[Any], out_specs: Sequence[Any], avals: Sequence[Any]
+    plan: Plan,
+    meshes: Sequence[Any],
+    in_specs: Sequence[Any],
+    out_specs: Sequence[Any],
+    avals: Sequence[Any],
 ) -> Placements:
     """Where arguments and results lie, in the words of the user's hint wherever one says it.
 
-    A result lies on the mesh of its type: the program's, under its own names and kinds of axes.
+    A result lies on the mesh of its type, under its own names and kinds of axes; else on the first
+    of the meshes whose axes it is, of which the program's is the first.
     """
+    program, mesh = plan.program, meshes[0]
 
     def placement(found: Sharding, hint: Hint | None, spec: Any, own: Any) -> NamedSharding:
         if hint is None or hint.closed != found.dims:
-            theirs = plan.program.mesh.under(own.axis_names, own.axis_sizes)
-            return named_sharding(found, theirs or plan.program.mesh, own if theirs else mesh)
+            own = mesh_of(found, program.mesh, [own, *meshes]) or own
+            theirs = program.mesh.under(own.axis_names, own.axis_sizes)
+            return named_sharding(found, theirs or program.mesh, own if theirs else mesh)
         return NamedSharding(own, spec) if isinstance(spec, PartitionSpec) else _as_said(spec, own)
 
-    program = plan.program
     each_in = zip(plan.in_shardings, program.in_hints, in_specs, strict=True)
     each_out = zip(plan.out_shardings, program.out_hints, out_specs, avals, strict=True)
     ins = tuple([placement(*each, mesh) for each in each_in])

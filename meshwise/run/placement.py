@@ -8,7 +8,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from meshwise import _jax
-from meshwise.ir.mesh import Axes, Mesh
+from meshwise.ir.mesh import Axes, Mesh, refine_mesh
 from meshwise.ir.per_device import PerDeviceProgram
 from meshwise.ir.sharding import Sharding
 
@@ -22,14 +22,19 @@ def refined_jax_mesh(mesh: Mesh, user_mesh: Any) -> Any:
 
 
 def named_sharding(sharding: Sharding, mesh: Mesh, user_mesh: Any) -> NamedSharding:
-    """A sharding over the user's mesh where its axes are whole, else over the refined one."""
-    restored: list[Axes] = []
-    for axes in sharding.dims:
-        whole = mesh.restore(axes)
-        if whole is None:
-            return NamedSharding(refined_jax_mesh(mesh, user_mesh), partition_spec(sharding))
-        restored.append(whole)
-    return NamedSharding(user_mesh, partition_spec(Sharding(tuple(restored))))
+    """A sharding over the user's mesh where its axes are whole, else over prime sub-axes.
+
+    Those are the same in all programs for a mesh, whichever of them a plan has joined.
+    """
+    restored = [mesh.restore(axes) for axes in sharding.dims]
+    if None not in restored:
+        whole = tuple([axes for axes in restored if axes is not None])
+        return NamedSharding(user_mesh, partition_spec(Sharding(whole)))
+    primes = refine_mesh(user_mesh.axis_names, user_mesh.axis_sizes)
+    joined = primes.under(mesh.names, mesh.sizes)
+    assert joined is not None, "axes of a plan are joined of those of its mesh"
+    dims = tuple([joined.refine(axes) for axes in sharding.dims])
+    return NamedSharding(refined_jax_mesh(primes, user_mesh), partition_spec(Sharding(dims)))
 
 
 def in_mesh(

@@ -350,9 +350,7 @@ def test_what_loops_carry_and_stack_is_held():
     That would send a quarter less, and hold three times as much.
     """
     sharded = P(None, "d")
-    step = mw.jit(
-        accumulated, mesh=N8, in_shardings=(sharded, P(None, "d")), out_shardings=sharded
-    )
+    step = mw.jit(accumulated, mesh=N8, in_shardings=(sharded, P(None, "d")), out_shardings=sharded)
     program = step.partition(f32(4, 128, 128), f32(4, 512, 128))
     layers, steps, weight = 4, 4, 128 * 128 * 4
     assert program.wire_bytes == 3 * steps * layers * weight * 7 / 8

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
@@ -208,6 +208,79 @@ def test_several_meshes_in_one_program():
             assert out.sharding == sharding
     program = mw.jit(fn, out_shardings=shardings).partition(*args)
     np.testing.assert_allclose(program.simulate(*args)[0], X @ X + 1, rtol=1e-5)
+
+
+EIGHT = Mesh(np.array(DEVICES), ("x",))
+
+
+def heads(x):
+    """Of four heads a device of eight cannot have any whole."""
+    return x.reshape(4, 4, -1)
+
+
+def test_results_lie_over_whole_axes():
+    """Over a part of an axis no other function of JAX could read them, with the mesh in context."""
+
+    def run(jit):
+        with jax.set_mesh(EIGHT):
+            made = jit(heads, in_shardings=P("x"))(X4)
+            assert made.sharding.mesh == EIGHT
+            rest = made + 1, made[0], jax.vmap(jnp.tanh)(made), jax.nn.softmax(made)
+            return made, *rest, lax.with_sharding_constraint(made, P(None, None, "x"))
+
+    X4 = np.random.default_rng(0).normal(size=(16, 8)).astype(np.float32)
+    assert_same_outcome(run)
+    explicit = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Explicit,))
+    made = mw.jit(heads, in_shardings=at("x", mesh=explicit))(X4)
+    assert made.sharding == at(mesh=explicit)
+
+
+def test_with_a_mesh_given_results_lie_over_parts_of_axes():
+    """Then they are as completed. All programs know one such mesh, of prime sub-axes."""
+    x = np.random.default_rng(0).normal(size=(16, 8)).astype(np.float32)
+    made = mw.jit(heads, mesh=EIGHT, in_shardings=P("x"))(x)
+    assert made.sharding.spec == P(("x.0", "x.1"), "x.2")
+    again = mw.jit(jnp.tanh, mesh=EIGHT)
+    for _ in range(3):
+        wanted, made = np.tanh(made), again(made)
+        np.testing.assert_allclose(made, wanted, rtol=1e-5)
+        assert made.sharding.spec == P(("x.0", "x.1"), "x.2")
+    assert again._cache_size() == 1
+
+
+ABSTRACT = OTHER.abstract_mesh
+
+
+def plainly(y):
+    return y * 2
+
+
+def constrained_to(mesh):
+    return lambda y: lax.with_sharding_constraint(y * 2, at("a", mesh=mesh))
+
+
+@pytest.mark.parametrize(
+    "double",
+    [plainly, constrained_to(OTHER), constrained_to(ABSTRACT)],
+    ids=["an argument's", "a constraint's", "a constraint's, without devices"],
+)
+def test_a_result_lies_on_the_mesh_over_whose_axes_it_is(double):
+    """Half of eight devices in a row is no axis of theirs, but one of another mesh."""
+    x = jax.device_put(X, at("x", mesh=EIGHT))
+    y = jax.device_put(X, at("a", mesh=OTHER))
+    one, two = mw.jit(lambda x, y: (x + 1, double(y) + 1))(x, y)
+    np.testing.assert_allclose(one, X + 1, rtol=1e-5)
+    np.testing.assert_allclose(two, X * 2 + 1, rtol=1e-5)
+    assert (one.sharding, two.sharding) == (at("x", mesh=EIGHT), at("a", mesh=OTHER))
+
+
+def test_a_mesh_of_turned_devices_is_none_for_results():
+    """Its first axis is over as many devices, but over others."""
+    turned = Mesh(np.array(DEVICES).reshape(4, 2).T, ("a", "b"))
+    double = constrained_to(turned)
+    made = mw.jit(lambda y: double(y) + 1)(jax.device_put(X, at("x", mesh=EIGHT)))
+    np.testing.assert_allclose(made, X * 2 + 1, rtol=1e-5)
+    assert made.sharding.mesh == EIGHT
 
 
 def test_results_are_ordinary_arrays():
