@@ -8,8 +8,10 @@ program that `mw.jit` runs.
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from jax import lax
 from jax._src.interpreters import mlir as _mlir
+from jax._src.lax.lax import _ArgMinMaxReducer, _get_max_identity, _get_min_identity
 
 from meshwise._jax.jaxprs import Primitive, ShapedArray
 
@@ -32,6 +34,28 @@ def last_argmax(x: Any, *, axes: tuple[int, ...], index_dtype: Any) -> Any:
 def last_argmin(x: Any, *, axes: tuple[int, ...], index_dtype: Any) -> Any:
     """Along the only one of `axes` where the smallest is last."""
     return x.shape[axes[0]] - 1 - lax.argmin(lax.rev(x, axes), axes[0], index_dtype)
+
+
+def extreme_and_place(
+    x: Any, *, axes: tuple[int, ...], index_dtype: Any, is_largest: bool, is_last: bool = False
+) -> list[Any]:
+    """The largest (else smallest) along the only one of `axes`, and where it is first, or last.
+
+    Both in one reduction, the one that JAX makes of `lax.argmax`: an element that is looked up at
+    its place needs all of `x` in memory. A NaN is an extreme. Zeros of both signs are equal.
+    """
+    (axis,) = axes
+    compare, identity = (lax.gt, _get_max_identity) if is_largest else (lax.lt, _get_min_identity)
+    worst = identity(x.dtype), np.array(0, index_dtype)
+    places = lax.broadcasted_iota(index_dtype, x.shape, axis)
+    operands = lax.rev(x, axes) if is_last else x, places
+    value, place = lax.reduce(operands, worst, _ArgMinMaxReducer(compare), axes)
+    return [value, x.shape[axis] - 1 - place if is_last else place]
+
+
+def is_extreme_and_place(eqn: Any) -> bool:
+    """Whether a reduction by a function is by the one that JAX makes of `lax.argmax` or `argmin`."""
+    return isinstance(eqn.params.get("computation"), _ArgMinMaxReducer)
 
 
 def _types(x: Any, *, axes: tuple[int, ...], index_dtype: Any) -> list[Any]:

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from meshwise._jax import ClosedJaxpr, Literal, jaxpr_as_fun, without_mesh
+from meshwise._jax import ClosedJaxpr, Literal, is_extreme_and_place, jaxpr_as_fun, without_mesh
 from meshwise.ir.program import type_of
 from meshwise.rules.registry import Application
 
@@ -23,8 +23,11 @@ _SAMPLES = (0.0, 0.75, -1.25, 3.0, -2.0)
 def may_count_again(application: Application) -> bool:
     """Whether the initial values, the second half of the operands, are known and count for nothing.
 
-    The function is tried with a few numbers.
+    The function is tried with a few numbers; those of `lax.argmax` and `lax.argmin`, which every
+    device's program may have, are known.
     """
+    if is_extreme_and_place(application.eqn):
+        return True
     atoms = application.eqn.invars[len(application.operands) // 2 :]
     initial = [np.asarray(a.val, type_of(a).dtype) for a in atoms if isinstance(a, Literal)]
     if len(initial) < len(atoms):

@@ -9,13 +9,14 @@ The largest of complex numbers are looked for where the dim is whole.
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from jax import lax
 from jax.numpy import issubdtype
 
-from meshwise._jax import last_argmax, last_argmin, max_and_argmax, min_and_argmin
+from meshwise._jax import extreme_and_place
 from meshwise.ir.program import type_of
 from meshwise.ir.sharding import Reduction
 from meshwise.rules.factoring import Dim, Factoring, Kind, shapes
@@ -155,17 +156,36 @@ def _in_two_steps(
     return [lax.reshape(x, part.shape) for x, part in zip(whole, found, strict=True)]
 
 
-# What finds where the largest or smallest are; with what they are, or without.
+@dataclass(frozen=True)
+class _Search:
+    """What finds where the largest or smallest are: the first of equals or the last.
+
+    With what they are, or without.
+    """
+
+    is_largest: bool
+    says_what: bool = False
+    is_last: bool = False
+
+    def find(self, x: Any, axis: int, index_dtype: Any) -> list[Any]:
+        """What is found along a dim of some values, and its places there."""
+        axes = (axis,)
+        flags = {"is_largest": self.is_largest, "is_last": self.is_last}
+        value, place = extreme_and_place(x, axes=axes, index_dtype=index_dtype, **flags)
+        if self.says_what:  # of zeros of both signs the reduction alone may find another one
+            extreme = lax.reduce_max(x, axes) if self.is_largest else lax.reduce_min(x, axes)
+            value = _with_nans(value, extreme)
+        return [value, place]
+
+
 _SEARCHES = {
-    "argmax": Reduction.MAX,
-    "argmin": Reduction.MIN,
-    "max_and_argmax": Reduction.MAX,
-    "min_and_argmin": Reduction.MIN,
-    "last_argmax": Reduction.MAX,
-    "last_argmin": Reduction.MIN,
+    "argmax": _Search(is_largest=True),
+    "argmin": _Search(is_largest=False),
+    "max_and_argmax": _Search(is_largest=True, says_what=True),
+    "min_and_argmin": _Search(is_largest=False, says_what=True),
+    "last_argmax": _Search(is_largest=True, is_last=True),
+    "last_argmin": _Search(is_largest=False, is_last=True),
 }
-# Those that find the last of equals.
-_LAST = {"last_argmax": last_argmax, "last_argmin": last_argmin}
 
 
 @register(*_SEARCHES)
@@ -206,61 +226,38 @@ def _arg_exchanges(context: LocalContext) -> list[Exchange]:
 
 def _arg_local(context: LocalContext, operand: Any) -> list[Any]:
     (axis,) = context.params["axes"]
-    largest = _SEARCHES[context.eqn.primitive.name] is Reduction.MAX
-    search_both = max_and_argmax if largest else min_and_argmin
-    search_last = _LAST.get(context.eqn.primitive.name)
-    says_what = len(context.eqn.outvars) > 1
-
-    def search(x: Any) -> list[Any]:
-        if search_last:
-            return [search_last(x, **context.params)]
-        return search_both(x, **context.params) if says_what else context.bind(x)
-
+    search = _SEARCHES[context.eqn.primitive.name]
+    index_dtype = type_of(context.eqn.outvars[-1]).dtype
     factor = _arg_factor(context)
     if factor is None:
-        return search(operand)
-    worst = reduction_identity(_SEARCHES[context.eqn.primitive.name], operand.dtype)
-    operand = mask_padding(context, operand, axis, factor, worst)
-    *values, place = search(operand)
-    value = _with_nans(_elements_at(operand, place, axis), *values)
+        if not (search.says_what or search.is_last):
+            return context.bind(operand)
+        return search.find(operand, axis, index_dtype)[0 if search.says_what else 1 :]
+    reduction = Reduction.MAX if search.is_largest else Reduction.MIN
+    operand = mask_padding(
+        context, operand, axis, factor, reduction_identity(reduction, operand.dtype)
+    )
+    value, place = search.find(operand, axis, index_dtype)
     index = lax.add(place, lax.convert_element_type(context.offset(factor), place.dtype))
-    if search_last:  # where all are the worst, padding comes last
+    if search.is_last:  # where all are the worst, padding comes last
         index = lax.min(index, lax.full_like(index, context.rule.sizes[factor] - 1))
 
     def combine(values: Any, indices: Any) -> list[Any]:
-        # Candidates come in the order of the shards, so the first of equals wins, and a NaN wins
-        # over all, as within one shard; of those that are last in their shards the last does.
-        if search_last:
-            last = search_last(values, axes=(0,), index_dtype=np.int32)
-            return [take_rows(indices, lax.expand_dims(last, (0,)))]
-        value, shard = search_both(values, axes=(0,), index_dtype=np.int32)
-        value, shard = (lax.expand_dims(x, (0,)) for x in (value, shard))
+        # Candidates come in the order of the shards, so the first of equals wins, or the last, and
+        # a NaN wins over all, as within one shard.
+        what, shard = (lax.expand_dims(x, (0,)) for x in search.find(values, 0, np.int32))
         where = take_rows(indices, shard)
-        return [_with_nans(take_rows(values, shard), value), where] if says_what else [where]
+        return [what, where] if search.says_what else [where]
 
     candidates = [lax.reshape(x, (1, x.size)) for x in (value, index)]
     found = _arg_meeting(context, factor).hold(candidates, context.axes(factor), combine)
     return [lax.reshape(x, index.shape) for x in found]
 
 
-def _with_nans(first: Any, extreme: Any = None) -> Any:
+def _with_nans(first: Any, extreme: Any) -> Any:
     """What a reduction found in rows; a NaN that is first in one is the row's, also if it is lost.
 
     Where zeros of both signs are equal, what is found may be another one than the first. XLA on CPU
     loses a NaN in reductions along a minor dim that it vectorizes.
     """
-    return first if extreme is None else lax.select(lax.ne(first, first), first, extreme)
-
-
-def _elements_at(x: Any, places: Any, axis: int) -> Any:
-    """Of each row along a dim the element at a place."""
-    others = tuple(d for d in range(x.ndim) if d != axis)
-    numbers = lax.GatherDimensionNumbers(
-        offset_dims=(),
-        collapsed_slice_dims=(axis,),
-        start_index_map=(axis,),
-        operand_batching_dims=others,
-        start_indices_batching_dims=tuple(range(places.ndim)),
-    )
-    index = lax.expand_dims(places, (places.ndim,))
-    return lax.gather(x, index, numbers, (1,) * x.ndim, mode=lax.GatherScatterMode.CLIP)
+    return lax.select(lax.ne(first, first), first, extreme)
