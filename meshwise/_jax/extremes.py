@@ -54,7 +54,7 @@ def extreme_and_place(
 
 
 def is_extreme_and_place(eqn: Any) -> bool:
-    """Whether a reduction by a function is by the one that JAX makes of `lax.argmax` or `argmin`."""
+    """Whether a reduction by a function is the one that JAX makes of `lax.argmax` or `argmin`."""
     return isinstance(eqn.params.get("computation"), _ArgMinMaxReducer)
 
 

@@ -5,12 +5,15 @@ from functools import cached_property
 
 from meshwise._jax import Var
 from meshwise.choose.descend import descend
-from meshwise.choose.holding import argument_bytes, peak_bytes
+from meshwise.choose.holding import argument_bytes, peak_bytes, result_bytes
 from meshwise.choose.limits import Limits
 from meshwise.choose.pricing import node_seconds, work_seconds
 from meshwise.choose.search import Search
 from meshwise.choose.tree import Edge, reshard_tree
 from meshwise.ir.sharding import Sharding
+
+# Temporaries that nobody minds: so many bytes, and a part of arguments and results.
+LITTLE, HARDLY = 2**12, 8
 
 Copies = dict[Var, tuple[float, tuple[Edge, ...]]]  # of each value: seconds, and its reshards
 
@@ -70,6 +73,17 @@ class Found:
         """What a device holds at once beside the arguments."""
         graph = self.search.graph
         return self.peak_bytes - graph.once(("arguments",), lambda: argument_bytes(graph))
+
+    @property
+    def temporary_bytes(self) -> int:
+        """What a device holds at once beside arguments and results; a small part of these is that.
+
+        Less than that is none to speak of.
+        """
+        graph = self.search.graph
+        results = graph.once(("results",), lambda: result_bytes(graph))
+        lasting = self.peak_bytes - self.made_bytes + results
+        return max(self.made_bytes - results, lasting // HARDLY, LITTLE)
 
 
 def descended(search: Search, limits: Limits) -> Found:

@@ -5,13 +5,14 @@ from there to its last reader, and each copy in another sharding, from its first
 What a loop reads from around it is held until the loop ends. What each reader makes for itself is
 held where it is no element-wise one: zeros that are scattered into. What is cut, joined or laid
 otherwise, and so only read once more, is made as it is read, and what it is of is held until then.
+So are its parts, where nothing else is read of it.
 What stays inside a region is not counted, as it is mostly fused, but for what a loop carries and
 stacks, which is written in each of its steps; nor is what a reshard takes on its way. So this
 serves to compare plans of one program; `cost/memory.py` counts the program that is emitted.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from meshwise import _jax
@@ -20,7 +21,7 @@ from meshwise.choose.search import Search
 from meshwise.cost.fusion import is_laid
 from meshwise.ir.factors import Strategy, result_sharding
 from meshwise.ir.program import itemsize_of, shape_of
-from meshwise.ir.sharding import Sharding, local_bytes
+from meshwise.ir.sharding import Sharding, is_part, local_bytes
 
 Span = tuple[int, int]  # positions of the first and last mark of a loop or choice
 
@@ -73,6 +74,15 @@ def argument_bytes(graph: Graph) -> int:
     )
 
 
+def result_bytes(graph: Graph) -> int:
+    """The bytes of the results that a device holds, but of arguments: the same in every plan."""
+    return sum(
+        local_bytes(value.shape, value.itemsize, sharding, graph.mesh)
+        for value in graph.values.values()
+        for sharding in (value.returned if value.fixed is None else ())
+    )
+
+
 def _bytes_of_mark(search: Search, mark: int) -> int:
     """What a device holds of the result of a mark that is inside of a node."""
     graph = search.graph
@@ -113,11 +123,24 @@ def _lifetimes(search: Search, value: Value, order: _Order) -> Iterator[tuple[Sh
         if read
     }
     produced = search.produced(value)
-    _, last = held.pop(produced, (made, made))
-    last = max([last, *(first for first, _ in held.values())])
-    yield produced, made, end if value.fixed is not None else last
+    if produced in held or not _is_cut_as_made(search, value, produced, held):
+        _, last = held.pop(produced, (made, made))
+        last = max([last, *(first for first, _ in held.values())])
+        yield produced, made, end if value.fixed is not None else last
     for sharding, (first, last) in held.items():
         yield sharding, first, last
+
+
+def _is_cut_as_made(
+    search: Search, value: Value, produced: Sharding, wanted: Collection[Sharding]
+) -> bool:
+    """Whether parts alone are read of what is only laid otherwise, so that not all is made."""
+    if value.maker is None or not wanted:
+        return False
+    graph = search.graph
+    own = graph.nodes[value.maker].members
+    is_laid_alone = len(own) == 1 and is_laid(graph.program.equations[own[0].equation])
+    return is_laid_alone and all(is_part(produced, sharding) for sharding in wanted)
 
 
 def _is_read_whole(graph: Graph, equation: int) -> bool:

@@ -64,10 +64,11 @@ class Burden:
         return one.seconds ** (self.power if in_bytes else OF_A_MACHINE) * self.of(one)
 
 
-# All that is held; what is made, arguments apart: a whole mask or table on every device; and
-# element-wise work, which is cheap each time, and in a loop may be most of what is computed.
+# What is held beside arguments and results; what is made, results included: a whole mask or table
+# on every device; and element-wise work, which is cheap each time, and in a loop may be most of
+# what is computed.
 BURDENS = (
-    Burden(lambda one: one.peak_bytes, far=MUCH, power=4, holding=0.3),
+    Burden(lambda one: one.temporary_bytes, far=MUCH, power=4, holding=0.3),
     Burden(lambda one: one.made_bytes, far=2.0, power=1.5, holding=1.0),
     Burden(lambda one: one.work_seconds, far=MUCH, power=4),
 )

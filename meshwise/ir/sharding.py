@@ -134,6 +134,13 @@ def padded_shape(shape: Sequence[int], sharding: Sharding, mesh: Mesh) -> tuple[
     return tuple(n * mesh.size(axes) for n, axes in zip(local, sharding.dims, strict=True))
 
 
+def is_part(held: Sharding, wanted: Sharding) -> bool:
+    """Whether each device has its shard of what is wanted in what it holds."""
+    return not (held.unreduced or held.turned or wanted.turned) and all(
+        own[: len(axes)] == axes for axes, own in zip(held.dims, wanted.dims, strict=True)
+    )
+
+
 def local_bytes(shape: Sequence[int], itemsize: int, sharding: Sharding, mesh: Mesh) -> int:
     """Bytes that each device holds, padding included."""
     return math.prod(local_shape(shape, sharding, mesh)) * itemsize

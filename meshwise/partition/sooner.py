@@ -20,7 +20,7 @@ from meshwise.choose.tree import Edge
 from meshwise.ir import bodies
 from meshwise.ir.factors import FactorRule, Strategy, fits, operand_sharding
 from meshwise.ir.program import shape_of, type_of
-from meshwise.ir.sharding import Sharding
+from meshwise.ir.sharding import Sharding, is_part
 from meshwise.rules.registry import OpRule
 
 
@@ -60,7 +60,7 @@ def scatter_sooner(plan: Plan) -> Plan:
         ]
         if not fits(plan.rules[index].factors, moved.strategy, program.mesh):
             continue
-        if not all(_is_part(*edge) for _, edge in cuts):
+        if not all(is_part(*edge) for _, edge in cuts):
             continue
         copies[made] = tuple([edge for edge in copies[made] if edge != scatter])
         copies[read] = ((equations[index].operands[position], moved.operands[position]),)
@@ -87,7 +87,7 @@ def _parts_alone(plan: Plan) -> Plan:
         read, made, said = eqn.invars[0], eqn.outvars[0], equations[index].results[0]
         edges = copies.get(made, ())
         wanted = {_wanted(plan, equations, use) for use in uses[made]}
-        if len(edges) != 1 or wanted != {edges[0][1]} or not _is_part(said, edges[0][1]):
+        if len(edges) != 1 or wanted != {edges[0][1]} or not is_part(said, edges[0][1]):
             continue
         target = edges[0][1]
         if target.unreduced or (is_stack and target.dims[0]):
@@ -137,14 +137,7 @@ def _only_scatter(edges: Sequence[Edge], source: Sharding) -> Edge | None:
     target = first[0][1]
     added = {a for axes in target.dims for a in axes} - {a for axes in source.dims for a in axes}
     scatters = added and added.isdisjoint(target.unreduced) and added.issubset(source.unreduced)
-    return first[0] if scatters and _is_part(source.reduced, target.reduced) else None
-
-
-def _is_part(held: Sharding, wanted: Sharding) -> bool:
-    """Whether each device has its shard of what is wanted in what it holds."""
-    return not (held.unreduced or held.turned or wanted.turned) and all(
-        own[: len(axes)] == axes for axes, own in zip(held.dims, wanted.dims, strict=True)
-    )
+    return first[0] if scatters and is_part(source.reduced, target.reduced) else None
 
 
 def _moved(

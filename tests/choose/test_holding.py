@@ -1,5 +1,7 @@
 """What a device holds at once, and plans taken because they hold or compute less."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +19,7 @@ from meshwise.choose.starts import completion_start
 from meshwise.cost.hardware import CPU, GENERIC
 from meshwise.cost.memory import peak_memory
 
-N8 = AbstractMesh((8,), ("d",))
+N8, N24 = AbstractMesh((8,), ("d",)), AbstractMesh((2, 4), ("x", "y"))
 
 
 def f32(*shape):
@@ -355,3 +357,36 @@ def test_what_loops_carry_and_stack_is_held():
     layers, steps, weight = 4, 4, 128 * 128 * 4
     assert program.wire_bytes == 3 * steps * layers * weight * 7 / 8
     assert peak_memory(program.jaxpr, {"d": 8}).temporary_bytes < 2 * layers * weight
+
+
+def scanned(weights, x):
+    """Layers of two products each."""
+
+    def layer(x, both):
+        up, down = both
+        return x + jax.nn.relu(x @ up) @ down, None
+
+    return (lax.scan(layer, x, weights)[0] ** 2).mean()
+
+
+def test_sums_of_rows_that_are_stacked_are_reduced_in_the_loop():
+    """After it fewer collectives send as many bytes, but a device holds both stacks twice."""
+    shapes = f32(6, 64, 128), f32(6, 128, 64)
+    specs = P(None, None, "y"), P(None, "y")
+    step = mw.jit(jax.grad(scanned), mesh=N24, in_shardings=(specs, P("x")), out_shardings=specs)
+    program = step.partition(shapes, f32(32, 64))
+    reduced = [c for c in program.collectives if c.axes == ("x",)]
+    assert [(c.count, math.prod(c.shape)) for c in reduced] == [(6, 64 * 32)] * 2
+    stacks = 2 * 6 * 64 * 128 * 4 // 4
+    assert peak_memory(program.jaxpr, {"x": 2, "y": 4}).temporary_bytes < stacks
+
+
+def test_parts_of_what_is_laid_otherwise_are_no_more_than_parts():
+    """All of a vector is gathered, and each device cuts its part of two of them joined."""
+    rolled = mw.jit(jnp.roll, mesh=N8, in_shardings=(P("d"), P()), out_shardings=P("d"))
+    vector = 2**16 * 4
+    plan = rolled.partition(f32(2**16), jax.ShapeDtypeStruct((), jnp.int32)).plan
+    graph = build_graph(plan.program, plan.rules, plan.completion, GENERIC)
+    placed = [plan.equations[node.members[0].equation].strategy.axes for node in graph.nodes]
+    held = peak_bytes(Search(graph, placed))
+    assert vector < held < 1.2 * (vector + vector // 8)
