@@ -56,11 +56,11 @@ def make_program(
     )
     hints, found = _hints_inside(jaxpr.eqns, mesh)
     problems += found
+    _raise_hint_error(problems, name, mesh)
     if _contradictions(jaxpr.eqns, hints):
         # Of what is written twice one value may have been made; who said what of which is asked.
         written = as_written(closed, enters).jaxpr.eqns
-        problems += _contradictions(written, _hints_inside(written, mesh)[0])
-    _raise_hint_error(problems, name, mesh)
+        _refuse_contradictions(_contradictions(written, _hints_inside(written, mesh)[0]), name)
     return Program(flat, mesh, in_hints, out_hints, hints, tuple(in_paths), tuple(out_paths), name)
 
 
@@ -168,11 +168,23 @@ def _contradictions(eqns: Sequence[JaxprEqn], hints: Mapping[int, Hint]) -> list
             ):
                 problems.append(
                     f"value {value.aval.str_short()} is {other.given_as} at {other.source} and "
-                    f"{hint.given_as} at {hint.source}; use lax.with_sharding_constraint where "
-                    "it is to be moved from one to the other"
+                    f"{hint.given_as} at {hint.source}"
                 )
                 break
     return problems
+
+
+def _refuse_contradictions(problems: Sequence[str], name: str) -> None:
+    if problems:
+        raise HintError(
+            message(
+                f"{name} says of values that they lie in two ways",
+                problems,
+                "mw.shard says how a value lies, and what a loop passes on unchanged is one value.",
+                "Say one of them, or use lax.with_sharding_constraint where the value is to be "
+                "moved from one to the other.",
+            )
+        )
 
 
 def _raise_hint_error(problems: Iterable[str], name: str, mesh: Mesh) -> None:
