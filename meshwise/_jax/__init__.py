@@ -75,13 +75,9 @@ from meshwise._jax.explicit import struct_of as struct_of
 from meshwise._jax.explicit import type_mesh as type_mesh
 from meshwise._jax.extremes import extreme_and_place as extreme_and_place
 from meshwise._jax.extremes import is_extreme_and_place as is_extreme_and_place
-from meshwise._jax.extremes import last_argmax as last_argmax
 from meshwise._jax.extremes import last_argmax_p as last_argmax_p
-from meshwise._jax.extremes import last_argmin as last_argmin
 from meshwise._jax.extremes import last_argmin_p as last_argmin_p
-from meshwise._jax.extremes import max_and_argmax as max_and_argmax
 from meshwise._jax.extremes import max_and_argmax_p as max_and_argmax_p
-from meshwise._jax.extremes import min_and_argmin as min_and_argmin
 from meshwise._jax.extremes import min_and_argmin_p as min_and_argmin_p
 from meshwise._jax.hints import auto_twin as auto_twin
 from meshwise._jax.hints import def_eager_reshard as def_eager_reshard
