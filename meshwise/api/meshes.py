@@ -18,6 +18,7 @@ from meshwise.errors import (
 )
 from meshwise.ir.mesh import refine_mesh
 from meshwise.ir.program import Program
+from meshwise.run.placement import on_devices_of
 from meshwise.run.uneven import UnevenArray
 
 _SHOWN_DEVICES = 8
@@ -53,11 +54,7 @@ def mesh_said(mesh: Any, in_specs: Sequence[Any], out_shardings: Any, leaves: Se
 
 def _on_devices(abstract: AbstractMesh, others: Sequence[Mesh]) -> Any:
     """A mesh of the context over the devices that arguments lie on; as it is where none do."""
-    devices = next((m.devices for m in others if m.size == abstract.size), None)
-    if devices is None:
-        return abstract
-    placed = devices.reshape(abstract.axis_sizes)
-    return Mesh(placed, abstract.axis_names, axis_types=abstract.axis_types)
+    return on_devices_of(abstract, next((m for m in others if m.size == abstract.size), abstract))
 
 
 def refuse_no_mesh(name: str) -> NoReturn:

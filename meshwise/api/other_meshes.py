@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 from jax.sharding import AbstractMesh
-from jax.sharding import Mesh as JaxMesh
 
 from meshwise import _jax
 from meshwise.ir.mesh import Axes, Mesh, refine_mesh
+from meshwise.run.placement import on_devices_of
 
 
 @dataclass
@@ -29,12 +29,13 @@ class OtherMeshes:
     @property
     def meshes(self) -> list[Any]:
         """The program's mesh, and those others of its devices in its order, as they were named."""
-        others = [_on_devices(m, self.ours) for m in self.known if self._is_in_order(m)]
-        return [self.ours, *others]
-
-    def _is_in_order(self, theirs: Any) -> bool:
-        positions = _positions(theirs, self.ours)
-        return positions is not None and bool((positions == np.arange(self.ours.size)).all())
+        in_order = [
+            theirs
+            for theirs, axes in self.known.items()
+            if axes is not None
+            and self.refined.refine(sum(axes.values(), ())) == self.refined.names
+        ]
+        return [self.ours, *(on_devices_of(theirs, self.ours) for theirs in in_order)]
 
     @property
     def found(self) -> bool:
@@ -72,14 +73,6 @@ def axes_on(theirs: Any, ours: Any, refined: Mesh) -> Mapping[str, Axes] | None:
     if not (grid == wanted).all():
         return None
     return {name: tuple([found[sub] for sub in subs]) for name, subs in primes.user_axes}
-
-
-def _on_devices(theirs: Any, ours: Any) -> Any:
-    """A mesh on the devices of ours, if it has none and ours does."""
-    if not isinstance(theirs, AbstractMesh) or isinstance(ours, AbstractMesh):
-        return theirs
-    placed = ours.devices.reshape(theirs.axis_sizes)
-    return JaxMesh(placed, theirs.axis_names, axis_types=theirs.axis_types)
 
 
 def _positions(theirs: Any, ours: Any) -> np.ndarray | None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from meshwise import _jax
 from meshwise.api.arguments import Arguments
@@ -20,7 +20,7 @@ from meshwise.ir.mesh import Axes
 from meshwise.ir.mesh import Mesh as RefinedMesh
 from meshwise.ir.program import Hint, shape_of
 from meshwise.ir.sharding import Sharding
-from meshwise.run.placement import named_sharding
+from meshwise.run.placement import named_sharding, on_devices_of
 
 Placements = tuple[tuple[NamedSharding, ...], tuple[NamedSharding, ...]]
 
@@ -145,18 +145,17 @@ def _plain(
 
     JAX's other functions take a result on the user's mesh, and know no parts of its axes.
     """
-    pairs = list(zip(lies.dims, shape, strict=True))
-    divides = all(not is_even or n % mesh.size(axes) == 0 for axes, n in pairs)
-    if divides and mesh_of(lies, mesh, meshes) is not None:
+
+    def divides(size: int, axes: Axes) -> bool:
+        return not is_even or size % mesh.size(axes) == 0
+
+    pairs = list(zip(shape, lies.dims, strict=True))
+    if all(divides(*pair) for pair in pairs) and mesh_of(lies, mesh, meshes) is not None:
         return None
     entries: list[Any] = []
-    for axes, size in pairs:
-        prefixes = [axes[:k] for k in range(len(axes), -1, -1)]
-        whole = next(
-            w
-            for p in prefixes
-            if (not is_even or size % mesh.size(p) == 0) and (w := mesh.restore(p)) is not None
-        )
+    for size, axes in pairs:
+        prefixes = [p for k in range(len(axes), -1, -1) if divides(size, p := axes[:k])]
+        whole = next(w for p in prefixes if (w := mesh.restore(p)) is not None)
         entries.append(whole[0] if len(whole) == 1 else whole or None)
     while entries and entries[-1] is None:
         entries.pop()
@@ -276,5 +275,4 @@ def mesh_of_type(aval: Any, mesh: Any) -> Any:
         return mesh
     if theirs == mesh.abstract_mesh:
         return mesh
-    devices = mesh.devices.reshape(theirs.axis_sizes)
-    return Mesh(devices, theirs.axis_names, axis_types=theirs.axis_types)
+    return on_devices_of(theirs, mesh)

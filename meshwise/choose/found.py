@@ -13,7 +13,7 @@ from meshwise.choose.tree import Edge, reshard_tree
 from meshwise.ir.sharding import Sharding
 
 # Temporaries that nobody minds: so many bytes, and a part of arguments and results.
-LITTLE, HARDLY = 2**12, 8
+LITTLE_BYTES, LITTLE_PART = 2**12, 8
 
 Copies = dict[Var, tuple[float, tuple[Edge, ...]]]  # of each value: seconds, and its reshards
 
@@ -71,8 +71,7 @@ class Found:
     @property
     def made_bytes(self) -> int:
         """What a device holds at once beside the arguments."""
-        graph = self.search.graph
-        return self.peak_bytes - graph.once(("arguments",), lambda: argument_bytes(graph))
+        return self.peak_bytes - self._argument_bytes
 
     @property
     def temporary_bytes(self) -> int:
@@ -81,9 +80,13 @@ class Found:
         Less than that is none to speak of.
         """
         graph = self.search.graph
-        results = graph.once(("results",), lambda: result_bytes(graph))
-        lasting = self.peak_bytes - self.made_bytes + results
-        return max(self.made_bytes - results, lasting // HARDLY, LITTLE)
+        lasting = self._argument_bytes + graph.once(("results",), lambda: result_bytes(graph))
+        return max(self.peak_bytes - lasting, lasting // LITTLE_PART, LITTLE_BYTES)
+
+    @property
+    def _argument_bytes(self) -> int:
+        graph = self.search.graph
+        return graph.once(("arguments",), lambda: argument_bytes(graph))
 
 
 def descended(search: Search, limits: Limits) -> Found:

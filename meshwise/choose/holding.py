@@ -19,7 +19,7 @@ from meshwise import _jax
 from meshwise.choose.graph import Graph, Value
 from meshwise.choose.search import Search
 from meshwise.cost.fusion import is_laid
-from meshwise.ir.factors import Strategy, result_sharding
+from meshwise.ir.factors import result_sharding
 from meshwise.ir.program import itemsize_of, shape_of
 from meshwise.ir.sharding import Sharding, is_part, local_bytes
 
@@ -87,11 +87,9 @@ def _bytes_of_mark(search: Search, mark: int) -> int:
     """What a device holds of the result of a mark that is inside of a node."""
     graph = search.graph
     ((node, member),) = graph.nodes_of[mark]
-    axes = search.placed[node].strategy.axes
-    rule = graph.rules[mark].factors
-    own = Strategy(tuple([axes[f] if f >= 0 else () for f in member.factors]))
+    own = member.strategy(search.placed[node].strategy.axes)
     (var,) = graph.program.equations[mark].outvars
-    sharding = result_sharding(rule, own, 0)
+    sharding = result_sharding(graph.rules[mark].factors, own, 0)
     return local_bytes(shape_of(var), itemsize_of(var), sharding, graph.mesh)
 
 

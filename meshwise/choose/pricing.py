@@ -4,7 +4,6 @@ from meshwise.choose.graph import Graph
 from meshwise.choose.regions import Member, Node
 from meshwise.choose.tree import IMPOSSIBLE
 from meshwise.cost.communication import wire_seconds
-from meshwise.ir.factors import Strategy
 from meshwise.ir.mesh import Axes
 from meshwise.ir.sharding import DimAxes
 from meshwise.rules.registry import Exchange, LocalContext
@@ -69,7 +68,7 @@ def _context(
 ) -> LocalContext:
     """An equation of a node under a strategy. Only what is decided by itself is left turned."""
     rule, eqn = graph.rules[member.equation], graph.program.equations[member.equation]
-    own = Strategy(tuple(axes[f] if f >= 0 else () for f in member.factors))
+    own = member.strategy(axes)
     turned = leaves_turned and len(node.members) == 1
     return LocalContext(eqn, rule.factors, own, graph.mesh, leaves_turned=turned)
 

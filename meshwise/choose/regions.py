@@ -25,7 +25,7 @@ from meshwise._jax import Literal, Var, carry_p
 from meshwise.choose.carries import Carries
 from meshwise.choose.joining import joined_groups
 from meshwise.choose.parts import Groups, Part, parts_of
-from meshwise.ir.factors import Dims, FactorRule
+from meshwise.ir.factors import Dims, FactorRule, Strategy
 from meshwise.ir.program import Program
 from meshwise.ir.sharding import DimAxes, Reduction
 from meshwise.rules.registry import OpRule
@@ -41,6 +41,10 @@ class Member:
     equation: int
     factors: tuple[int, ...]
     summed: tuple[int, ...] = ()
+
+    def strategy(self, axes: DimAxes) -> Strategy:
+        """The equation's part in what its node's factors are sharded over."""
+        return Strategy(tuple([axes[f] if f >= 0 else () for f in self.factors]))
 
 
 @dataclass(frozen=True, eq=False)

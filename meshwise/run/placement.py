@@ -21,6 +21,14 @@ def refined_jax_mesh(mesh: Mesh, user_mesh: Any) -> Any:
     return jax.sharding.Mesh(user_mesh.devices.reshape(mesh.sizes), mesh.names, axis_types=auto)
 
 
+def on_devices_of(theirs: Any, ours: Any) -> Any:
+    """A mesh without devices on those of another, in their order; as it is where that has none."""
+    if not isinstance(theirs, AbstractMesh) or isinstance(ours, AbstractMesh):
+        return theirs
+    placed = ours.devices.reshape(theirs.axis_sizes)
+    return jax.sharding.Mesh(placed, theirs.axis_names, axis_types=theirs.axis_types)
+
+
 def named_sharding(sharding: Sharding, mesh: Mesh, user_mesh: Any) -> NamedSharding:
     """A sharding over the user's mesh where its axes are whole, else over prime sub-axes.
 
