@@ -19,6 +19,7 @@ from meshwise import _jax
 from meshwise.choose.graph import Graph, Value
 from meshwise.choose.search import Search
 from meshwise.cost.fusion import is_laid
+from meshwise.ir.bodies import nest
 from meshwise.ir.factors import result_sharding
 from meshwise.ir.program import itemsize_of, shape_of
 from meshwise.ir.sharding import Sharding, is_part, local_bytes
@@ -185,24 +186,17 @@ def _held_by_loops(
     What is carried is held in all steps, a stack from before the first to its last reader.
     """
     last = {a: i for i, e in enumerate(equations) for a in e.invars if isinstance(a, _jax.Var)}
-    starts: list[int] = []
-    carried: list[list[int]] = []
-    ends: list[int] = []
-    for index, eqn in enumerate(equations):
-        if eqn.primitive is _jax.open_p:
-            starts.append(index)
-            carried.append([])
-            ends.append(index)
-        elif eqn.primitive is _jax.carry_p:
-            carried[-1].append(index)
-        elif eqn.primitive is _jax.end_p:
-            ends[-1] = index
-        elif eqn.primitive is _jax.stack_p:
-            read = last.get(eqn.outvars[0], index)
-            yield index, (starts[-1], _after(read, [s for s in spans if s[0] > index]))
-        elif eqn.primitive is _jax.close_p:
-            start, end = starts.pop(), ends.pop()
-            yield from ((mark, (start, end)) for mark in carried.pop())
+    waiting = nest(equations)
+    while waiting:
+        loop = waiting.pop()
+        if isinstance(loop, int):
+            continue
+        waiting += [item for items in loop.bodies.values() for item in items]
+        (start,), end = loop.of(_jax.open_p), loop.of(_jax.end_p)[-1]
+        yield from ((mark, (start, end)) for mark in loop.of(_jax.carry_p))
+        for mark in loop.of(_jax.stack_p):
+            read = last.get(equations[mark].outvars[0], mark)
+            yield mark, (start, _after(read, [span for span in spans if span[0] > mark]))
 
 
 def _is_read_through(graph: Graph, value: Value) -> bool:
