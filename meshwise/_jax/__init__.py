@@ -8,7 +8,7 @@ are one class, which has `.jaxpr` and `.consts` still.
 One file a subject: `jaxprs` (classes, making and applying equations), `hints` (the hint primitive),
 `bodies` (equations with bodies), `control` (loops and branches told by marks), `structure` (when
 two jaxprs are equal), `explicit` (types with axes), `tracing` (functions and contexts),
-`calls` (the call primitive), `derivatives` (its rules),
+`tracebacks` (errors without our frames), `calls` (the call primitive), `derivatives` (its rules),
 `twins` (the primitive of `mw.like`), `custom_partitioning` (functions with a sharding rule),
 `dispatch` (calling compiled programs), `sampling` (drawing from distributions), `on_cpu` (what
 XLA on CPU is told otherwise), `roll` (rows moved round), `set_rows` (few rows
@@ -157,6 +157,7 @@ from meshwise._jax.stages import lower_flat as lower_flat
 from meshwise._jax.stages import traced_with as traced_with
 from meshwise._jax.stages import with_trees as with_trees
 from meshwise._jax.structure import structure_key as structure_key
+from meshwise._jax.tracebacks import hides_frames as hides_frames
 from meshwise._jax.tracing import block_mesh as block_mesh
 from meshwise._jax.tracing import broadcast_prefix as broadcast_prefix
 from meshwise._jax.tracing import context_mesh as context_mesh

@@ -141,8 +141,11 @@ def result_paths(out_tree: Any) -> list[str]:
 
 def describe(leaf: Any) -> str:
     """What is no array, in a few words."""
+    if isinstance(leaf, np.ma.MaskedArray):
+        return "a NumPy array with a mask: pass x.filled(), and x.mask where it is read"
     if isinstance(leaf, np.ndarray):
-        return f"a NumPy array of {leaf.dtype}"
+        strange = _jax.array_type(leaf) is None
+        return f"a NumPy array of {leaf.dtype}{', a type that JAX does not have' * strange}"
     kind = type(leaf).__name__
     text = f"{leaf!r:.60}"
     article = "an" if kind[0] in "aeiou" else "a"
@@ -160,7 +163,11 @@ def argument_types(
     types: list[Any] = []
     offenders = []
     for leaf, path in zip(arguments.leaves, paths, strict=True):
-        aval = _jax.array_type(leaf)
+        try:
+            aval = _jax.array_type(leaf)
+        except OverflowError as error:
+            error.add_note(f"It is {path} of {name}.")
+            raise
         if aval is None:
             offenders.append(f"{path} is {describe(leaf)}")
         elif not isinstance(aval, _jax.ShapedArray):

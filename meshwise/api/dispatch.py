@@ -26,6 +26,7 @@ class Dispatch:
         both = (functools.partial(f, calls) for f in (_fn_of_held, _missed_of_held))
         self._of_held = _jax.dispatcher(calls.name, *both, static_argnums=[0])
 
+    @_jax.hides_frames
     def missed(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
         """Results of a call, what JAX's dispatch needs to repeat it, whether to come back."""
         arguments = take_apart(self._calls.options, args, kwargs)
@@ -54,6 +55,7 @@ def _fn_of_held(calls: Calls, said: Any, held: Sequence[Any]) -> Any:
     return calls.fn(*args, **kwargs)
 
 
+@_jax.hides_frames
 def _missed_of_held(calls: Calls, said: Any, held: Sequence[Any]) -> tuple[Any, Any, bool]:
     arguments = _arguments(said, held)
     answer = calls.answer(arguments)

@@ -177,18 +177,22 @@ class JitFunction:
         except Exception:
             return "<mw.jit>"
 
+    @_jax.hides_frames
     def partition(self, *args: Any, **kwargs: Any) -> SpmdProgram:
         """The SPMD program for some arguments, which may be `jax.ShapeDtypeStruct`s."""
         return self._calls.partition(args, kwargs)
 
+    @_jax.hides_frames
     def trace(self, *args: Any, **kwargs: Any) -> Any:
         """`jax.stages.Traced` for some arguments; lowering it partitions."""
         return self._calls.trace(args, kwargs)
 
+    @_jax.hides_frames
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """`jax.stages.Lowered` of the partitioned program for some arguments."""
         return self.trace(*args, **kwargs).lower()
 
+    @_jax.hides_frames
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """Shapes and types of the results, as `jax.eval_shape`."""
         return self.trace(*args, **kwargs).out_info

@@ -25,6 +25,7 @@ from meshwise.run.within import plan_within, program_of_one
 from meshwise.trace import read_hint
 
 
+@_jax.hides_frames
 def reshard(
     x: Any,
     sharding: Any,
@@ -127,6 +128,7 @@ def _moved(
     return [new.get(i, leaf) for i, leaf in enumerate(leaves)]
 
 
+@_jax.hides_frames
 def reshard_plan(
     shape: Sequence[int],
     dtype: Any,
@@ -310,7 +312,10 @@ def _targets(
             continue
         lies = None if isinstance(leaf, _jax.Tracer) else getattr(leaf, "sharding", None)
         mesh = lies.mesh if isinstance(lies, NamedSharding) else _jax.context_mesh()
-        if not isinstance(spec, NamedSharding) and mesh is None:
+        if not isinstance(spec, NamedSharding | PartitionSpec):
+            problems.append(f"{path}: {spec!r} is neither a PartitionSpec nor a NamedSharding")
+            continue
+        if isinstance(spec, PartitionSpec) and mesh is None:
             problems.append(f"{path} lies on no mesh, so {spec} says nothing of it")
             continue
         named, wrong = _named(spec, mesh, np.shape(leaf), path, is_traced)

@@ -270,7 +270,8 @@ class Executable:
                     f"{self.name} is to run on a mesh without devices",
                     [f"it was partitioned for {self.user_mesh}"],
                     "A program for an AbstractMesh can be read, priced and simulated.",
-                    "Partition it for a jax.sharding.Mesh to run or compile it.",
+                    "Partition it for a jax.sharding.Mesh to run or compile it; its StableHLO is "
+                    'had by .trace(...).lower(lowering_platforms=("tpu",)).',
                 )
             )
 

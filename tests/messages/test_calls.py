@@ -247,11 +247,13 @@ def test_arguments_that_are_no_arrays(mesh2x4):
         "<lambda> was called with arguments that are no arrays:\n"
         "  - args[0]['f'] is a PjitFunction\n"
         "  - args[0]['s'][0] is a str: 'abc'\n"
-        "  - args[1] is a NumPy array of <U1\n"
+        "  - args[1] is a NumPy array of <U1, a type that JAX does not have\n"
+        "  - args[2] is a NumPy array with a mask: pass x.filled(), and x.mask where it is read\n"
         "  - kwargs['o'] is an object\n" + rest
     )
-    args = ({"f": jnp.sin, "s": ["abc", 1.0]}, np.array(["a"]))
-    fn = mw.jit(lambda a, b, o: 0, mesh=mesh2x4)
+    masked = np.ma.masked_array(np.ones(2), mask=[True, False])
+    args = ({"f": jnp.sin, "s": ["abc", 1.0]}, np.array(["a"]), masked)
+    fn = mw.jit(lambda a, b, c, o: 0, mesh=mesh2x4)
     for call in (fn, fn.partition, lambda *a, o: jax.jit(lambda: fn(*a, o=o))()):
         check(mw.ArgumentError, text, lambda call=call: call(*args, o=object()))
 
@@ -307,7 +309,8 @@ def test_running_without_devices(planned):
             "step is to run on a mesh without devices: it was partitioned for"
             " AbstractMesh('x': 2, 'y': 4, axis_types=(Auto, Auto))\n"
             "A program for an AbstractMesh can be read, priced and simulated.\n"
-            "Partition it for a jax.sharding.Mesh to run or compile it.",
+            "Partition it for a jax.sharding.Mesh to run or compile it; its StableHLO is had by "
+            '.trace(...).lower(lowering_platforms=("tpu",)).',
             call,
         )
 

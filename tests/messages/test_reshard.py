@@ -166,6 +166,25 @@ def test_a_spec_where_there_is_no_mesh(where):
     )
 
 
+@pytest.mark.parametrize("where", ["host", "device", "jax.jit"])
+@pytest.mark.parametrize("kind", ["a sharding of one device", "a device", "a text"])
+def test_what_is_no_sharding_over_a_mesh(kind, where):
+    device = jax.devices()[1]
+    sharding = {
+        "a sharding of one device": jax.sharding.SingleDeviceSharding(device),
+        "a device": device,
+        "a text": "x",
+    }[kind]
+    value = jax.device_put(np.zeros(8), jax.devices()[2]) if where == "device" else np.zeros(8)
+    jit = jax.jit if where == "jax.jit" else lambda fn: fn
+    check(
+        mw.HintError,
+        f"mw.reshard was given shardings that do not fit: x: {sharding!r} is neither a "
+        "PartitionSpec nor a NamedSharding\n" + SPECS,
+        lambda: jit(lambda v: mw.reshard(v, sharding))(value),
+    )
+
+
 TREES_THAT_DO_NOT_MATCH = {
     "too few": (2, lambda: [P()], "sharding has no entry for x[1]"),
     "too many": (1, lambda: [P(), P()], "sharding[1] describes nothing: x is a list of 1"),
@@ -185,11 +204,12 @@ def test_trees_that_do_not_match(case):
     check(mw.TreeError, text, lambda: mw.reshard([x()] * count, sharding()))
 
 
+STRANGE = ", a type that JAX does not have"
 STRANGERS = {
     "a text": ("text", "a str: 'text'"),
     "an object": (object(), "an object"),
-    "texts of NumPy": (np.array(["a"]), "a NumPy array of <U1"),
-    "objects of NumPy": (np.array([None]), "a NumPy array of object"),
+    "texts of NumPy": (np.array(["a"]), f"a NumPy array of <U1{STRANGE}"),
+    "objects of NumPy": (np.array([None]), f"a NumPy array of object{STRANGE}"),
     "a function": (len, "a builtin_function_or_method: <built-in function len>"),
 }
 

@@ -1,0 +1,39 @@
+"""Tracebacks of errors without frames of this package and of JAX, as JAX's functions leave them.
+
+What `JAX_TRACEBACK_FILTERING` says of JAX's own frames (whether they are hidden, and how) holds for
+ours.
+"""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from jax._src import traceback_util as _traceback_util
+
+_Fn = TypeVar("_Fn", bound=Callable)
+
+_traceback_util.register_exclusion(str(Path(__file__).parents[1]))
+
+
+def hides_frames(fn: _Fn) -> _Fn:
+    """A function whose errors show the frames of its caller and of what the user wrote alone."""
+
+    @functools.wraps(fn)
+    def outermost(*args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        try:
+            return fn(*args, **kwargs)
+        except Exception as error:
+            _hide(error)
+            raise
+
+    return outermost  # pyright: ignore[reportReturnType]
+
+
+def _hide(error: Exception) -> None:
+    mode = _traceback_util._filtering_mode()
+    if mode == "tracebackhide":
+        _traceback_util._add_tracebackhide_to_hidden_frames(error.__traceback__)
+    elif mode != "off" and error.__traceback__ is not None:
+        error.with_traceback(_traceback_util.filter_traceback(error.__traceback__))
