@@ -63,8 +63,10 @@ from meshwise._jax.dispatch import dispatcher as dispatcher
 from meshwise._jax.dispatch import fast_path as fast_path
 from meshwise._jax.dispatch import guarded as guarded
 from meshwise._jax.dispatch import is_called_by_jax as is_called_by_jax
+from meshwise._jax.dispatch import is_weak as is_weak
 from meshwise._jax.dispatch import kept_with_function as kept_with_function
 from meshwise._jax.dispatch import register_array as register_array
+from meshwise._jax.dispatch import weakened as weakened
 from meshwise._jax.emitters import is_short_float as is_short_float
 from meshwise._jax.explicit import auto_mesh as auto_mesh
 from meshwise._jax.explicit import is_explicit as is_explicit

@@ -13,6 +13,7 @@ from jax._src import sharding_impls as _sharding_impls
 from jax._src import tree_util as _tree_util
 from jax._src import util as _util
 from jax._src.interpreters import pxla as _pxla
+from jax._src.lax import lax as _lax
 from jax._src.random import prng as _prng
 from jaxlib import _jax as _xla  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -118,10 +119,19 @@ def register_array(
     )
 
 
+def is_weak(array: Any) -> bool:
+    """Whether an array's type gives way to others in arithmetic; that of keys does not."""
+    return bool(getattr(array.aval, "weak_type", False))
+
+
+def weakened(array: jax.Array) -> Any:
+    """An array of the same numbers whose type gives way to others in arithmetic."""
+    return _lax._convert_element_type(array, weak_type=True)
+
+
 def aval_of_shape(array: Any, shape: Sequence[int]) -> Any:
     """The abstract value of an array had it another shape, without a sharding."""
-    weak = bool(getattr(array.aval, "weak_type", False))
-    return _core.ShapedArray(tuple(shape), array.dtype, weak_type=weak)
+    return _core.ShapedArray(tuple(shape), array.dtype, weak_type=is_weak(array))
 
 
 def asks_for_devices(closed: Any) -> bool:

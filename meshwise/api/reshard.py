@@ -20,7 +20,15 @@ from meshwise.reshard.plan import ReshardPlan
 from meshwise.reshard.remesh import RemeshPlan
 from meshwise.run.between import plan_between
 from meshwise.run.transfer import transfer_all
-from meshwise.run.transfers import KEPT_ANSWERS, Array, Limits, Transfer, transfer_between
+from meshwise.run.transfers import (
+    KEPT_ANSWERS,
+    Array,
+    Limits,
+    Transfer,
+    held_by,
+    shown_as,
+    transfer_between,
+)
 from meshwise.run.within import plan_within, program_of_one
 from meshwise.trace import read_hint
 
@@ -93,7 +101,7 @@ def _program(x: jax.Array, target: NamedSharding, limits: Limits) -> Any:
     """The program for one array, found by its type alone; None for what is less plain."""
     return (
         None
-        if isinstance(x, _jax.Tracer) or x.is_deleted()
+        if isinstance(x, _jax.Tracer) or x.is_deleted() or _jax.is_weak(x)
         else _program_of_type(x.shape, x.dtype, x.sharding, target, limits)
     )
 
@@ -124,8 +132,15 @@ def _moved(
     arrays = [x if isinstance(x := leaves[i], Array) else jax.numpy.asarray(x) for i in places]
     kept = [x for i, x in enumerate(leaves) if i not in places and isinstance(x, Array)]
     moved = transfer_all(arrays, list(places.values()), limits, donate, kept)
+    are_weak = [_jax.is_weak(x) for x in arrays]
+    moved = [_weakened(x) if weak else x for x, weak in zip(moved, are_weak, strict=True)]
     new = dict(zip(places, moved, strict=True))
     return [new.get(i, leaf) for i, leaf in enumerate(leaves)]
+
+
+def _weakened(x: Array) -> Array:
+    """What moved of a weak type, which programs that move do not know of."""
+    return x if _jax.is_weak(x) else shown_as(_jax.weakened(held_by(x)), x.shape)
 
 
 @_jax.hides_frames

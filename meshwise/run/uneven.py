@@ -106,7 +106,7 @@ class UnevenArray:
     @property
     def weak_type(self) -> bool:
         """Whether the type gives way to others in arithmetic."""
-        return bool(getattr(self.aval, "weak_type", False))
+        return _jax.is_weak(self)
 
     @property
     def aval(self) -> Any:

@@ -195,6 +195,20 @@ def test_python_scalars(value):
     target = on((8,))()
     found = mw.reshard(value, target)
     check(found, np.asarray(jnp.asarray(value)), target)
+    assert found.weak_type == jnp.asarray(value).weak_type
+
+
+@pytest.mark.parametrize("size", [8, 16, 5])
+def test_types_that_give_way_still_do(size):
+    value = jnp.broadcast_to(2.5, size)
+    assert value.weak_type
+    rows = on((8,), "x")()
+    for x in (value, jax.device_put(value, on((8,))())):
+        found = mw.reshard(x, rows)
+        check(found, np.full(size, 2.5, np.float32), rows)
+        assert found.weak_type
+        back = mw.reshard([found, np.ones(8)], on((8,))())
+        assert [x.weak_type for x in back] == [True, False]
 
 
 def test_a_spec_is_on_the_mesh_where_the_array_lies():
