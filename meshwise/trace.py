@@ -128,8 +128,8 @@ def _spec_problems(spec: PartitionSpec, shape: Sequence[int], mesh: Mesh, path: 
     problems = []
     if len(spec) > len(shape):
         problems.append(
-            f"{path}: {spec} has {len(spec)} entries, the shape {tuple(shape)} has "
-            f"{len(shape)} dims"
+            f"{path}: {spec} has {len(spec)} entr{'y' if len(spec) == 1 else 'ies'}, the shape "
+            f"{tuple(shape)} has {len(shape)} dim{'s' * (len(shape) != 1)}"
         )
     names = [n for entry in spec.partitions for n in _entry_names(entry)]
     for name in dict.fromkeys(names):

@@ -51,7 +51,7 @@ def test_specs_of_the_wrong_rank(mesh2x4):
     check(
         mw.HintError,
         "step has hints that do not fit its values on the mesh (x=2, y=4):\n"
-        "  - args[0]['b']: P('x', 'y') has 2 entries, the shape (4,) has 1 dims\n"
+        "  - args[0]['b']: P('x', 'y') has 2 entries, the shape (4,) has 1 dim\n"
         "  - args[0]['w']: P('x', None, 'y') has 3 entries, the shape (8, 4) has 2 dims\n"
         "  - result['loss']: P('x', None) has 2 entries, the shape () has 0 dims\n" + SPECS,
         lambda: wrong(*ARGS),

@@ -28,7 +28,7 @@ def test_hints_that_fit_no_value(mesh2x4):
         "fn has hints that do not fit its values on the mesh (x=2, y=4):\n"
         f"  - value float32[4,8] at {line_of('unknown axis')}: P('z',) names axis 'z',"
         " the mesh has 'x', 'y'\n"
-        f"  - value float32[] at {line_of('rank')}: P('x',) has 1 entries, the shape () has"
+        f"  - value float32[] at {line_of('rank')}: P('x',) has 1 entry, the shape () has"
         " 0 dims\n"
         "A hint has at most one entry per dim, names only axes of the mesh, each once.\n"
         "Correct the PartitionSpec; None or a missing entry leaves a dim unsharded,"
