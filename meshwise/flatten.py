@@ -5,8 +5,9 @@ be recomputed in the backward pass (`jax.checkpoint`, once differentiated) is in
 `optimization_barrier` on its inputs, which is what JAX itself lowers it to: the recomputation
 stays a computation of its own. Every hint, whichever way it was written
 (`mw.shard`, `lax.with_sharding_constraint`, `jax.sharding.reshard`, shardings of a nested call),
-becomes one `hint` equation. Of a conditional whose index is known while tracing the branch that
-runs is inlined. Then the program is made simpler (`simplify/`).
+becomes one `hint` equation. A reshape that transposes first is two equations. Of a conditional
+whose index is known while tracing the branch that runs is inlined. Then the program is made simpler
+(`simplify/`).
 
 Loops and conditionals may stay equations of one piece, or be *entered*: their bodies then stand in
 the flat program too, once each, told by marks (`_jax/control.py`). A body reads values around it
@@ -128,12 +129,23 @@ def _inline(
         elif body is None:
             outvars = [_jax.new_var(v.aval) for v in eqn.outvars]
             renamed = _jax.rename(eqn, operands, outvars, call)
-            flat.emit(_as_hint(renamed) or renamed)
+            for one in _transposed_first(_as_hint(renamed) or renamed):
+                flat.emit(one)
             results = list(outvars)
         else:
             results = _inline_call(eqn, body, operands, flat, call)
         env.update(zip(eqn.outvars, results, strict=True))
     return [read(a) for a in jaxpr.outvars]
+
+
+def _transposed_first(eqn: JaxprEqn) -> list[JaxprEqn]:
+    """A reshape that transposes first as two equations, so that every reshape keeps the order."""
+    order = eqn.params["dimensions"] if eqn.primitive is lax.reshape_p else None
+    if order is None:
+        return [eqn]
+    turned = _jax.applied(lax.transpose_p, eqn.invars, {"permutation": order}, eqn)
+    params = eqn.params | {"dimensions": None}
+    return [turned, eqn.replace(invars=list(turned.outvars), params=params)]
 
 
 def _branch_that_runs(eqn: JaxprEqn, operands: Sequence[Any], flat: _Flat) -> Any | None:

@@ -132,6 +132,7 @@ def _spec_problems(spec: PartitionSpec, shape: Sequence[int], mesh: Mesh, path: 
             f"{tuple(shape)} has {len(shape)} dim{'s' * (len(shape) != 1)}"
         )
     names = [n for entry in spec.partitions for n in _entry_names(entry)]
+    used: list[str] = []
     for name in dict.fromkeys(names):
         if name not in mesh.sub_axes and name not in mesh.names:
             problems.append(
@@ -140,7 +141,10 @@ def _spec_problems(spec: PartitionSpec, shape: Sequence[int], mesh: Mesh, path: 
             )
         elif names.count(name) > 1:
             problems.append(f"{path}: {spec} uses axis {name!r} {names.count(name)} times")
-    return problems
+        else:
+            used += mesh.refine((name,))
+    twice = [axis for axis in dict.fromkeys(used) if used.count(axis) > 1]
+    return [*problems, *(f"{path}: {spec} uses axis {axis!r} twice" for axis in twice)]
 
 
 def _contradictions(eqns: Sequence[JaxprEqn], hints: Mapping[int, Hint]) -> list[str]:

@@ -95,6 +95,7 @@ from meshwise._jax.jaxprs import Primitive as Primitive
 from meshwise._jax.jaxprs import ShapedArray as ShapedArray
 from meshwise._jax.jaxprs import Tracer as Tracer
 from meshwise._jax.jaxprs import Var as Var
+from meshwise._jax.jaxprs import applied as applied
 from meshwise._jax.jaxprs import are_same as are_same
 from meshwise._jax.jaxprs import array_type as array_type
 from meshwise._jax.jaxprs import at_source as at_source
@@ -158,6 +159,7 @@ from meshwise._jax.set_rows import set_rows_p as set_rows_p
 from meshwise._jax.stages import lower_flat as lower_flat
 from meshwise._jax.stages import traced_with as traced_with
 from meshwise._jax.stages import with_trees as with_trees
+from meshwise._jax.structure import number_key as number_key
 from meshwise._jax.structure import structure_key as structure_key
 from meshwise._jax.tracebacks import hides_frames as hides_frames
 from meshwise._jax.tracing import block_mesh as block_mesh

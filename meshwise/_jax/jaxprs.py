@@ -248,6 +248,14 @@ def new_eqn(
     )
 
 
+def applied(
+    primitive: Primitive, operands: Sequence[Any], params: dict[str, Any], like: JaxprEqn
+) -> JaxprEqn:
+    """An equation that applies a primitive of one result, of the type that JAX says it has."""
+    aval, _ = primitive.abstract_eval(*(a.aval for a in operands), **params)
+    return new_eqn(primitive, operands, [new_var(aval)], params, like)
+
+
 def in_place_of(eqn: JaxprEqn, closed: ClosedJaxpr, operands: Sequence[Any]) -> list[JaxprEqn]:
     """The equations of a jaxpr without constants, of some operands, in the place of an equation."""
     names: dict[Var, Any] = dict(zip(closed.jaxpr.invars, operands, strict=True))

@@ -89,6 +89,14 @@ def _eqn_parts(eqn: JaxprEqn, kept: list[Any]) -> Any:
     return tuple(map(id, body.consts)), parts, body.recomputed, specs
 
 
+def number_key(value: Any) -> Any:
+    """A value; a number that may be no integer by what it is written as.
+
+    Zeros of both signs are equal, and a NaN does not equal itself.
+    """
+    return (type(value), repr(value)) if isinstance(value, float | complex | np.generic) else value
+
+
 def _param_parts(value: Any, kept: list[Any]) -> Any:
     """A parameter as something hashable; by identity where it cannot be compared."""
     if is_jaxpr(value):
@@ -104,4 +112,4 @@ def _param_parts(value: Any, kept: list[Any]) -> Any:
     except TypeError:
         kept.append(value)
         return id(value)
-    return value
+    return number_key(value)

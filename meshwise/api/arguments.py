@@ -109,7 +109,7 @@ def leaf_key(leaf: Any) -> Any:
         sharding = leaf.sharding if leaf.committed else None
         return leaf.aval, sharding
     if isinstance(leaf, UnevenArray):
-        return leaf.shape, leaf.dtype, False, leaf.sharding
+        return leaf.shape, leaf.dtype, leaf.weak_type, leaf.sharding
     if isinstance(leaf, bool | int | float | complex):
         return type(leaf)
     dtype = getattr(leaf, "dtype", None)

@@ -11,6 +11,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from datetime import date
 from typing import Any, overload
@@ -142,7 +143,10 @@ def _dated(figures: Hardware) -> Hardware:
 
 def _keep(path: pathlib.Path, figures: Hardware | Links) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(dataclasses.asdict(figures), indent=1), encoding="utf-8")
+    text = json.dumps(dataclasses.asdict(figures), indent=1)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
+        file.write(text)
+    os.replace(file.name, path)  # another process reads all of it or what was there before
 
 
 def _read(path: pathlib.Path, made_of: Callable[[Any], Any]) -> Any:

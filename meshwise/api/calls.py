@@ -241,7 +241,7 @@ class Calls:
         """
         if self.options.choices.schedule is None:
             return None
-        for (known_call, (mesh, types, _)), program in self._kept.shared.items():
+        for (known_call, (mesh, types, _)), program in tuple(self._kept.shared.items()):
             if (known_call, mesh, types) == (call, *resolved.key[:2]):
                 placements = program.placements[0][len(program.held) :]
                 if all(map(lies_as, arguments.leaves, placements)):

@@ -22,6 +22,7 @@ from meshwise.run.between import plan_between
 from meshwise.run.transfer import transfer_all
 from meshwise.run.transfers import (
     KEPT_ANSWERS,
+    KEPT_PROGRAMS,
     Array,
     Limits,
     Transfer,
@@ -106,7 +107,7 @@ def _program(x: jax.Array, target: NamedSharding, limits: Limits) -> Any:
     )
 
 
-@lru_cache(KEPT_ANSWERS)
+@lru_cache(KEPT_PROGRAMS)
 def _program_of_type(
     shape: tuple[int, ...], dtype: Any, source: Any, target: NamedSharding, limits: Limits
 ) -> Any:

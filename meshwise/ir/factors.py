@@ -301,7 +301,7 @@ def _parse(text: str) -> _ParsedRule:
     for kind, factors in re.findall(r"(\w+)=([^=]*?)(?=\s+\w+=|\s*$)", tail):
         if kind not in _KINDS:
             raise RuleError(f"rule {text!r}: {kind!r} is none of {', '.join(sorted(_KINDS))}")
-        kinds[kind] = tuple(factors.split())
+        kinds[kind] = (*kinds.get(kind, ()), *factors.split())
     operands = tuple(_parse_dims(part) for part in left.split(","))
     results = tuple(_parse_dims(part) for part in right.split(","))
     known = {f for tensor in (*operands, *results) for dim in tensor for f in dim}

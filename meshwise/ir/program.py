@@ -19,6 +19,7 @@ from meshwise._jax import (
     Var,
     carry_p,
     next_p,
+    number_key,
     source_summary,
 )
 from meshwise.ir import bodies
@@ -162,7 +163,8 @@ def overwrites(eqn: JaxprEqn) -> bool:
 
 def application_key(eqn: JaxprEqn, operands: Any) -> Any:
     """Equal for equal primitives, parameters and `operands`; None where one cannot be hashed."""
-    key = eqn.primitive, operands, tuple(sorted(eqn.params.items(), key=lambda item: item[0]))
+    params = [(name, number_key(value)) for name, value in sorted(eqn.params.items())]
+    key = eqn.primitive, operands, tuple(params)
     try:
         hash(key)
     except TypeError:

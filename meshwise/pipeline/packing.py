@@ -22,6 +22,10 @@ Buffers = dict[str, Any]  # one flat array for each dtype, by its name
 Lengths = Mapping[str, int]
 
 
+# Positions that are read while a program runs have 32 bits.
+_MOST_POSITION = np.iinfo(np.int32).max
+
+
 @dataclass(frozen=True)
 class Layout:
     """Where each of some arrays lies in the buffer of its dtype: one after the other.
@@ -69,8 +73,11 @@ class Layout:
             buffer, size = buffers[dtype], math.prod(shape)
             if row is None:
                 part = lax.slice(buffer, (start,), (start + size,))
-            else:
+            elif start <= _MOST_POSITION:
                 part = lax.dynamic_slice(buffer, (row, np.int32(start)), (1, size))
+            else:
+                columns = lax.slice_in_dim(buffer, start, start + size, axis=1)
+                part = lax.dynamic_index_in_dim(columns, row, keepdims=False)
             found.append(_typed(jnp.reshape(part, shape), aval))
         return found
 

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax import lax
+from jax.numpy import issubdtype
 
 from meshwise.ir.sharding import Reduction
 from meshwise.rules.elementwise import keeps_sums
@@ -126,7 +127,7 @@ def _dims_before(numbers: Any, rank: int) -> list[int]:
 
 def keeps_sums_of_two(application: Application) -> bool:
     """Whether both factors of a ragged product are floats, so that sums may be taken later."""
-    return all(np.dtype(o.dtype).kind in "fcV" for o in application.operands[:2])
+    return all(issubdtype(o.dtype, np.inexact) for o in application.operands[:2])
 
 
 def _ragged_dot_local(context: LocalContext, lhs: Any, rhs: Any, sizes: Any) -> list[Any]:

@@ -124,9 +124,12 @@ def _identity(context: LocalContext, dtype: Any) -> Any:
     if reduction is None:
         return nothing_like(np.zeros((), dtype))
     identity = reduction_identity(reduction, dtype)
-    if reduction is not Reduction.PROD and issubdtype(dtype, np.complexfloating):
-        return complex(identity.real, identity.real)  # maxima compare real parts and then others
-    return identity
+    if reduction is Reduction.PROD or not issubdtype(dtype, np.complexfloating):
+        return identity
+    if context.eqn.primitive.name in _COMBINE:
+        return complex(identity.real, identity.real)  # extremes compare real parts and then others
+    # Of complex exponents JAX subtracts the largest, and of infinities that is no number.
+    return complex(np.finfo(dtype).min / 2, 0)
 
 
 def _has_carry(context: LocalContext, factor: int, reverse: bool) -> Any:

@@ -120,9 +120,7 @@ def _broadcast(eqn: JaxprEqn, counts: Sequence[Count | None]) -> Count | None:
 
 
 def _reshape(eqn: JaxprEqn, counts: Sequence[Count | None]) -> Count | None:
-    """Only dims of size one may come and go; where dims change places first, nothing is known."""
-    if eqn.params.get("dimensions") is not None and eqn.primitive.name == "reshape":
-        return None
+    """Only dims of size one may come and go."""
     before, after = shape_of(eqn.invars[0]), shape_of(eqn.outvars[0])
     if counts[0] is None or [n for n in before if n > 1] != [n for n in after if n > 1]:
         return None

@@ -94,8 +94,7 @@ def _is_reshape(eqn: JaxprEqn) -> bool:
     if not is_among(eqn, _RESHAPING) or len(eqn.invars) != 1:
         return False
     (array,), (result,), params = eqn.invars, eqn.outvars, eqn.params
-    is_turned = eqn.primitive is lax.reshape_p and params["dimensions"] is not None
-    if is_turned or isinstance(array, Literal) or params.get("sharding") is not None:
+    if isinstance(array, Literal) or params.get("sharding") is not None:
         return False
     return math.prod(shape_of(array)) == math.prod(shape_of(result))
 

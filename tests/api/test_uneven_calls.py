@@ -113,3 +113,18 @@ def test_not_a_number_is_found_where_it_is_no_padding(mesh, held):
             np.testing.assert_array_equal(found, np.ones(17))
             with pytest.raises(FloatingPointError):
                 fn(with_zero)
+
+
+def test_types_that_give_way_have_programs_of_their_own(mesh):
+    """A Python number over 17 rows gives way to `bfloat16`, one that was cast does not."""
+    made = [
+        mw.jit(lambda m, f=f: f(jnp.where(m, 1.5, 0.5)), mesh=mesh, out_shardings=P("x"))
+        for f in (lambda x: x, lambda x: x.astype("float32"))
+    ]
+    mask = np.arange(17) % 3 == 0
+    weak, strong = (make(mask) for make in made)
+    assert (weak.weak_type, strong.weak_type) == (True, False)
+    for first, second in ((weak, strong), (strong, weak)):
+        add = mw.jit(lambda x: x + jnp.ones(17, "bfloat16"), mesh=mesh)
+        for x in (first, second, first):
+            assert add(x).dtype == (jnp.bfloat16 if x is weak else jnp.float32)

@@ -76,6 +76,16 @@ def test_unknown_and_repeated_axes(mesh2x4):
     check(mw.HintError, text, lambda: wrong.partition(*ARGS))
 
 
+def test_a_part_of_an_axis_beside_the_axis(mesh2x4):
+    wrong = mw.jit(step, mesh=mesh2x4, in_shardings=(None, P("y", "y.0")))
+    check(
+        mw.HintError,
+        "step has hints that do not fit its values on the mesh (x=2, y=4): args[1]: P('y', 'y.0')"
+        " uses axis 'y.0' twice\n" + SPECS,
+        lambda: wrong(*ARGS),
+    )
+
+
 def test_what_is_no_sharding(mesh2x4):
     wrong = mw.jit(step, mesh=mesh2x4, in_shardings=({"w": "x", "b": 3}, None))
     check(

@@ -99,6 +99,13 @@ CASES = {
         P(),
         N24,
     ),
+    "running sums of complex exponentials, from the end": (  # of which infinities have no number
+        lambda re, im: lax.cumlogsumexp(lax.complex(re, im), reverse=True),
+        (draw(10), draw(3, 10)[1]),
+        P("d"),
+        P("d"),
+        N8,
+    ),
     "a literal result": (lambda a: (a.sum(), 3.0), (draw(8),), P("x"), P(), N24),
     "an empty array": (lambda a: (a.sum(), a * 2), (draw(0, 4),), P("x"), (P(), P("x")), N24),
     "rows picked by sharded indices": (

@@ -113,3 +113,11 @@ def test_buffers_hold_arrays_of_each_dtype_and_keys():
         for found, x in zip(layout.unpack(given, row), arrays, strict=True):
             raw = jax.random.key_data if x is key else np.asarray
             np.testing.assert_array_equal(raw(found), raw(x))
+
+
+def test_rows_may_have_more_elements_than_positions_of_32_bits():
+    types = [jax.ShapeDtypeStruct((2**31,), jnp.int8), jax.ShapeDtypeStruct((3,), jnp.int8)]
+    rows = {"int8": jax.ShapeDtypeStruct((2, 2**31 + 3), jnp.int8)}
+    unpack = Layout(tuple(types)).unpack
+    found = jax.eval_shape(unpack, rows, jax.ShapeDtypeStruct((), jnp.int32))
+    assert [x.shape for x in found] == [x.shape for x in types]

@@ -3,6 +3,7 @@
 import pytest
 
 from meshwise.ir.factors import bind_rule
+from meshwise.ir.sharding import Reduction
 from tests.rules.case import Case
 from tests.rules.cases import CASES
 
@@ -39,3 +40,9 @@ def test_rule_fits_its_equation(case: Case):
             # The dims of a permutation factor may differ in size.
             assert size in (product, 1) or rule.permuted.intersection(factors[:1])
     assert case.rule.flops >= 0 and not case.rule.opaque
+
+
+@pytest.mark.parametrize("tail", ["sum=i j", "sum=i sum=j", "sum=j whole=k sum=i"])
+def test_a_kind_may_be_written_twice(tail):
+    rule = bind_rule(f"i j k -> k | {tail}", [(2, 3, 4)], [(4,)])
+    assert dict(rule.reductions) == {0: Reduction.SUM, 1: Reduction.SUM}

@@ -31,6 +31,11 @@ def otherwise_flattened(x: Any, y: Any) -> Any:
     return x.ravel() @ y.T.reshape(-1)
 
 
+def in_the_other_order(x: Any, y: Any) -> Any:
+    """The trace of a product of matrices, as it is written; one reshape transposes first."""
+    return x.ravel(order="F") @ y.ravel()
+
+
 def solved(x: Any, y: Any) -> Any:
     """Conjugate gradients of a field: `jax.scipy` takes products of all that is in it."""
     product = lambda v: v + 0.1 * jnp.roll(v, 1, 0) + 0.1 * jnp.roll(v, -1, 0)  # noqa: E731
@@ -47,6 +52,7 @@ CASES: dict[str, tuple[Callable[..., Any], P, int | None]] = {
     "with itself": (with_itself, P(), 7),
     "also returned": (also_returned, P(), None),
     "otherwise flattened": (otherwise_flattened, P(), None),
+    "in the other order": (in_the_other_order, P(), None),
     "solved": (solved, P("x", "y"), None),
     "in steps": (in_steps, P("x", "y"), 3 * 7),
 }

@@ -4,10 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
+from meshwise import _jax
 
 MESH = AbstractMesh((2,), ("x",))
 
@@ -36,6 +38,23 @@ def test_numbers_that_are_equal_are_not_always_the_same(function):
     wanted = jax.jit(function)(x)
     np.testing.assert_array_equal(found, wanted)
     np.testing.assert_array_equal(np.signbit(found), np.signbit(wanted))
+
+
+def test_parameters_that_are_equal_are_not_always_the_same():
+    """Rows at a place past the end, which are filled with zeros of both signs.
+
+    What JAX compiles of both in one program fills with one of them.
+    """
+
+    def filled(x, fill):
+        return x.at[np.array([7])].get(mode="fill", fill_value=fill)
+
+    x = np.ones((4, 3), np.float32)
+    program = mw.jit(lambda x: (filled(x, 0.0), filled(x, -0.0)), mesh=MESH).partition(x)
+    fills = [e.params["fill_value"] for e in program.jaxpr.eqns if e.primitive is lax.gather_p]
+    assert list(map(str, fills)) == ["0.0", "-0.0"]
+    keys = [_jax.structure_key(jax.make_jaxpr(lambda x, f=f: filled(x, f))(x)) for f in (0.0, -0.0)]
+    assert keys[0] != keys[1]
 
 
 def test_equal_equations_are_one():

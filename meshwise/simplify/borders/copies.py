@@ -22,7 +22,7 @@ def merge_reshape(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEq
     """A reshape that tells apart the copies that a tile laid end to end."""
     tile = maker_of(eqn.invars[0], makers, "tile")
     sizes = eqn.params["new_sizes"]
-    if tile is None or eqn.params["dimensions"] is not None or 0 in sizes:
+    if tile is None or 0 in sizes:
         return None
     reps, shape = tile.params["reps"], shape_of(tile.invars[0])
     apart = [n for pair in zip(reps, shape, strict=True) for n in pair]

@@ -53,7 +53,7 @@ def _first_of(*merges: Merge) -> Merge:
 
 
 _MERGES: Mapping[str, Merge] = {
-    "reshape": _first_of(rows.split_transpose, copies.merge_reshape),
+    "reshape": copies.merge_reshape,
     "slice": rows.merge_slice,
     "pad": rows.merge_pad,
     "reduce_sum": sums.merge_reduce_sum,

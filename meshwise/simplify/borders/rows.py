@@ -11,7 +11,6 @@ from meshwise.ir.program import shape_of
 from meshwise.simplify.borders import updates
 from meshwise.simplify.borders.equations import (
     Makers,
-    equations_of,
     known_numbers,
     maker_of,
     one_equation,
@@ -214,14 +213,6 @@ def merge_convolution(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[Jax
         dilations.append(dilation * (interior + 1))
     params = {**eqn.params, "padding": tuple(padding), "lhs_dilation": tuple(dilations)}
     return [eqn.replace(invars=[inner.invars[0], eqn.invars[1]], params=params)]
-
-
-def split_transpose(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn] | None:
-    """A reshape that transposes first, as two."""
-    order, sizes = eqn.params["dimensions"], eqn.params["new_sizes"]
-    if order is None:
-        return None
-    return equations_of(eqn, eqn.invars, lambda x: lax.reshape(lax.transpose(x, order), sizes))
 
 
 def merge_dynamic_slice(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn] | None:
