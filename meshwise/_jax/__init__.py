@@ -1,19 +1,10 @@
 """The only package that touches JAX's private or semi-private parts.
 
-What is used, and since when: `jax.extend.core` (jaxpr classes; semi-public), and from `jax._src`
-(private) `core`, `source_info_util`, `api_util`, `config`, `mesh`, `tree_util`, `sharding_impls`
-and the rules of `interpreters`. Supported: jax 0.10.2 and 0.11.x. In 0.11 `Jaxpr` and `ClosedJaxpr`
-are one class, which has `.jaxpr` and `.consts` still.
+What is used: `jax.extend` (jaxpr classes, backends; semi-public), `jax._src` and `jaxlib`
+(private); each file's imports say of what. Supported: jax 0.10.2, 0.11.x and 0.12.x. Since 0.11
+`Jaxpr` and `ClosedJaxpr` are one class, which has `.jaxpr` and `.consts` still.
 
-One file a subject: `jaxprs` (classes, making and applying equations), `hints` (the hint primitive),
-`bodies` (equations with bodies), `control` (loops and branches told by marks), `structure` (when
-two jaxprs are equal), `explicit` (types with axes), `tracing` (functions and contexts),
-`tracebacks` (errors without our frames), `calls` (the call primitive), `derivatives` (its rules),
-`twins` (the primitive of `mw.like`), `custom_partitioning` (functions with a sharding rule),
-`dispatch` (calling compiled programs), `sampling` (drawing from distributions), `on_cpu` (what
-XLA on CPU is told otherwise), `roll` (rows moved round), `set_rows` (few rows
-made of few rows), `written` (what primitives of libraries
-are written as).
+One file a subject, which its first line says; docs/layout.md has them in a table.
 """
 
 from meshwise._jax import derivatives as derivatives
@@ -58,6 +49,7 @@ from meshwise._jax.dispatch import SURVIVES_DONATED_ARGUMENTS as SURVIVES_DONATE
 from meshwise._jax.dispatch import InternalNanError as InternalNanError
 from meshwise._jax.dispatch import asks_for_devices as asks_for_devices
 from meshwise._jax.dispatch import aval_of_shape as aval_of_shape
+from meshwise._jax.dispatch import call_anew as call_anew
 from meshwise._jax.dispatch import caller as caller
 from meshwise._jax.dispatch import dispatcher as dispatcher
 from meshwise._jax.dispatch import fast_path as fast_path

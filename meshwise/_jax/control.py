@@ -17,7 +17,7 @@ A while loop has a `body 0` too, its test, in which `test` reads whether it goes
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -25,6 +25,7 @@ from jax import lax
 from jax._src import core as _core
 from jax._src import effects as _effects
 from jax._src.interpreters import partial_eval as _pe
+from jax._src.util import weakref_lru_cache as _weakref_lru_cache
 
 from meshwise._jax.bodies import scan_counts
 from meshwise._jax.jaxprs import (
@@ -42,8 +43,6 @@ from meshwise._jax.tracing import make_jaxpr_over_axes
 # to send less in each step, is lost where it ends soon, and a plan that sends in its steps is never
 # worse than the function as it is written.
 ASSUMED_TRIPS = 3
-
-_KEPT_BODIES = 1 << 10
 
 
 class _Marks(_effects.Effect):
@@ -208,7 +207,7 @@ def loop_parts(eqn: JaxprEqn, operands: Sequence[Any]) -> LoopParts:
     return LoopParts(body, known, test, operands[:first], operands[last:], ())
 
 
-@lru_cache(_KEPT_BODIES)
+@partial(_weakref_lru_cache, trace_context_in_key=False)
 def _while_any(
     test: ClosedJaxpr, body: ClosedJaxpr, consts: int
 ) -> tuple[ClosedJaxpr, ClosedJaxpr]:

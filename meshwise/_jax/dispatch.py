@@ -30,6 +30,14 @@ InternalNanError = _api_util.InternalFloatingPointError
 SURVIVES_DONATED_ARGUMENTS = jax.__version_info__ >= (0, 11, 1)
 
 
+def call_anew(jitted: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Any, bool]:
+    """What JAX's dispatch is told of a call under `jax.jit` that it has not seen before.
+
+    The results, what it needs to repeat the call, and whether to come back.
+    """
+    return jitted._cache_miss(*args, **kwargs)
+
+
 def raise_where_found(
     found: Exception, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
 ) -> NoReturn:

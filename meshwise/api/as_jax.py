@@ -70,12 +70,12 @@ class AsJax:
     def run(self, call: Call) -> tuple[Any, Any, bool]:
         """The results of a call, and what JAX's dispatch needs to repeat it."""
         args, kwargs = call
-        return self.jitted._cache_miss(*args, **kwargs)
+        return _jax.call_anew(self.jitted, args, kwargs)
 
     def run_uneven(self, call: Call) -> None:
         """Run a call without shardings, of which JAX refuses those that do not divide."""
         args, kwargs = call
-        self._without_shardings._cache_miss(*args, **kwargs)
+        _jax.call_anew(self._without_shardings, args, kwargs)
 
     def trace(self, call: Call) -> Any:
         """JAX's `Traced`, of the program and of what was said of it."""

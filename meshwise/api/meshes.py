@@ -1,6 +1,6 @@
 """Which mesh a program is for, and whether what it is given lies on that mesh."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import jax
@@ -18,10 +18,8 @@ from meshwise.errors import (
 )
 from meshwise.ir.mesh import refine_mesh
 from meshwise.ir.program import Program
-from meshwise.run.placement import on_devices_of
+from meshwise.run.placement import on_devices_of, show_devices
 from meshwise.run.uneven import UnevenArray
-
-_SHOWN_DEVICES = 8
 
 
 def find_mesh(
@@ -347,17 +345,6 @@ def check_regions(name: str, mesh: Any, program: Program) -> None:
 
 def _show_mesh(mesh: Any) -> str:
     return "no devices" if isinstance(mesh, AbstractMesh) else show_devices(mesh.devices.flat)
-
-
-def show_devices(devices: Iterable[Any]) -> str:
-    """Devices by their numbers; a set of them in the order of these, others in their own."""
-    ordered = list(devices)
-    if isinstance(devices, set | frozenset):
-        ordered.sort(key=lambda d: d.id)
-    numbers = ", ".join(str(d.id) for d in ordered[:_SHOWN_DEVICES])
-    more = ", ..." if len(ordered) > _SHOWN_DEVICES else ""
-    platform = ordered[0].platform if ordered else "no"
-    return f"{platform} device{'s' * (len(ordered) != 1)} {numbers}{more}"
 
 
 def platform_of(mesh: Any) -> str | None:

@@ -98,7 +98,7 @@ def _kernels(steps: Steps, axis_sizes: Mapping[str, int], fuses: bool) -> Kernel
     fusion.sink()
     fusion.write()
     build = _Build(fusion, axis_sizes, fuses, dict(zip(_with_rules(steps), rules, strict=True)))
-    return KernelProgram(steps, tuple(_ordered(build.kernels(), fusion)))
+    return KernelProgram(steps, tuple(_ordered(build.kernels())))
 
 
 def _has_rule(step: Step) -> bool:
@@ -248,7 +248,7 @@ class _Build:
         return float(self.fusion.steps.values[old].bytes) if is_kept else 0.0
 
 
-def _ordered(kernels: Iterator[Kernel], fusion: Fusion) -> Iterator[Kernel]:
+def _ordered(kernels: Iterator[Kernel]) -> Iterator[Kernel]:
     """The kernels, each after what it reads, else as they come."""
     found = list(kernels)
     waits = _waits_of(found)

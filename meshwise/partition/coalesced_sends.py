@@ -190,18 +190,11 @@ def _one_exchange(one: JaxprEqn, other: JaxprEqn, cut: _Cut, mesh: Mesh) -> list
         return [lax.select(is_mine, found, nothing), lax.select(is_mine, nothing, found)]
 
     operands = [one.invars[0], cut.whole]
-    results = [one.outvars[0], other.outvars[0]]
     types = [ShapeDtypeStruct(shape_of(a), type_of(a).dtype) for a in operands]
     named = list(zip(mesh.names, mesh.sizes, strict=True))
-    traced = _jax.make_jaxpr_over_axes(exchange, named, types).jaxpr
-    env: dict[Var, Any] = dict(zip(traced.invars, operands, strict=True))
-    env.update(zip(traced.outvars, results, strict=True))
-    eqns = []
-    for eqn in traced.eqns:
-        env.update((v, _jax.new_var(v.aval)) for v in eqn.outvars if v not in env)
-        read = [a if isinstance(a, Literal) else env[a] for a in eqn.invars]
-        eqns.append(_jax.rename(eqn, read, [env[v] for v in eqn.outvars], one))
-    return eqns
+    traced = _jax.make_jaxpr_over_axes(exchange, named, types)
+    both = one.replace(outvars=[one.outvars[0], other.outvars[0]])
+    return _jax.in_place_of(both, traced, operands)
 
 
 def _without_idle_cuts(eqns: Sequence[JaxprEqn], outputs: Sequence[Any]) -> list[JaxprEqn]:

@@ -188,7 +188,7 @@ def local(call: PipelineCall, context: LocalContext, *args: Any) -> list[Any]:
         results = call.rows.unpack_sums(_gathered(loop, sums))
     else:
         rows = dict(zip(call.rows.lengths, params, strict=True))
-        means, sums = loop.run(rows, held, fed, left_unreduced(call, context))
+        means, sums = loop.run(rows, held, fed, left_unreduced(context))
         results = list(_with_ties(call.rows, loop, sums).values())
     given = zip(results, call.leads, strict=False)
     return [*means, *(_given(x, lead, context, call) for x, lead in given)]
@@ -223,7 +223,7 @@ def is_sharded(axis: str, context: LocalContext, call: PipelineCall) -> bool:
     return False
 
 
-def left_unreduced(call: PipelineCall, context: LocalContext) -> Axes:
+def left_unreduced(context: LocalContext) -> Axes:
     """Axes over which results are to be unreduced: those of the rule's sums."""
     factors = context.rule.reduction_of
     return tuple(a for factor in factors for a in context.axes(factor))

@@ -76,7 +76,7 @@ def _exchanges(call: PipelineCall, context: LocalContext) -> list[Exchange] | No
     means = [size_in_bytes({sum_dtype(t.dtype): t.size}) for t in call.result_types[: call.means]]
     tied = [call.rows.types[i] for i in call.rows.tied] if call.is_packed else []
     sums = [(float(size_in_bytes(Layout((t,)).lengths)), devices) for t in tied]
-    left = left_unreduced(call, context)
+    left = left_unreduced(context)
     over = [a for a in call.placement.deferred if not set(mesh.sub_axes[a]) <= set(left)]
     sums += [(float(n), devices) for n in means]
     sums += [(float(sum(means) + row), mesh.size(mesh.sub_axes[a])) for a in over]

@@ -98,15 +98,8 @@ def _one_by_one(eqn: JaxprEqn, parts: Sequence[_Part]) -> list[JaxprEqn]:
 
     with _jax.at_source(eqn):
         struct = jax.ShapeDtypeStruct(operand.shape, operand.dtype)
-        body = _jax.make_jaxpr_over_axes(transform, (), [struct]).jaxpr
-    same: dict[Var, Any] = dict(zip(body.invars, eqn.invars, strict=True))
-    made = []
-    for inner in body.eqns:
-        last = inner.outvars[0] is body.outvars[0]
-        same[inner.outvars[0]] = eqn.outvars[0] if last else _jax.new_var(inner.outvars[0].aval)
-        operands = [a if isinstance(a, Literal) else same[a] for a in inner.invars]
-        made.append(inner.replace(invars=operands, outvars=[same[inner.outvars[0]]]))
-    return made
+        body = _jax.make_jaxpr_over_axes(transform, (), [struct])
+    return _jax.in_place_of(eqn, body, eqn.invars)
 
 
 def _in_order(x: Any, order: Sequence[int]) -> Any:

@@ -8,7 +8,6 @@ where both are the same program, equation by equation, does a call at local shap
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import count
 from typing import Any
 
@@ -56,7 +55,7 @@ class _SizedContext(LocalContext):
         )
 
 
-@lru_cache(maxsize=1024)
+@_jax.kept_with_function
 def composition_of(function: Function, types: Types, settings: Any) -> Composition:
     """The factors of a function at some types, of which those that can be split really can.
 
@@ -74,7 +73,7 @@ def composition_of(function: Function, types: Types, settings: Any) -> Compositi
     return found if _is_part_split(function, found, found.splits) else _limited(found, ())
 
 
-@lru_cache(maxsize=4096)
+@_jax.kept_with_function
 def is_own_part(function: Function, types: Types, local: LocalSizes, settings: Any) -> bool:
     """Whether the function at local shapes is each device's part of it at some global types."""
     return _is_part(function, composition_of(function, types, settings), local)

@@ -1,4 +1,4 @@
-"""Operators that move elements without computing: transposes, broadcasts, slices, joins."""
+"""Operators that move elements without computing: transposes, broadcasts, tiles, stacks."""
 
 from typing import Any
 

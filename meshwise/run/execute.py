@@ -9,7 +9,7 @@ The call is optimistic: arguments go straight to JAX's own dispatch, which refus
 its place before anything runs. Only then are the arguments looked at one by one and moved.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -28,7 +28,6 @@ from meshwise.run.moved import in_type, is_committed, moved
 from meshwise.run.options import as_platforms_compile, best_on_cpu
 from meshwise.run.padding import cut_end, pad_array, pad_end, positions_of_uneven, structs_of
 from meshwise.run.placement import (
-    explicit_axes,
     explicit_sharding,
     in_mesh,
     named_sharding,
@@ -36,11 +35,10 @@ from meshwise.run.placement import (
     partition_spec,
     platforms_of,
     refined_jax_mesh,
+    show_devices,
     without_explicit_type,
 )
 from meshwise.run.uneven import UnevenArray, wrap, wrapping
-
-_SHOWN_DEVICES = 8
 
 
 @dataclass(frozen=True)
@@ -215,8 +213,8 @@ class Executable:
 
         def function(args: Sequence[Any]) -> list[Any]:
             values = [jnp.asarray(a) for a in args]
-            is_explicit = any(explicit_axes(jax.typeof(v).sharding.mesh) for v in values)
-            is_explicit |= explicit_axes(jax.sharding.get_abstract_mesh())
+            is_explicit = any(_jax.is_explicit(jax.typeof(v).sharding.mesh) for v in values)
+            is_explicit |= _jax.is_explicit(jax.sharding.get_abstract_mesh())
             values = [without_explicit_type(v) for v in values]
             refined = jax.sharding.use_abstract_mesh(self._mesh.abstract_mesh)
             with _jax.without_mesh(), refined:  # constants made on the way lie on no mesh
@@ -225,7 +223,7 @@ class Executable:
                     cut_end(out, t.shape)
                     for out, t in zip(self._mapped(*padded), self.program.out_types, strict=True)
                 ]
-            if is_explicit and explicit_axes(self.user_mesh):
+            if is_explicit and _jax.is_explicit(self.user_mesh):
                 return list(map(jax.sharding.reshard, outs, self.result_types))
             return on_whole_axes(outs, self.program, self.user_mesh)
 
@@ -278,7 +276,7 @@ class Executable:
     def _check_devices(self, args: Sequence[Any]) -> None:
         devices = self._devices
         offenders = [
-            f"{name} is on {_show_devices(arg.sharding.device_set)}"
+            f"{name} is on {show_devices(arg.sharding.device_set)}"
             for name, arg in zip(self.arg_names, args, strict=True)
             if is_committed(arg) and arg.sharding.device_set != devices
         ]
@@ -286,7 +284,7 @@ class Executable:
             raise MeshError(
                 message(
                     f"Arguments of {self.name} are on other devices than its mesh"
-                    f" ({_show_devices(devices)})",
+                    f" ({show_devices(devices)})",
                     offenders,
                     "An array that was put on devices on purpose is not moved to others.",
                     "Move it with jax.device_put(x, NamedSharding(mesh, spec)), or make the mesh"
@@ -390,10 +388,3 @@ class Executable:
             explicit_sharding(s, self.program.mesh, self.user_mesh, t.shape)
             for s, t in zip(self.program.out_shardings, self.program.out_types, strict=True)
         ]
-
-
-def _show_devices(devices: Collection[Any]) -> str:
-    ordered = sorted(devices, key=lambda d: d.id)
-    shown = ", ".join(str(d) for d in ordered[:_SHOWN_DEVICES])
-    more = len(ordered) - _SHOWN_DEVICES
-    return f"{shown} and {more} more" if more > 0 else shown

@@ -1,6 +1,6 @@
 """Refined meshes and shardings as JAX's own objects on real (or abstract) devices."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -11,6 +11,8 @@ from meshwise import _jax
 from meshwise.ir.mesh import Axes, Mesh, refine_mesh
 from meshwise.ir.per_device import PerDeviceProgram
 from meshwise.ir.sharding import Sharding
+
+_SHOWN_DEVICES = 8
 
 
 def refined_jax_mesh(mesh: Mesh, user_mesh: Any) -> Any:
@@ -63,15 +65,10 @@ def partition_spec(sharding: Sharding) -> PartitionSpec:
     return PartitionSpec(*entries)
 
 
-def explicit_axes(mesh: Any) -> bool:
-    """Whether a mesh has axes that are part of the types of arrays."""
-    return AxisType.Explicit in mesh.axis_types
-
-
 def without_explicit_type(value: Any) -> Any:
     """The same value, its type without axes of an Explicit mesh. Moves nothing."""
     mesh = jax.typeof(value).sharding.mesh
-    if not explicit_axes(mesh):
+    if not _jax.is_explicit(mesh):
         return value
     auto = mesh.update_axis_types(dict.fromkeys(mesh.axis_names, AxisType.Auto))
     with jax.sharding.use_abstract_mesh(auto):
@@ -130,3 +127,14 @@ def value_off_mesh(const: Any) -> Any:
 def platforms_of(mesh: Any) -> set[str]:
     """What kinds of devices a mesh has, by JAX's names; none if it is abstract."""
     return set() if isinstance(mesh, AbstractMesh) else {d.platform for d in mesh.devices.flat}
+
+
+def show_devices(devices: Iterable[Any]) -> str:
+    """Devices by their numbers; a set of them in the order of these, others in their own."""
+    ordered = list(devices)
+    if isinstance(devices, set | frozenset):
+        ordered.sort(key=lambda d: d.id)
+    numbers = ", ".join(str(d.id) for d in ordered[:_SHOWN_DEVICES])
+    more = ", ..." if len(ordered) > _SHOWN_DEVICES else ""
+    platform = ordered[0].platform if ordered else "no"
+    return f"{platform} device{'s' * (len(ordered) != 1)} {numbers}{more}"

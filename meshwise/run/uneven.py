@@ -32,8 +32,8 @@ class UnevenArray:
     """A sharded array one of whose dims does not divide over its devices.
 
     `padded` is what the devices hold: each uneven dim is rounded up to a multiple of its shards,
-    and what stands in the padding is undefined. Every attribute and operator of `jax.Array` is
-    here too and means the logical value.
+    and what stands in the padding is undefined. Every public attribute and operator of `jax.Array`
+    is here too and means the logical value.
     """
 
     __slots__ = ("__weakref__", "padded", "shape")

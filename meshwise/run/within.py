@@ -17,7 +17,6 @@ from meshwise.reshard.meshes import CommonMesh, common_mesh
 from meshwise.reshard.plan import Reshard, ReshardPlan
 from meshwise.reshard.search import plan_reshard, plan_within_shards
 from meshwise.run.placement import (
-    explicit_axes,
     partition_spec,
     platforms_of,
     refined_jax_mesh,
@@ -157,7 +156,7 @@ def _program(transfers: tuple[Transfer, ...], limits: Limits) -> Any:
         out_shardings=[t.target for t in transfers],
     )
 
-    if explicit_axes(source.mesh):
+    if _jax.is_explicit(source.mesh):
         # Types of arguments name the user's axes, which the program's mesh has not: leave them out.
         structs = [jax.ShapeDtypeStruct(t.padded, t.dtype) for t in transfers]
         with _jax.without_mesh():

@@ -53,9 +53,7 @@ def handle_of(view: View, value: Var, expression: str, siblings: int = 1) -> Han
     return Handle(value, kind_of(eqn), text + over, _jax.source_summary(eqn), expression, siblings)
 
 
-def matches(
-    view: View, eqn: JaxprEqn, kind: str | None, source: str | None, axes: Axes | None
-) -> bool:
+def matches(eqn: JaxprEqn, kind: str | None, source: str | None, axes: Axes | None) -> bool:
     """Whether an equation is one that was asked for."""
     if kind is not None and kind_of(eqn) != kind:
         return False
@@ -69,7 +67,7 @@ def found(view: View, kind: str | None, source: str | None, axes: Axes | None) -
     return [
         eqn.outvars[0]
         for eqn in live(view.eqns, view.outputs)
-        if eqn.outvars and matches(view, eqn, kind, source, axes)
+        if eqn.outvars and matches(eqn, kind, source, axes)
     ]
 
 

@@ -236,7 +236,7 @@ def pad_dim(array: jax.Array, dim: int, size: int) -> jax.Array:
         return lax.pad(array, jnp.zeros((), array.dtype), config)
 
 
-def gather(tile: jax.Array, shape: Sequence[int], sharding: Sharding, mesh: Mesh) -> jax.Array:
+def gather(tile: jax.Array, shape: Sequence[int], sharding: Sharding) -> jax.Array:
     """The whole array of a shape from the tiles that devices hold."""
     for dim, axes in enumerate(sharding.dims):
         if axes:

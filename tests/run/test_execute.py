@@ -91,14 +91,13 @@ def test_arrays_on_other_devices_are_refused():
     ]
     wanted = (
         "Arguments of step are on other devices than its mesh"
-        " (TFRT_CPU_0, TFRT_CPU_1, TFRT_CPU_2, TFRT_CPU_3):\n"
-        "  - args[0] is on TFRT_CPU_0\n"
-        "  - kwargs['c'] is on TFRT_CPU_0, TFRT_CPU_1, TFRT_CPU_2, TFRT_CPU_3, TFRT_CPU_4,"
-        " TFRT_CPU_5, TFRT_CPU_6, TFRT_CPU_7\n"
+        " (cpu devices 0, 1, 2, 3):\n"
+        "  - args[0] is on cpu device 0\n"
+        "  - kwargs['c'] is on cpu devices 0, 1, 2, 3, 4, 5, 6, 7\n"
         "An array that was put on devices on purpose is not moved to others.\n"
         "Move it with jax.device_put(x, NamedSharding(mesh, spec)), or make the mesh of the"
         " devices it is on."
-    ).replace("TFRT_CPU_", str(jax.devices()[0]).rstrip("0"))
+    )
     with pytest.raises(MeshError) as caught:
         run(args)
     assert str(caught.value) == wanted

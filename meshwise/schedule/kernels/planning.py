@@ -75,7 +75,7 @@ def plan(
     block_rows = _block_rows(passes, tiles, cut)
     exchanges = dry_run(passes, wholes, lambda i, rows: (rows, *tiles[i].held[1:]), block_rows)
     kept = jax.eval_shape(lambda w: _kept(passes, w), wholes)
-    results = tuple(_result(passes, i, tiles) for i in range(len(passes.results)))
+    results = tuple(_result(passes, i) for i in range(len(passes.results)))
     return Fused(
         ring=ring,
         passes=passes,
@@ -123,7 +123,7 @@ def _summand(
     )
 
 
-def _result(passes: Passes, number: int, tiles: Sequence[Tile]) -> Tile | jax.ShapeDtypeStruct:
+def _result(passes: Passes, number: int) -> Tile | jax.ShapeDtypeStruct:
     aval = passes.results[number].aval
     if passes.is_tile(number):
         return _tile(aval, passes.blocks.in_lanes)

@@ -72,7 +72,7 @@ def _typed(eqn: JaxprEqn, scene: Scene) -> Typed:
             "Leave it out; use a verb (mw.all_gather, mw.all_to_all, ...) where a layout changes.",
         )
     _check_bodies(eqn)
-    _check_along_each_axis(eqn, operands, scene)
+    _check_along_each_axis(eqn, scene)
     rule = REGISTRY.describe(eqn)
     local = sorted({a for o in operands for a in o.local})
     if rule.opaque:
@@ -91,7 +91,7 @@ def _typed(eqn: JaxprEqn, scene: Scene) -> Typed:
     return Typed(eqn, rule, strategy, tuple(cuts), tuple(results))
 
 
-def _check_along_each_axis(eqn: JaxprEqn, operands: Sequence[Layout], scene: Scene) -> None:
+def _check_along_each_axis(eqn: JaxprEqn, scene: Scene) -> None:
     """Along one axis operands are of one kind, or replicated."""
     for axis in scene.mesh.names:
         kinds = {scene.along(axis, a) for a in eqn.invars} - {"Replicated"}

@@ -148,7 +148,7 @@ def _run(
             if step.eqn.primitive in VERBS:
                 results = [_exchange(step, scene, mesh, operands, reasons)]
             else:
-                results = _compute(step, scene, mesh, operands, parts)
+                results = _compute(step, mesh, operands, parts)
         env.update(zip(step.eqn.outvars, results, strict=True))
     return [
         jnp.asarray(read(a)) if b.own is None else lax.expand_dims(read(a), (0,))
@@ -183,7 +183,6 @@ def _over(layout: Layout, mesh: Mesh) -> Layout:
 
 def _compute(
     step: Typed,
-    scene: Scene,
     mesh: Mesh,
     operands: Sequence[Any],
     made: dict[tuple[Any, Sharding], Any],

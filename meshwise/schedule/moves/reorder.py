@@ -180,7 +180,7 @@ def _grow(
             continue
         try:
             tiling = tile_forward(eqn, operands, view.mesh, entry.axes)
-            _check_operands(view, index, operands, tiling, entry)
+            _check_operands(view, index, operands, entry)
         except NotTileableError as why:
             if not is_given:
                 continue
@@ -200,7 +200,7 @@ def _grow(
 
 
 def _check_operands(
-    view: View, index: int, operands: Sequence[Sharding | None], tiling: Tiling, entry: _Entries
+    view: View, index: int, operands: Sequence[Sharding | None], entry: _Entries
 ) -> None:
     """What is not a tile is the same on all devices of the group, whether it is cut or not."""
     for atom, tile in zip(view.eqns[index].invars, operands, strict=True):
@@ -248,7 +248,7 @@ def _emit(view: View, region: _Region, entry: _Entries) -> tuple[Piece, list[Var
                 if var not in region.tiles:
                     wholes.append(array)
         with _jax.at_source(view.eqns[min(inside)]), jax.named_scope(scope):
-            gathered = [gather(tiles[v], shape_of(v), region.tiles[v], view.mesh) for v in outside]
+            gathered = [gather(tiles[v], shape_of(v), region.tiles[v]) for v in outside]
         return [*gathered, *wholes]
 
     given = [entry.tiles[v].tile if v in entry.tiles else v for v in externals]

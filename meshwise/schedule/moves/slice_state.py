@@ -199,7 +199,7 @@ def _in_slices(view: View, tiles: Mapping[State, Tile]) -> View:
 def _gathered(part: Var, shape: Sequence[int], sharding: Sharding, mesh: Mesh, scope: str) -> Piece:
     def joined(x: jax.Array) -> list[jax.Array]:
         with jax.named_scope(scope):
-            return [gather(x, shape, sharding, mesh)]
+            return [gather(x, shape, sharding)]
 
     return trace_piece(joined, [part], mesh, -1)
 

@@ -60,7 +60,7 @@ def _halves(view: View, var: Var, index: int, dim: int, scope: str) -> Piece:
     def halves(x: jax.Array) -> tuple[jax.Array, jax.Array]:
         with _jax.at_source(eqn), jax.named_scope(scope):
             part = reduce_scatter(x, dim, axes, view.mesh)
-            return part, gather(part, shape, tile, view.mesh)
+            return part, gather(part, shape, tile)
 
     operand = eqn.invars[eqn.outvars.index(var)]
     return trace_piece(halves, [operand], view.mesh, index)
