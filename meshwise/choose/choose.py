@@ -66,7 +66,9 @@ def _improved(found: Sequence[Found], completed: Found, limits: Limits) -> Found
         best = weighed(_best([one, *found]), [one, *found], completed, limits, bound)
     best = spread_out(best, limits)
     idle = with_idle_axes(completed.search.graph, best, limits)
-    best = _best([best, *(one for one in idle if one.seconds <= completed.seconds)])
+    cheaper = [one for one in idle if one.seconds <= completed.seconds]
+    if cheaper:
+        best = weighed(_best([best, *cheaper]), [best, *cheaper], completed, limits, best.seconds)
     return spread_anywhere(best, limits)
 
 

@@ -40,5 +40,15 @@ def extreme_as_integers(
 
 
 def are_ordered_alike(dtype: Any) -> bool:
-    """Whether floats of a type have integers of their own size in `extreme_as_integers`."""
-    return issubdtype(dtype, np.floating) and finfo(dtype).bits == 8 * np.dtype(dtype).itemsize
+    """Whether floats of a type have integers of their own size in `extreme_as_integers`.
+
+    They have a NaN beyond the largest number, of either sign. Floats of a byte without zeros of
+    both signs have their one NaN there.
+    """
+    dtype = np.dtype(dtype)
+    if not issubdtype(dtype, np.floating) or finfo(dtype).bits != 8 * dtype.itemsize:
+        return False
+    beyond = np.full(dtype.itemsize, 0xFF, np.uint8)
+    both = np.stack([beyond, beyond])
+    both[0, -1] = 0x7F  # the sign is in the last byte
+    return bool(np.isnan(both.view(dtype)).all())

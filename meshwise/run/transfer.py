@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import NamedSharding
 
 from meshwise.errors import MemoryLimitError, message
@@ -135,7 +136,9 @@ def _put(arrays: Sequence[Array], transfers: Sequence[Transfer], limits: Limits)
     """By `jax.device_put`, where rounds would be too many for a program."""
     put: list[Array] = []
     for array, t in zip(arrays, transfers, strict=True):
-        value = array.value if isinstance(array, UnevenArray) else array
+        value: Any = array.value if isinstance(array, UnevenArray) else array
+        if array.size == 0 and not jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key):
+            value = np.empty(array.shape, array.dtype)  # JAX cannot put empty shards together
         if t.target_padded == t.shape:
             put.append(jax.device_put(value, t.target))
         else:

@@ -169,6 +169,13 @@ def test_no_elements_are_read_as_none():
     assert np.asarray(found).shape == found.value.shape == (5, 0)
 
 
+def test_no_elements_in_shards_of_two_dims_move():
+    found = mw.reshard(np.zeros((4, 0, 1), np.float32), on((2, 3), "x", None, "y")())
+    assert type(found) is mw.UnevenArray
+    assert mw.reshard(found, on((2, 3), "y")()).shape == (4, 0, 1)
+    assert mw.reshard(found, on((6,), "x")()).shape == (4, 0, 1)
+
+
 ELSEWHERE = {
     "numpy": lambda value: value,
     "a number of NumPy": lambda value: value.flat[3],

@@ -61,3 +61,30 @@ def test_no_axis_is_used_where_that_is_dearer_than_completion():
     step = mw.jit(picked, **on, out_shardings=None)
     plan = step.partition(rows, rows, jax.ShapeDtypeStruct((), jnp.int32)).plan
     assert plan.seconds <= plan.completion_seconds
+
+
+def test_axes_left_idle_undo_no_choice_for_memory():
+    """A switch layer: a tenth of the bytes is not worth masks of all experts on every device."""
+    groups, tokens, width, experts, inner, capacity = 8, 96, 48, 16, 96, 12
+
+    def routed(x, g):
+        p = jax.nn.softmax(x @ g, -1)
+        one_hot = jax.nn.one_hot(jnp.argmax(p, -1), experts)
+        place = ((jnp.cumsum(one_hot, 0) - 1) * one_hot).sum(-1).astype(jnp.int32)
+        sent = one_hot[:, :, None] * jax.nn.one_hot(place, capacity)[:, None]
+        return sent, sent * p.max(-1)[:, None, None]
+
+    def layer(x, g, up, down):
+        sent, joined = jax.vmap(lambda t: routed(t, g))(x)
+        inside = jnp.einsum("gsec,gsd->egcd", sent, x)
+        hidden = jax.nn.gelu(jnp.einsum("egcd,edf->egcf", inside, up))
+        return jnp.einsum("gsec,egcd->gsd", joined, jnp.einsum("egcf,efd->egcd", hidden, down))
+
+    sizes = (groups, tokens, width), (width, experts), (experts, width, inner)
+    types = [jax.ShapeDtypeStruct(s, jnp.float32) for s in (*sizes, (experts, inner, width))]
+    specs = (P("x"), P(), P("y"), P("y"))
+    step = mw.jit(layer, mesh=N24, in_shardings=specs, out_shardings=P("x"))
+    program = step.partition(*types)
+    mask = 4 * groups // 2 * tokens * experts // 4 * capacity  # of a device's groups and experts
+    assert program.wire_bytes == 112_896
+    assert max(v.aval.size * 4 for e in program.jaxpr.eqns for v in e.outvars) == mask
