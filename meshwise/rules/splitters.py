@@ -49,9 +49,10 @@ def find_cuts(job: SortedBlocks, operands: Sequence[Any]) -> Any:
     smaller, notgreater = lax.full_like(ranks, 0), lax.broadcast(own, ranks.shape)
     for word, bits in key_words(operands[: job.keys]):
         splitter = _splitters(job, word, bits, (smaller, notgreater), ranks)
-        bounds = lax.broadcast(smaller, (1,)), lax.broadcast(notgreater, (1,))
-        wanted = lax.broadcast(splitter, (1,))
-        smaller, notgreater = (_count(word, *bounds, wanted, o)[0] for o in (False, True))
+        low, high, wanted = (lax.broadcast(x, (2,)) for x in (smaller, notgreater, splitter))
+        or_equal = lax.broadcast_in_dim(np.array([False, True]), wanted.shape, (0,))
+        both = _count(word, low, high, wanted, or_equal)
+        smaller, notgreater = (lax.index_in_dim(both, k, 0, keepdims=False) for k in (0, 1))
     return _shared_out(job, gather_together([smaller, notgreater], job.axes), ranks, valid)
 
 
@@ -78,19 +79,18 @@ def _splitters(job: SortedBlocks, word: Any, bits: int, bounds: tuple[Any, Any],
     def with_digit(place: Any, found: Any) -> Any:
         by = lax.convert_element_type(bits - DIGIT * (place + 1), word.dtype)
         tried = found | lax.shift_left(digits, lax.broadcast(by, digits.shape))
-        below = lax.psum(_count(word, low, high, tried, False), job.axes)
+        below = lax.psum(_count(word, low, high, tried), job.axes)
         digit = lax.reduce_sum(lax.convert_element_type(below <= ranks, word.dtype), (0,))
         return found | lax.shift_left(digit, lax.broadcast(by, digit.shape))
 
     return lax.fori_loop(0, bits // DIGIT, with_digit, found)
 
 
-def _count(word: Any, low: Any, high: Any, wanted: Any, or_equal: bool) -> Any:
-    """How many elements are smaller than some keys (or equal to them), by bisection.
+def _count(word: Any, low: Any, high: Any, wanted: Any, or_equal: Any = None) -> Any:
+    """How many elements are smaller than some keys, or equal to those that say so, by bisection.
 
     The elements from `low` up to `high` are sorted; those before are smaller.
     """
-    compare = lax.le if or_equal else lax.lt
     length, rows = word.shape
     shape = low.shape
 
@@ -98,7 +98,11 @@ def _count(word: Any, low: Any, high: Any, wanted: Any, or_equal: bool) -> Any:
         low, high = state
         middle = lax.shift_right_logical(low + high, lax.full_like(low, 1))
         found = take_rows(word, lax.reshape(middle, (middle.size // rows, rows)))
-        is_before = compare(lax.reshape(found, shape), wanted) & (low < high)
+        found = lax.reshape(found, shape)
+        is_before = lax.lt(found, wanted)
+        if or_equal is not None:
+            is_before |= or_equal & lax.eq(found, wanted)
+        is_before &= low < high
         is_after = lax.bitwise_not(is_before)
         return lax.select(is_before, middle + 1, low), lax.select(is_after, middle, high)
 
