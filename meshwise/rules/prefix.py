@@ -36,6 +36,12 @@ from meshwise.rules.small_exchanges import (
 )
 
 _COMBINE = {"cumsum": lax.add, "cumprod": lax.mul, "cummax": lax.max, "cummin": lax.min}
+_REDUCE = {
+    "cumsum": lax.reduce_sum,
+    "cumprod": lax.reduce_prod,
+    "cummax": lax.reduce_max,
+    "cummin": lax.reduce_min,
+}
 _REDUCTIONS = {
     "cumprod": Reduction.PROD,
     "cummax": Reduction.MAX,
@@ -147,11 +153,23 @@ def _before(context: LocalContext, factor: int, total: Any) -> Any:
     rows, shards = total.shape[1], context.shards(factor)
     if not _is_dealt(rows, shards, total.dtype):
         (totals,) = gather_together([total], axes)
+        reduce = _REDUCE.get(context.eqn.primitive.name)
+        if reduce is not None:  # one kernel, where running totals of all shards are five
+            return lax.expand_dims(reduce(_those_before(context, factor, totals), (0,)), (0,))
         return own_part(_exclusive(context, totals), axes, mesh, 1)
     padded = pad_rows(total, -(-rows // shards) * shards)
     totals = exchange(padded, axes, cut=1, join=0)
     carry = exchange(_exclusive(context, totals), axes, cut=0, join=1)
     return lax.slice_in_dim(carry, 0, rows, axis=1)
+
+
+def _those_before(context: LocalContext, factor: int, totals: Any) -> Any:
+    """The totals of the shards that come before this one, in the place of others nothing."""
+    index = lax.broadcast(shard_index(context.axes(factor), context.mesh), totals.shape)
+    shard = lax.broadcasted_iota(np.int32, totals.shape, 0)
+    comes_before = lax.gt if context.params["reverse"] else lax.lt
+    nothing = lax.full_like(totals, _identity(context, totals.dtype))
+    return lax.select(comes_before(shard, index), totals, nothing)
 
 
 def _exclusive(context: LocalContext, totals: Any) -> Any:
