@@ -5,11 +5,14 @@ from functools import cached_property
 
 from meshwise._jax import Var
 from meshwise.choose.descend import descend
+from meshwise.choose.graph import Graph
 from meshwise.choose.holding import argument_bytes, peak_bytes, result_bytes
 from meshwise.choose.limits import Limits
 from meshwise.choose.pricing import node_seconds, work_seconds
+from meshwise.choose.regions import Node
 from meshwise.choose.search import Search
 from meshwise.choose.tree import Edge, reshard_tree
+from meshwise.ir.operators import RESHAPES, TURNS, is_among
 from meshwise.ir.sharding import Sharding
 
 # Temporaries that nobody minds: so many bytes, and a part of arguments and results.
@@ -46,11 +49,14 @@ class Found:
 
     @property
     def moves_results(self) -> bool:
-        """Whether a result that is no sum is moved at the end: what it is of might be instead."""
-        returned = [value for value in self.search.graph.values.values() if value.returned]
+        """Whether a result that is no sum is moved at the end: what it is of might be instead.
+
+        So it is where what is moved is only laid otherwise then, as windows of an image.
+        """
+        graph = self.search.graph
         return any(
-            value.var in self.copies and not self.search.produced(value).unreduced
-            for value in returned
+            var in self.copies and not self.search.produced(graph.values[var]).unreduced
+            for var in graph.once(("laid as results",), lambda: _laid_as_results(graph))
         )
 
     @cached_property
@@ -87,6 +93,25 @@ class Found:
     def _argument_bytes(self) -> int:
         graph = self.search.graph
         return graph.once(("arguments",), lambda: argument_bytes(graph))
+
+
+def _laid_as_results(graph: Graph) -> list[Var]:
+    """The results, and all values of which they are only laid otherwise."""
+    waiting = [value.var for value in graph.values.values() if value.returned]
+    found: dict[Var, None] = {}
+    while waiting:
+        var = waiting.pop()
+        found[var] = None
+        maker = graph.values[var].maker
+        if maker is not None and _lays_out(graph, graph.nodes[maker]):
+            waiting += [v for v in graph.nodes[maker].operands if v in graph.values]
+    return list(found)
+
+
+def _lays_out(graph: Graph, node: Node) -> bool:
+    """Whether a node puts the elements of one value in another order or shape."""
+    eqns = [graph.program.equations[member.equation] for member in node.members]
+    return len(node.operands) == 1 and all(is_among(eqn, RESHAPES | TURNS) for eqn in eqns)
 
 
 def descended(search: Search, limits: Limits) -> Found:

@@ -128,3 +128,26 @@ def test_with_figures_of_a_machine_no_plan_takes_longer_than_the_one_of_fewest_b
     for figures in (GENERIC, CPU):
         step = mw.jit(jax.grad(loss), mesh=mesh, hardware=figures, **options)
         assert step.partition(weights, x).wire_bytes == 86_016
+
+
+def windows(x):
+    """Windows of 4x4 of shifted images, as in Swin."""
+    images, rows, columns, channels = x.shape
+    x = jnp.roll(x, (-2, -2), (1, 2)).reshape(images, rows // 4, 4, columns // 4, 4, channels)
+    return x.transpose(0, 1, 3, 2, 4, 5).reshape(-1, 16, channels)
+
+
+def test_what_is_laid_otherwise_at_the_end_is_moved_before_it_is_computed():
+    """Images in shards of rows and columns are moved to those of the batch before they are shifted.
+
+    The result is laid out of what is shifted; moved then, the shifts of rows send a halo besides.
+    """
+    mesh = AbstractMesh((4, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+    x = np.random.default_rng(0).normal(size=(4, 16, 16, 3)).astype(np.float32)
+    step = mw.jit(windows, mesh=mesh, in_shardings=P(None, "x", "y"), out_shardings=P("x"))
+    program = step.partition(x)
+    image = x[0].nbytes
+    assert (
+        program.wire_bytes == image // 2 * 3 // 4 + image // 2
+    )  # exchanged over x, gathered over y
+    np.testing.assert_array_equal(program.simulate(x), windows(x))
