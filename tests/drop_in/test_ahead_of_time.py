@@ -262,6 +262,9 @@ def test_a_mesh_of_our_own(kind):
     np.testing.assert_array_equal(program(X, X), X @ X)
 
 
+@pytest.mark.skipif(
+    not replicas.KEEPS_WHAT_REPLICAS_RETURN, reason="counts compiles as replicas, until JAX 0.11"
+)
 @pytest.mark.parametrize("rows", [8, 7], ids=["even", "uneven"])
 @pytest.mark.parametrize("is_called_first", [True, False])
 def test_compiled_once_for_calls_and_ahead_of_time(rows, is_called_first, monkeypatch):
@@ -279,11 +282,13 @@ def test_compiled_once_for_calls_and_ahead_of_time(rows, is_called_first, monkey
     assert len(compiles) == 1
 
 
-def test_arguments_that_lie_elsewhere_are_named_by_their_path():
+def test_arguments_that_lie_elsewhere_are_named():
     program = (
         mw.jit(lambda tree: tree["a"] + tree["b"], in_shardings=ROWS, out_shardings=ROWS)
         .lower({"a": X, "b": X})
         .compile()
     )
-    with pytest.raises(ValueError, match=re.escape("args[0]['b']")):
+    # What is not compiled as replicas has its arguments in a row.
+    name = "args[0]['b']" if replicas.KEEPS_WHAT_REPLICAS_RETURN else "args[1]"
+    with pytest.raises(ValueError, match=re.escape(name)):
         program({"a": put("x"), "b": put(None, "x")})
