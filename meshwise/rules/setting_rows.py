@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 from jax import lax
+from jax.numpy import issubdtype
 
 from meshwise._jax import Literal, OfRows, set_rows
 from meshwise.ir.mesh import Axes
 from meshwise.ir.operators import ADDITIONS, is_among
-from meshwise.ir.program import shape_of
+from meshwise.ir.program import shape_of, type_of
 from meshwise.rules.dynamic_update import write_in_one, write_window
 from meshwise.rules.factoring import Dim, Factoring
 from meshwise.rules.halo import Fetch, fetch_rows
@@ -57,7 +58,8 @@ def _is_linear(function: OfRows, given: set[Any]) -> bool:
             continue
         others = [a for a in eqn.invars if isinstance(a, Literal) or a not in given]
         is_factor = eqn.primitive.name == "mul" and len(others) == 1
-        is_divided = eqn.primitive.name == "div" and others == eqn.invars[1:]
+        is_exact = issubdtype(type_of(eqn.outvars[0]).dtype, np.inexact)  # integers round each term
+        is_divided = is_exact and eqn.primitive.name == "div" and others == eqn.invars[1:]
         is_chosen = eqn.primitive.name == "select_n" and others == eqn.invars[:1]
         is_sum = is_among(eqn, ADDITIONS | {"neg", "rev"}) and not others
         if not (is_factor or is_divided or is_chosen or is_sum):

@@ -1,5 +1,6 @@
 """The moves of a schedule as code that makes them again, on the next trace of the program."""
 
+import keyword
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +23,9 @@ class Script:
 
     def name(self, what: str) -> str:
         """A name that no earlier line uses."""
-        base = re.sub(r"\W", "_", what)
+        base = re.sub(r"\W|^(?=\d)", "_", what)
+        if keyword.iskeyword(base) or base == "s":  # the schedule is called that
+            base += "_"
         self.counts[base] = self.counts.get(base, 0) + 1
         return base if self.counts[base] == 1 else f"{base}_{self.counts[base]}"
 

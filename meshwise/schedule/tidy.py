@@ -77,9 +77,8 @@ def _only_cut(view: View, whole: Var, cuts: list[Tile]) -> bool:
     slicing = {view.maker[c.tile] for c in cuts}
     for index in view.readers[whole]:
         eqn = view.eqns[index]
-        made = eqn.outvars[0]
-        through = eqn.primitive.name == "pad" and made not in view.returned
-        through = through and {*view.readers[made]} <= slicing
+        through = eqn.primitive.name == "pad" and eqn.outvars[0] not in view.returned
+        through = through and {*view.readers[eqn.outvars[0]]} <= slicing
         if index not in slicing and not through:
             return False
     return True

@@ -28,6 +28,7 @@ SHARDS = {  # how many are in the first and in the second process
     "fewer, uneven": (1, 2),
     "more, uneven": (4, 4),
     "scalar": (2, 2),
+    "no elements": (2, 2),
     "keys": (2, 2),
     "tree": (8, 8),
     "from one process": (4, 4),
@@ -36,9 +37,7 @@ SHARDS = {  # how many are in the first and in the second process
     "under mw.jit, over two axes": (16, 16),
 }
 NO_DEVICES = "a process without devices in the target makes an array of no shards, of no dtype"
-ACROSS = "what is left to jax.device_put stays on the devices where it is"
 NOT_YET = {  # as above, why not
-    "no elements": ((2, 2), ACROSS),
     "to one process": ((4, 0), NO_DEVICES),
     "to one process, gathered": ((4, 0), NO_DEVICES),
     "from one to the other": ((0, 4), NO_DEVICES),

@@ -40,6 +40,12 @@ def moments(a):
     return [jnp.tanh(s / 100) for s in sums], a.max()
 
 
+def quotient_set(x):
+    total = x.sum(0)
+    return total.at[0].set(lax.div(total[1] + total[2], jnp.asarray(3, total.dtype)))
+
+
+WHOLE_NUMBERS = np.random.default_rng(0).integers(0, 50, (16, 24, 8))
 KEY = jax.random.key(3)
 CASES = {
     "17 rows over 8": (lambda x: jnp.log(x * x).sum(0), (draw(17, 5),), P("d"), P(), N8),
@@ -105,6 +111,20 @@ CASES = {
         P("d"),
         P("d"),
         N8,
+    ),
+    "a quotient of sums as a row": (  # of integers terms by themselves would each be rounded
+        quotient_set,
+        (WHOLE_NUMBERS.astype(np.int32),),
+        P("d"),
+        P(),
+        N8,
+    ),
+    "an unsigned quotient of sums as a row": (
+        quotient_set,
+        (WHOLE_NUMBERS.astype(np.uint32),),
+        P("x"),
+        P("y"),
+        N24,
     ),
     "a literal result": (lambda a: (a.sum(), 3.0), (draw(8),), P("x"), P(), N24),
     "an empty array": (lambda a: (a.sum(), a * 2), (draw(0, 4),), P("x"), (P(), P("x")), N24),

@@ -171,3 +171,30 @@ def test_stacking():
         jax.tree.map(np.testing.assert_array_equal, again.params, stacked.params)
     order = mw.stack_stages({"w": np.arange(8.0)}, 2, 2).params["w"]
     np.testing.assert_array_equal(order, [[[0, 1], [4, 5]], [[2, 3], [6, 7]]])
+
+
+def normed(scale, x):
+    """A stage without a derivative at zero."""
+    return scale * x * jax.lax.rsqrt(jnp.mean(x * x))
+
+
+@pytest.mark.parametrize("options", [{}, {"schedule": "circular", "repeat": 2}], ids=str)
+def test_stages_without_a_microbatch_make_no_nan(options):
+    scales = jnp.linspace(0.5, 2.0, 4 * options.get("repeat", 1))
+    stages = scales.reshape(-1, 4).T if "repeat" in options else scales
+    inputs = inputs_of(6)
+
+    def piped(stages):
+        return (mw.pipeline(normed, stages, inputs, **options) ** 2).sum()
+
+    def plain_loss(scales):
+        x = inputs
+        for scale in scales:
+            x = jax.vmap(lambda x, scale=scale: normed(scale, x))(x)
+        return (x**2).sum()
+
+    value, found = jax.value_and_grad(piped)(stages)
+    wanted, gradient = jax.value_and_grad(plain_loss)(scales)
+    found = found.T.reshape(-1) if "repeat" in options else found
+    np.testing.assert_allclose(value, wanted, rtol=1e-5)
+    np.testing.assert_allclose(found, gradient, rtol=1e-3, atol=1e-3)

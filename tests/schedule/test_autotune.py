@@ -8,6 +8,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
+from meshwise.api.autotune import _difference
 from meshwise.cost.hardware import CPU
 from tests.schedule.steps import adam, lamb, mesh_of, random
 
@@ -255,3 +256,10 @@ def test_a_script_goes_on_with_the_slices_it_made(mesh8):
     assert found[1].sharding.spec == P("x")
     for got, want in zip(found, wanted, strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+def test_results_with_infinities_are_compared_in_the_rest():
+    wanted = [np.array([1.0, np.inf, np.nan], np.float32)]
+    assert not _difference([np.array([1 + 1e-7, np.inf, np.nan], np.float32)], wanted)
+    assert _difference([np.array([5.0, np.inf, np.nan], np.float32)], wanted)
+    assert _difference([np.array([1.0, 3.0, np.nan], np.float32)], wanted)

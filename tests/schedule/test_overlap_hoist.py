@@ -202,3 +202,42 @@ def test_a_hoisted_loop_runs_on_real_devices(mesh8):
     hoisted = mw.SpmdProgram(**{**changed, "per_device": done.view.program})
     np.testing.assert_allclose(hoisted(*args), program(*args), rtol=1e-5, atol=1e-6)
     assert jax.tree.structure(hoisted(*args)) == jax.tree.structure(program(*args))
+
+
+@pytest.mark.parametrize(
+    "mixes",
+    [
+        lax.cumsum,
+        lambda rows: lax.rev(rows, (0,)),
+        lambda rows: lax.reduce_window(rows, 0.0, lax.add, (3,), (1,), "SAME"),
+    ],
+    ids=["running sums", "reversed", "windows"],
+)
+def test_what_mixes_the_rows_that_are_scattered_stays_in_the_loop(mixes):
+    """Of a tile it is another thing than of all rows."""
+
+    def fn(xs):
+        def step(carry, x):
+            return carry + mixes(lax.psum_scatter(x[0], "x", tiled=True)), None
+
+        return lax.scan(step, jnp.zeros(2), xs)[0]
+
+    program = program_of(fn, P(None, "x"), P("x"), (random(3, 4, 8),))
+    view = View(program.per_device)
+    with pytest.raises(mw.IllegalMove, match="can not be computed from devices' own terms"):
+        hoist(view, collectives_in_loops(view)[0])
+
+
+def test_what_keeps_the_rows_that_are_scattered_leaves_the_loop():
+    def fn(xs):
+        def step(carry, x):
+            return carry + jnp.cumsum(lax.psum_scatter(x[0], "x", tiled=True) * 2, 1), None
+
+        return lax.scan(step, jnp.zeros((2, 3)), xs)[0]
+
+    args = (random(3, 4, 8, 3),)
+    program = program_of(fn, P(None, "x"), P("x"), args)
+    view = View(program.per_device)
+    done = hoist(view, collectives_in_loops(view)[0])
+    assert [c.count for c in done.view.program.collectives] == [1]
+    check(program, args, done.view)

@@ -263,3 +263,28 @@ def test_what_is_no_pair_is_refused():
     for value in (only(view, "tanh"), only(view, "all_gather"), view.inputs[0]):
         with pytest.raises(mw.IllegalMove, match="Merged are two collectives"):
             merge(view, value)
+
+
+@pytest.mark.parametrize(
+    ("shape", "config"),
+    [((7,), [(1, 0, 0)]), ((7, 3), [(0, 1, 0), (1, -1, 0)]), ((7, 3), [(0, 1, 0), (0, 0, 0)])],
+    ids=["before", "shifted besides", "behind"],
+)
+def test_only_what_was_padded_is_cut_off(shape, config):
+    """What is cut off after an all_gather is what was padded, if that was behind the same dim."""
+
+    def fn(x):
+        rows = lax.psum_scatter(lax.pad(x[0], 0.0, config), "x", tiled=True)
+        whole = lax.all_gather(rows, "x", tiled=True)
+        return lax.slice(whole, (0,) * len(shape), shape)
+
+    rows = shape[0] + sum(config[0])
+    sizes = {"x": next(n for n in (4, 3) if rows % n == 0)}
+    args = (random(sizes["x"], *shape),)
+    program = program_of(fn, (P("x"),), P(), args, sizes)
+    view = View(program.per_device)
+    if config == [(0, 1, 0), (0, 0, 0)]:
+        check(program, args, merge(view, last(view, "slice")).view)
+        return
+    with pytest.raises(mw.IllegalMove, match="must be what was padded"):
+        merge(view, last(view, "slice"))

@@ -1,10 +1,16 @@
 """`mw.Schedule`: handles, moves by a user, scripts that replay, differences in figures."""
 
+import contextlib
+
+import jax
 import numpy as np
 import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
-from tests.schedule.steps import adam, lamb
+from meshwise.schedule.script import Script
+from tests.schedule.steps import adam, lamb, mesh_of
 
 
 def moved(step) -> mw.Schedule:
@@ -118,3 +124,38 @@ def test_scripts_that_do_not_fit(script, error, text):
     with pytest.raises(error, match=text):
         s.run(script)
     assert s.script() == mw.Schedule(adam().program).script()
+
+
+def test_names_of_a_script_are_names():
+    script = Script()
+    assert [script.name(x) for x in ("not", "while", "s", "2x", "psum", "psum")] == [
+        "not_", "while_", "s_", "_2x", "psum", "psum_2"
+    ]  # fmt: skip
+
+
+def test_an_axis_of_one_device_cuts_no_state():
+    def step(g, w):
+        return w - lax.psum(g, "x")
+
+    args = np.ones((4, 8), np.float32), np.ones(8, np.float32)
+    mesh = mesh_of(x=4, z=1)
+    program = mw.SpmdProgram.from_shard_map(
+        lambda g, w: step(g[0], w), mesh, (P("x"), P()), P(), *args
+    )
+    s = mw.Schedule(program)
+    with pytest.raises(mw.IllegalMove, match="several devices"):
+        s.slice_state("w", 0, dim=0, axes="z")
+
+
+def test_a_step_that_prints_can_be_reordered():
+    def step(g, w):
+        whole = lax.all_gather(lax.psum_scatter(g[0], "x", tiled=True), "x", tiled=True)
+        jax.debug.callback(lambda _: None, whole)
+        return w - whole * 2
+
+    args = np.arange(32, dtype=np.float32).reshape(4, 8), np.ones(8, np.float32)
+    program = mw.SpmdProgram.from_shard_map(step, mesh_of(x=4), (P("x"), P()), P(), *args)
+    s = mw.Schedule(program)
+    with contextlib.suppress(mw.IllegalMove):
+        s.reorder(s.find("all_gather")[0])
+    np.testing.assert_allclose(s.program.simulate(*args), args[1] - 2 * args[0].sum(0))

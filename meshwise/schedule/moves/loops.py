@@ -9,6 +9,7 @@ from meshwise import _jax
 from meshwise._jax import JaxprEqn, Literal, Var
 from meshwise.errors import IllegalMove
 from meshwise.ir.collectives import is_collective
+from meshwise.ir.factors import FactorRule
 from meshwise.ir.operators import ADDITIONS, is_among
 from meshwise.ir.program import shape_of
 from meshwise.rules.registry import REGISTRY
@@ -178,17 +179,28 @@ def _passed(loop: Loop, eqn: JaxprEqn, like: JaxprEqn) -> Any:
         all(shape_of(a) in ((), shape_of(eqn.outvars[0])) for a in eqn.invars)
         and len(eqn.outvars) == 1
     )
-    if like.primitive.name == SCATTER and not is_same_shape:
+    is_scattered = like.primitive.name == SCATTER
+    if is_scattered and not is_same_shape:
         return None
-    for group in REGISTRY.describe(eqn).linear:
+    rule = REGISTRY.describe(eqn)
+    for group in rule.linear:
         others = [a for i, a in enumerate(eqn.invars) if i not in group]
         if len(group) != 1 or isinstance(eqn.invars[group[0]], Literal):
             continue
-        if like.primitive.name == SCATTER and any(shape_of(a) for a in others):
+        if is_scattered and any(shape_of(a) for a in others):
+            continue
+        if is_scattered and not _keeps_rows(rule.factors, group[0], like):
             continue
         if all(_is_alike(loop, a, axes) for a in others):
             return eqn.invars[group[0]]
     return None
+
+
+def _keeps_rows(rule: FactorRule, operand: int, like: JaxprEqn) -> bool:
+    """Whether an equation's rows along the dim that is scattered are made of the same rows each."""
+    dim = like.params["scatter_dimension"]
+    read, made = rule.operands[operand][dim], rule.results[0][dim]
+    return read == made and not {*read} & {*rule.permuted, *rule.whole}
 
 
 def _is_alike(loop: Loop, atom: Any, axes: set[str]) -> bool:

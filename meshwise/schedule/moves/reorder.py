@@ -129,8 +129,8 @@ def _entry(view: View, gathered: Var) -> Tile:
             "A gather that can be moved joins tiles along one dim, over whole axes of the mesh.",
             "Gather with tiled=True and without axis_index_groups.",
         )
-    for index in view.readers[gathered]:
-        cut = view.gathers.get(view.eqns[index].outvars[0])
+    for made in (v for index in view.readers[gathered] for v in view.eqns[index].outvars):
+        cut = view.gathers.get(made)
         if cut and cut.tile is entry.tile and cut.whole is not gathered:
             return cut
     return entry

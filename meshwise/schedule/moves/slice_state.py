@@ -126,6 +126,13 @@ def _tile_of(view: View, state: State, dim: int | None, axes: Axes | None) -> Ti
                 "Reorder the computations that read it first, or say dim and axes.",
             )
         ((dim, axes),) = found
+    if not {*axes} <= {*view.mesh.names}:
+        raise refuse(
+            MOVE,
+            [f"{', '.join(axes)} has one device"],
+            "A state is cut over axes of several devices.",
+            f"Choose among {', '.join(view.mesh.names)}.",
+        )
     rank = len(shape_of(given))
     if not 0 <= dim < rank:
         raise refuse(
