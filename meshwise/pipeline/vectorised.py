@@ -90,10 +90,10 @@ def _run(
         return (state, waiting), state
 
     length = repeat * count + stages - 1
-    # Stages without a microbatch compute with one, of which nothing comes: of zeros a norm has no
+    # Stages without a microbatch compute with ones, of which nothing comes: of zeros a norm has no
     # derivative, and nothing times infinity is no number.
-    state = jax.tree.map(lambda x: jnp.broadcast_to(x[0], (stages, *x.shape[1:])), inputs)
-    waiting = jax.tree.map(lambda x: jnp.broadcast_to(x, (delay, *x.shape)), state)
+    state = jax.tree.map(lambda x: jnp.ones((stages, *x.shape[1:]), x.dtype), inputs)
+    waiting = jax.tree.map(lambda x: jnp.ones((delay, *x.shape), x.dtype), state)
     rows = jnp.arange(length, dtype=jnp.int32), jax.tree.map(lambda x: _longer(x, length), inputs)
     _, made = lax.scan(iteration, (_along(state, axis), waiting), rows)
     return jax.tree.map(lambda x: x[length - count :, stages - 1], made)
@@ -126,9 +126,9 @@ def _row(x: Any, index: Any) -> Any:
 
 
 def _longer(x: Any, length: int) -> Any:
-    """`[M, ...]` to `[length, ...]`, with the first again, of which no result comes."""
-    more = jnp.broadcast_to(x[:1], (length - x.shape[0], *x.shape[1:]))
-    return jnp.concatenate([x, more])
+    """`[M, ...]` to `[length, ...]`, with ones that no result comes of."""
+    widths = [(0, length - x.shape[0])] + [(0, 0)] * (x.ndim - 1)
+    return jnp.pad(x, widths, constant_values=1)
 
 
 def _along(tree: Any, axis: str | None) -> Any:
