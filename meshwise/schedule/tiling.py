@@ -236,6 +236,14 @@ def pad_dim(array: jax.Array, dim: int, size: int) -> jax.Array:
         return lax.pad(array, jnp.zeros((), array.dtype), config)
 
 
+def pads_behind(eqn: JaxprEqn, dim: int) -> bool:
+    """Whether an equation pads, and only behind the rows of one dim."""
+    return eqn.primitive.name == "pad" and all(
+        low == between == 0 and (high == 0 or d == dim)
+        for d, (low, high, between) in enumerate(eqn.params["padding_config"])
+    )
+
+
 def gather(tile: jax.Array, shape: Sequence[int], sharding: Sharding) -> jax.Array:
     """The whole array of a shape from the tiles that devices hold."""
     for dim, axes in enumerate(sharding.dims):

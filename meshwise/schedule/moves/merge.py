@@ -23,6 +23,7 @@ from meshwise.schedule.layouts import named_axes
 from meshwise.schedule.moves.refusal import refuse, replaced
 from meshwise.schedule.moves.split import reduce_scatter
 from meshwise.schedule.rewrite import trace_piece
+from meshwise.schedule.tiling import pads_behind
 from meshwise.schedule.view import GATHERS, SUMS, Tile, View
 
 MOVE = "merge"
@@ -149,9 +150,8 @@ def _scatter_and_gather(view: View, value: Var) -> Merged:
     operand = scatter.invars[0]
     if shape_of(operand) != shape_of(value):
         pad = _maker(view, operand)
-        more = shape_of(operand)[tile.dim] - shape_of(value)[tile.dim]
-        ends = [(0, more if d == tile.dim else 0, 0) for d in range(len(shape_of(value)))]
-        if pad is None or not _pads(pad, ends):
+        is_behind = pad is not None and pads_behind(pad, tile.dim)
+        if pad is None or not is_behind or shape_of(pad.invars[0]) != shape_of(value):
             raise refuse(
                 MOVE,
                 [f"{view.text(operand)} is summed, {view.text(value)} kept of it"],
@@ -162,11 +162,6 @@ def _scatter_and_gather(view: View, value: Var) -> Merged:
     axes = view.mesh.permute_order(tile.axes)
     text = "merge of reduce_scatter and all_gather"
     return _done(view, value, lambda x: lax.psum(x, axes), [operand], text)
-
-
-def _pads(eqn: JaxprEqn, config: Sequence[tuple[int, int, int]]) -> bool:
-    """Whether an equation pads so much at either end of each dim, and between."""
-    return eqn.primitive.name == "pad" and [*eqn.params["padding_config"]] == [*config]
 
 
 def _slice_of_sum(view: View, reduced: Any) -> Merged:

@@ -25,7 +25,14 @@ from meshwise.schedule.moves.refusal import equation_of, refuse, replaced
 from meshwise.schedule.moves.rings import Ring, collect, filled_from, part_at
 from meshwise.schedule.moves.split import split
 from meshwise.schedule.rewrite import trace_piece
-from meshwise.schedule.tiling import NotTileableError, Tiling, one_dim, pad_dim, tile_backward
+from meshwise.schedule.tiling import (
+    NotTileableError,
+    Tiling,
+    one_dim,
+    pad_dim,
+    pads_behind,
+    tile_backward,
+)
 from meshwise.schedule.view import SUMS, View
 
 MOVE = "overlap"
@@ -205,13 +212,12 @@ def _scatter(view: View, scattered: Var) -> _Scatter:
         )
     operand, dim = eqn.invars[0], eqn.params["scatter_dimension"]
     maker = None if isinstance(operand, Literal) else view.maker.get(operand)
-    if maker is not None and view.eqns[maker].primitive.name == "pad":
+    if maker is not None and pads_behind(view.eqns[maker], dim):
         pad = view.eqns[maker]
         before, filler = pad.invars
         size, total = shape_of(before)[dim], shape_of(operand)[dim]
         count = view.mesh.size(named_axes(eqn))
-        config = [(0, total - size if d == dim else 0, 0) for d in range(len(shape_of(operand)))]
-        fits = [*pad.params["padding_config"]] == config and -(-size // count) * count == total
+        fits = -(-size // count) * count == total
         is_only = view.readers[pad.outvars[0]] == [index]
         if fits and is_only and isinstance(before, Var):
             return _Scatter(eqn, index, before, dim, filler, frozenset({maker}))
