@@ -39,7 +39,6 @@ from meshwise._jax.control import step_p as step_p
 from meshwise._jax.control import test_p as test_p
 from meshwise._jax.control import without_dead as without_dead
 from meshwise._jax.custom_partitioning import ShardyRule as ShardyRule
-from meshwise._jax.custom_partitioning import axes_of as axes_of
 from meshwise._jax.custom_partitioning import custom_name_of as custom_name_of
 from meshwise._jax.custom_partitioning import partitioned as partitioned
 from meshwise._jax.custom_partitioning import sharding_rule_of as sharding_rule_of
@@ -57,6 +56,8 @@ from meshwise._jax.dispatch import guarded as guarded
 from meshwise._jax.dispatch import is_called_by_jax as is_called_by_jax
 from meshwise._jax.dispatch import is_weak as is_weak
 from meshwise._jax.dispatch import kept_with_function as kept_with_function
+from meshwise._jax.dispatch import raise_where_found as raise_where_found
+from meshwise._jax.dispatch import refuse_nans as refuse_nans
 from meshwise._jax.dispatch import register_array as register_array
 from meshwise._jax.dispatch import weakened as weakened
 from meshwise._jax.emitters import is_short_float as is_short_float
@@ -92,6 +93,7 @@ from meshwise._jax.jaxprs import are_same as are_same
 from meshwise._jax.jaxprs import array_type as array_type
 from meshwise._jax.jaxprs import at_source as at_source
 from meshwise._jax.jaxprs import bind as bind
+from meshwise._jax.jaxprs import bodies_of as bodies_of
 from meshwise._jax.jaxprs import cast_literal as cast_literal
 from meshwise._jax.jaxprs import close_jaxpr as close_jaxpr
 from meshwise._jax.jaxprs import equation_count as equation_count
@@ -106,6 +108,7 @@ from meshwise._jax.jaxprs import jaxpr_as_fun as jaxpr_as_fun
 from meshwise._jax.jaxprs import kept_in_order as kept_in_order
 from meshwise._jax.jaxprs import key_impl_name as key_impl_name
 from meshwise._jax.jaxprs import literal_value as literal_value
+from meshwise._jax.jaxprs import may_not_end as may_not_end
 from meshwise._jax.jaxprs import names_of as names_of
 from meshwise._jax.jaxprs import new_eqn as new_eqn
 from meshwise._jax.jaxprs import new_var as new_var
@@ -116,6 +119,8 @@ from meshwise._jax.jaxprs import rewritten as rewritten
 from meshwise._jax.jaxprs import source_summary as source_summary
 from meshwise._jax.jaxprs import threefry2x32_p as threefry2x32_p
 from meshwise._jax.jaxprs import with_bodies as with_bodies
+from meshwise._jax.jaxprs import with_key_type as with_key_type
+from meshwise._jax.jaxprs import without_key_type as without_key_type
 from meshwise._jax.jaxprs import without_names as without_names
 from meshwise._jax.jaxprs import without_references as without_references
 from meshwise._jax.kernels import call_kernel as call_kernel
@@ -148,6 +153,9 @@ from meshwise._jax.sampling import gamma_of_keys as gamma_of_keys
 from meshwise._jax.set_rows import OfRows as OfRows
 from meshwise._jax.set_rows import set_rows as set_rows
 from meshwise._jax.set_rows import set_rows_p as set_rows_p
+from meshwise._jax.settings import mover as mover
+from meshwise._jax.settings import moving as moving
+from meshwise._jax.specs import axes_of as axes_of
 from meshwise._jax.stages import lower_flat as lower_flat
 from meshwise._jax.stages import traced_with as traced_with
 from meshwise._jax.stages import with_trees as with_trees
@@ -170,6 +178,7 @@ from meshwise._jax.tracing import stand_ins as stand_ins
 from meshwise._jax.tracing import static_arguments as static_arguments
 from meshwise._jax.tracing import threefry_partitionable as threefry_partitionable
 from meshwise._jax.tracing import trace_function as trace_function
+from meshwise._jax.tracing import traced_over as traced_over
 from meshwise._jax.tracing import without_context_mesh as without_context_mesh
 from meshwise._jax.tracing import without_leak_checks as without_leak_checks
 from meshwise._jax.tracing import without_mesh as without_mesh

@@ -1,6 +1,5 @@
 """Functions under `jax.experimental.custom_partitioning`: the rule and the callbacks they bring."""
 
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -144,12 +143,3 @@ def _placed(
 def spec_of(dims: Sequence[tuple[str, ...]]) -> PartitionSpec:
     """Axes of each dim as JAX writes them: one by its name, none as None."""
     return PartitionSpec(*(d[0] if len(d) == 1 else d or None for d in dims))
-
-
-def axes_of(spec: PartitionSpec, rank: int) -> tuple[tuple[str, ...], ...]:
-    """Axes of each dim of a spec."""
-    entries = itertools.chain(spec, itertools.repeat(None))
-    return tuple(
-        () if e is None else (e,) if isinstance(e, str) else tuple(e)
-        for e in itertools.islice(entries, rank)
-    )

@@ -38,6 +38,11 @@ def call_anew(jitted: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple
     return jitted._cache_miss(*args, **kwargs)
 
 
+def refuse_nans(name: str, shards: Sequence[Any]) -> None:
+    """The error of a result that is not a number, where one of its parts is none."""
+    _jax_dispatch.check_special(name, shards)
+
+
 def raise_where_found(
     found: Exception, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
 ) -> NoReturn:

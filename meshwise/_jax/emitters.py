@@ -22,11 +22,10 @@ import jax
 import numpy as np
 from jax import lax
 from jax._src import compiler as _compiler
-from jax._src import core as _core
 from jax._src import dtypes as _dtypes
 
 from meshwise._jax.cuts import group_size
-from meshwise._jax.jaxprs import JaxprEqn, Literal, opened, threefry2x32_p
+from meshwise._jax.jaxprs import JaxprEqn, Literal, bodies_of, opened, threefry2x32_p
 from meshwise._jax.minor_dims import of_leading_dim
 
 # Arrays over which a kernel of either maker takes no longer than a collective takes to begin.
@@ -165,7 +164,7 @@ def _all_equations(jaxpr: Any, times: int = 1) -> Iterator[tuple[JaxprEqn, int]]
     for eqn in opened(jaxpr).eqns:
         yield eqn, times
         steps = eqn.params["length"] if eqn.primitive is lax.scan_p else 1
-        for body in _core.jaxprs_in_params(eqn.params):
+        for body in bodies_of(eqn):
             yield from _all_equations(body, times * steps)
 
 

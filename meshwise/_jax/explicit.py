@@ -27,11 +27,12 @@ from meshwise._jax.jaxprs import (
     JaxprEqn,
     Literal,
     Var,
-    is_jaxpr,
+    bodies_of,
     opened,
     rewritten,
     with_bodies,
 )
+from meshwise._jax.specs import axes_of
 
 
 class _Trace(threading.local):
@@ -140,8 +141,7 @@ _MANUAL = ("shard_map",)
 def _bodies(eqn: JaxprEqn) -> list[Any]:
     if eqn.primitive.name in _MANUAL:
         return []
-    values = [x for v in eqn.params.values() for x in (v if isinstance(v, tuple | list) else (v,))]
-    return [v for v in values if is_jaxpr(v)]
+    return list(bodies_of(eqn))
 
 
 def _plain(jaxpr: Any) -> Any:
@@ -226,7 +226,7 @@ def _said(sharding: NamedSharding, rank: int) -> NamedSharding:
     What JAX reshards to no axis is where its own rules ask for it; that is no hint. Nor is a sum
     that is to stay unreduced: it is left to where it is needed.
     """
-    entries = _entries(sharding.spec, rank)
+    entries: Sequence[Any] = axes_of(sharding.spec, rank)
     if not any(entries) or getattr(sharding.spec, "unreduced", None):
         entries = [_OPEN] * rank
     elif any(t != AxisType.Explicit for t in sharding.mesh.axis_types):
@@ -241,15 +241,9 @@ def _constrained(eqn: JaxprEqn, rank: int) -> NamedSharding:
     """A constraint over the Auto axes of a value, minor to the axes that its type names."""
     aval: Any = eqn.invars[0].aval
     sharding = eqn.params["sharding"]
-    pairs = zip(_entries(aval.sharding.spec, rank), _entries(sharding.spec, rank), strict=True)
+    pairs = zip(axes_of(aval.sharding.spec, rank), axes_of(sharding.spec, rank), strict=True)
     entries = [(typed or asked) if asked is _OPEN else (*typed, *asked) for typed, asked in pairs]
     return NamedSharding(auto_mesh(sharding.mesh), PartitionSpec(*entries))
-
-
-def _entries(spec: PartitionSpec, rank: int) -> list[Any]:
-    """For each dim the axes that it is sharded over, or UNCONSTRAINED."""
-    entries = [*spec.partitions, *[None] * (rank - len(spec))]
-    return [e if e is _OPEN or isinstance(e, tuple) else (e,) if e else () for e in entries]
 
 
 def _auto_context(eqn: JaxprEqn) -> Any:

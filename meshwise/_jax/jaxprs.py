@@ -114,6 +114,20 @@ def with_bodies(eqn: JaxprEqn, change: Callable[[Any], Any]) -> JaxprEqn:
     return eqn if same else eqn.replace(params=params)
 
 
+def bodies_of(eqn: JaxprEqn) -> Iterator[Any]:
+    """The jaxprs, open or closed, among an equation's parameters, in their order."""
+    for value in eqn.params.values():
+        for item in value if isinstance(value, _SEQUENCES) else (value,):
+            if is_jaxpr(item):
+                yield item
+
+
+def may_not_end(eqn: JaxprEqn) -> bool:
+    """Whether an equation is, or holds, a loop that ends when its data says so."""
+    inner = (e for body in bodies_of(eqn) for e in opened(body).eqns)
+    return eqn.primitive is _xprimitives.while_p or any(map(may_not_end, inner))
+
+
 def has_jaxpr(eqn: JaxprEqn) -> bool:
     """Whether a jaxpr is among an equation's parameters."""
     return _has_body(eqn.params.values())
@@ -235,6 +249,17 @@ def key_impl_name(aval: Any) -> str | None:
     return aval.dtype._impl.name
 
 
+def without_key_type(array: Any) -> Any:
+    """The numbers of an array of typed keys; others as they are."""
+    return array if key_impl_name(array) is None else jax.random.key_data(array)
+
+
+def with_key_type(array: Any, aval: Any) -> Any:
+    """Numbers as typed keys, where a type says so: the inverse of `without_key_type`."""
+    kind = key_impl_name(aval)
+    return array if kind is None else jax.random.wrap_key_data(array, impl=kind)
+
+
 def new_eqn(
     primitive: Primitive,
     invars: Sequence[Any],
@@ -276,7 +301,7 @@ def in_place_of(eqn: JaxprEqn, closed: ClosedJaxpr, operands: Sequence[Any]) -> 
 def equation_count(jaxpr: Any) -> int:
     """How many equations a jaxpr has, those of the bodies of loops, choices and calls included."""
     eqns = opened(jaxpr).eqns
-    inside = (body for eqn in eqns for body in _core.jaxprs_in_params(eqn.params))
+    inside = (body for eqn in eqns for body in bodies_of(eqn))
     return len(eqns) + sum(map(equation_count, inside))
 
 

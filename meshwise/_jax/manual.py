@@ -30,6 +30,7 @@ from meshwise._jax.jaxprs import (
     opened,
     source_summary,
 )
+from meshwise._jax.specs import axes_of
 from meshwise._jax.tracing import make_jaxpr_over_axes, without_mesh
 
 
@@ -291,8 +292,7 @@ def region_of(eqn: JaxprEqn) -> Region:
 
 
 def _dims(spec: Any, aval: Any, wide: frozenset[str]) -> tuple[tuple[str, ...], ...]:
-    entries = [*spec, *[None] * (len(aval.shape) - len(spec))]
-    named = [e if isinstance(e, tuple) else (e,) for e in entries]
+    named = axes_of(spec, len(aval.shape))
     return tuple([tuple([a for a in own if a in wide]) for own in named])
 
 

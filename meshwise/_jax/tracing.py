@@ -3,7 +3,7 @@
 import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import jax
@@ -78,19 +78,31 @@ def trace_function(
         # A class that looks at its leaves, and knows arrays, but not types, as such.
         jitted = jax.jit(_of_leaves(function, arguments_of))
         args, kwargs = tuple(types), {}
-    if auto_mesh_of is not None:
+
+    def trace() -> Any:
+        return jitted.trace(*args, **kwargs)
+
+    if auto_mesh_of is None:
+        return _results(trace())
+    return _results(traced_over(lambda: over_auto_axes(auto_mesh_of), trace))
+
+
+def traced_over(mesh: Callable[[], AbstractContextManager[Any]], trace: Callable[[], Any]) -> Any:
+    """What is traced over a mesh; in no mesh, where the function itself names another one.
+
+    Raises what is wrong over the mesh that is given.
+    """
+    try:
+        with mesh():
+            return trace()
+    except (TypeError, ValueError) as error:
+        ours = isinstance(error, MeshwiseError)
+        if ours or not jax.sharding.get_abstract_mesh().empty:
+            raise
         try:
-            with over_auto_axes(auto_mesh_of):
-                return _results(jitted.trace(*args, **kwargs))
-        except (TypeError, ValueError) as error:
-            ours = isinstance(error, MeshwiseError)
-            if ours or not jax.sharding.get_abstract_mesh().empty:
-                raise
-            try:
-                return _results(jitted.trace(*args, **kwargs))
-            except Exception:
-                raise error from None  # what is wrong over the mesh that is given
-    return _results(jitted.trace(*args, **kwargs))
+            return trace()
+        except Exception:
+            raise error from None
 
 
 def _of_leaves(function: Callable[..., Any], arguments_of: Callable[..., Any]) -> Any:

@@ -251,12 +251,10 @@ def _differs(own: NamedSharding, wanted: Any, rank: int) -> bool:
 
 def _entries(spec: PartitionSpec, rank: int, sizes: dict[Any, int]) -> list[Any]:
     """For each dim the axes of more than one device, or UNCONSTRAINED."""
-    entries: list[Any] = []
-    for entry in (*spec.partitions, *[None] * (rank - len(spec))):
-        axes = (entry,) if isinstance(entry, str) else entry or ()
-        is_open = entry is PartitionSpec.UNCONSTRAINED
-        entries.append(entry if is_open else tuple(a for a in axes if sizes.get(a) != 1))
-    return entries
+    return [
+        axes if axes is PartitionSpec.UNCONSTRAINED else tuple(a for a in axes if sizes.get(a) != 1)
+        for axes in _jax.axes_of(spec, rank)
+    ]
 
 
 def check_effects(name: str, mesh: Any, jaxpr: Any) -> None:

@@ -142,14 +142,12 @@ def _shardings(
     """What specs say, over the axes that are no more than one device wide."""
     offenders, found = [], []
     for spec, aval, path in zip(specs, types, paths, strict=True):
-        entries = list(spec or ())
-        dims = [e if isinstance(e, tuple) else (e,) if e is not None else () for e in entries]
-        axes = [a for dim in dims for a in dim]
+        dims = _jax.axes_of(spec or PartitionSpec(), len(aval.shape))
+        axes = [a for dim in dims for a in (dim if isinstance(dim, tuple) else (dim,))]
         unknown = [a for a in axes if a not in mesh.axis_names]
-        if len(entries) > len(aval.shape) or unknown or len(axes) != len(set(axes)):
+        if len(dims) > len(aval.shape) or unknown or len(axes) != len(set(axes)):
             offenders.append(f"{path} of {len(aval.shape)} dims: {spec}")
             continue
-        dims += [()] * (len(aval.shape) - len(dims))
         kept = [tuple([str(a) for a in dim if a in refined.names]) for dim in dims]
         found.append(Sharding(tuple(kept)))
     if offenders:

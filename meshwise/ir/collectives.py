@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from meshwise._jax import ClosedJaxpr, Jaxpr, JaxprEqn
+from meshwise._jax import ClosedJaxpr, Jaxpr, JaxprEqn, bodies_of
 from meshwise.ir.mesh import Axes
 
 
@@ -125,11 +125,11 @@ def collectives_of(
             branches = [collectives_of(b, axis_sizes, trips) for b in eqn.params["branches"]]
             found.extend(max(branches, key=lambda b: sum(c.wire_bytes for c in b)))
         elif name == "while":
-            inner = [c for j in _sub_jaxprs(eqn) for c in collectives_of(j, axis_sizes, trips)]
+            inner = [c for j in bodies_of(eqn) for c in collectives_of(j, axis_sizes, trips)]
             found.extend(replace(c, is_count_known=False) for c in inner)
         else:
             length = eqn.params["length"] if name == "scan" else 1
-            for inner_jaxpr in _sub_jaxprs(eqn):
+            for inner_jaxpr in bodies_of(eqn):
                 found.extend(collectives_of(inner_jaxpr, axis_sizes, trips * length))
     return found
 
@@ -187,10 +187,3 @@ def group_size(eqn: JaxprEqn, axis_sizes: Mapping[str, int]) -> int:
 
 def _bytes_of(aval: Any) -> int:
     return math.prod(aval.shape) * aval.dtype.itemsize
-
-
-def _sub_jaxprs(eqn: JaxprEqn) -> Iterator[ClosedJaxpr | Jaxpr]:
-    for value in eqn.params.values():
-        for item in value if isinstance(value, tuple | list) else (value,):
-            if isinstance(item, ClosedJaxpr | Jaxpr):
-                yield item

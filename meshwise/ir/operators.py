@@ -20,6 +20,8 @@ JOINS = frozenset({"concatenate", "pad"})
 # The same array, and the same bits.
 COPIES = frozenset({"copy", "copy_p"})
 RECASTS = frozenset({"bitcast_convert_type"})
+# Others each time they are run, which counts for no effect.
+DRAWING = frozenset({"rng_uniform"})
 # Places along a dim, or of a device.
 PLACES = frozenset({"iota", "axis_index"})
 

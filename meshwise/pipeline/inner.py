@@ -148,8 +148,8 @@ def _without_known_hints(jaxpr: ClosedJaxpr, takes: Sequence[Tiling]) -> ClosedJ
         operands = [read(a) for a in eqn.invars]
         if eqn.primitive is _jax.hint_p and not isinstance(operands[0], Literal):
             given = lies.get(operands[0])
-            rank = len(eqn.outvars[0].aval.shape)
-            if given and _entries(given.spec, rank) == _entries(eqn.params["sharding"], rank):
+            said, rank = eqn.params["sharding"], len(eqn.outvars[0].aval.shape)
+            if given and _jax.axes_of(given.spec, rank) == _jax.axes_of(said, rank):
                 same[eqn.outvars[0]] = operands[0]
                 continue
         eqns.append(eqn.replace(invars=operands))
@@ -165,13 +165,6 @@ def _named(jaxpr: ClosedJaxpr, count: int) -> ClosedJaxpr:
         return run(*args[:first], *(checkpoint_name(x, "arriving") for x in args[first:]))
 
     return jax.make_jaxpr(named)(*jaxpr.in_avals)
-
-
-def _entries(spec: Any, rank: int) -> list[tuple[Any, ...]]:
-    """The axes that a spec gives each of `rank` dims."""
-    parts = [e if isinstance(e, tuple) else (e,) for e in spec]
-    parts += [(None,)] * (rank - len(parts))
-    return [tuple(a for a in part if a is not None) for part in parts]
 
 
 def _plan(

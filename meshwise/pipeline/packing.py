@@ -60,7 +60,7 @@ class Layout:
         """
         flat: dict[str, list[Any]] = {dtype: [] for dtype in lengths}
         for array, (dtype, _, _) in zip(arrays, self.places, strict=True):
-            flat[dtype].append(jnp.ravel(_raw(array)))
+            flat[dtype].append(jnp.ravel(_jax.without_key_type(array)))
         return {
             dtype: _joined(parts, lengths[dtype], (dtypes or {}).get(dtype, dtype))
             for dtype, parts in flat.items()
@@ -78,7 +78,7 @@ class Layout:
             else:
                 columns = lax.slice_in_dim(buffer, start, start + size, axis=1)
                 part = lax.dynamic_index_in_dim(columns, row, keepdims=False)
-            found.append(_typed(jnp.reshape(part, shape), aval))
+            found.append(_jax.with_key_type(jnp.reshape(part, shape), aval))
         return found
 
 
@@ -106,15 +106,6 @@ def _stored(aval: Any) -> tuple[tuple[int, ...], str]:
         return tuple(aval.shape), jnp.dtype(aval.dtype).name
     data = jax.eval_shape(jax.random.key_data, aval)
     return tuple(data.shape), jnp.dtype(data.dtype).name
-
-
-def _raw(array: Any) -> Any:
-    return array if _jax.key_impl_name(array) is None else jax.random.key_data(array)
-
-
-def _typed(array: Any, aval: Any) -> Any:
-    kind = _jax.key_impl_name(aval)
-    return array if kind is None else jax.random.wrap_key_data(array, impl=kind)
 
 
 def _joined(parts: Sequence[Any], length: int, dtype: str) -> Any:

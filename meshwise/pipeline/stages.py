@@ -11,14 +11,14 @@ Calls that have marks inside (`jax.jit`, `jax.checkpoint`) are inlined; no other
 touched, so custom derivatives keep theirs.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from meshwise import _jax
 from meshwise._jax import ClosedJaxpr, JaxprEqn, Literal, Var
-from meshwise._jax.jaxprs import is_jaxpr, opened
+from meshwise._jax.jaxprs import bodies_of, opened
 from meshwise._jax.pipelines import stage_boundary_p
 from meshwise.errors import PipelineError, message
 
@@ -228,13 +228,6 @@ def _call(eqn: JaxprEqn, name: str) -> "_jax.CallBody":
 def _has_marks(eqn: JaxprEqn) -> bool:
     return any(
         inner.primitive is stage_boundary_p or _has_marks(inner)
-        for body in _bodies(eqn)
+        for body in bodies_of(eqn)
         for inner in opened(body).eqns
     )
-
-
-def _bodies(eqn: JaxprEqn) -> Iterator[Any]:
-    for value in eqn.params.values():
-        for item in value if isinstance(value, tuple | list) else (value,):
-            if is_jaxpr(item):
-                yield item

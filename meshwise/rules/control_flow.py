@@ -11,18 +11,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import jax
 import numpy as np
 from jax import lax
 
 from meshwise import _jax
 from meshwise._jax import (
     ClosedJaxpr,
-    Jaxpr,
     JaxprEqn,
     Var,
     bind,
     jaxpr_as_fun,
+    may_not_end,
     scan_counts,
     without_hints,
 )
@@ -132,8 +131,8 @@ def _steps_factor(context: LocalContext, loop: _Loop) -> int | None:
     """The factor of the steps, if it is sharded."""
     tensors = context.rule.operands[loop.consts + loop.carried :]
     tensors += context.rule.results[loop.carried :]
-    dim = next((dims[0] for dims in tensors), ())
-    return dim[0] if dim and context.axes(dim[0]) else None
+    firsts = [dims[0] for dims in tensors]
+    return firsts[0][0] if firsts and context.is_split(firsts[0]) else None
 
 
 def _scan_exchanges(loop: _Loop, context: LocalContext) -> list[Exchange]:
@@ -180,7 +179,7 @@ def _own_steps(
     """
     eqn, length = without_hints(context.eqn), context.local_size(factor)
     is_even = length * context.shards(factor) == context.rule.sizes[factor]
-    if is_even or not (loop.summed or _may_not_end(eqn.params["jaxpr"])):
+    if is_even or not (loop.summed or may_not_end(eqn)):
         return bind(eqn, [*consts, *carried, *each], {**eqn.params, "length": length})
     left = context.real_rows(factor)
     real = lax.lt(lax.iota(np.int32, length), lax.broadcast(left, (length,)))
@@ -200,14 +199,3 @@ def _own_steps(
     params = {k: eqn.params[k] for k in ("reverse", "unroll")}
     carry, rows = lax.scan(step, list(carried), (real, list(each)), length=length, **params)
     return [*carry, *rows]
-
-
-def _may_not_end(body: Any) -> bool:
-    """Whether a jaxpr has a loop in it that ends when its data says so."""
-    jaxpr = body.jaxpr if isinstance(body, ClosedJaxpr) else body
-    for eqn in jaxpr.eqns:
-        inner = jax.tree.leaves(list(eqn.params.values()))
-        bodies = [j for j in inner if isinstance(j, ClosedJaxpr | Jaxpr)]
-        if eqn.primitive.name == "while" or any(_may_not_end(j) for j in bodies):
-            return True
-    return False

@@ -35,11 +35,7 @@ def _dynamic_update_slice_local(
     context: LocalContext, operand: Any, update: Any, *starts: Any
 ) -> list[Any]:
     before, after = context.rule.operands[:2]
-    split = {
-        d: dim[0]
-        for d, dim in enumerate(before)
-        if dim and dim != after[d] and context.axes(dim[0])
-    }
+    split = {d: dim[0] for d, dim in enumerate(before) if context.is_split(dim) and dim != after[d]}
     if not split:
         return context.bind(operand, update, *starts)
     windows = context.global_shape(1)

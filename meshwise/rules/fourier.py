@@ -148,7 +148,7 @@ def _factor(context: LocalContext) -> int | None:
     """The factor of a transformed dim that is sharded, if any."""
     rank = len(context.params["fft_lengths"])
     dims = context.rule.operands[0][-rank:]
-    return next((d[0] for d in dims if d and context.axes(d[0])), None)
+    return next((d[0] for d in dims if context.is_split(d)), None)
 
 
 def _steps(context: LocalContext, factor: int) -> FourSteps | None:

@@ -167,7 +167,7 @@ def _dynamic_slice_local(context: LocalContext, operand: Any, *starts: Any) -> l
     owned: list[Any] = []
     shifts: dict[int, Any] = {}
     for d, (dim, window) in enumerate(zip(context.rule.operands[0], windows, strict=True)):
-        if not dim or not context.axes(dim[0]) or dim == context.rule.results[0][d]:
+        if not context.is_split(dim) or dim == context.rule.results[0][d]:
             continue
         if window == 1:
             begins[d], here = local_start(context, dim[0], begins[d])

@@ -49,7 +49,7 @@ def _factor(context: LocalContext) -> int | None:
     """The factor of the dim that is searched, if it is sharded."""
     dims = context.rule.operands[0]
     dim = dims[_axis(context.params, len(dims))]
-    return dim[0] if dim and context.axes(dim[0]) else None
+    return dim[0] if context.is_split(dim) else None
 
 
 def _meeting(context: LocalContext, factor: int) -> Meeting:

@@ -91,7 +91,7 @@ def _numbered(context: LocalContext, vectors: IndexVectors) -> tuple[Any, Any]:
     order, inside = lax.full(local, 0, np.int32), lax.full(local, True)
     for d, (n, dim) in enumerate(zip(sizes, context.rule.operands[1][:-1], strict=True)):
         position = lax.broadcasted_iota(np.int32, local, d)
-        if dim and context.axes(dim[0]):
+        if context.is_split(dim):
             position = lax.add(position, lax.broadcast(context.offset(dim[0]), local))
             inside = lax.bitwise_and(inside, lax.lt(position, lax.full_like(position, n)))
         order = lax.add(lax.mul(order, lax.full_like(order, n)), position)

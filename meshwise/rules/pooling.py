@@ -76,7 +76,7 @@ def _readings(context: LocalContext) -> list[Reading]:
     dilations = params.get("window_dilation", ones)
     found = []
     for d, dim in enumerate(context.rule.operands[0]):
-        if not dim or dim[0] not in context.rule.permuted or not context.axes(dim[0]):
+        if not context.is_split(dim) or dim[0] not in context.rule.permuted:
             continue
         window = Window(
             params["window_strides"][d],
@@ -251,7 +251,7 @@ def _scatters(context: LocalContext) -> list[tuple[int, _Scatter]]:
     return [
         (d, _Scatter(context, d, context.shards(dim[0])))
         for d, dim in enumerate(context.rule.operands[1])
-        if dim and dim[0] in context.rule.permuted and context.axes(dim[0])
+        if context.is_split(dim) and dim[0] in context.rule.permuted
     ]
 
 

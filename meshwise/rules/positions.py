@@ -142,7 +142,7 @@ class IndexVectors:
         self.factors = {
             c: dim[0]
             for c, (d, dim) in enumerate(zip(dims, found, strict=True))
-            if windows[d] != shape[d] and dim and context.axes(dim[0])
+            if windows[d] != shape[d] and context.is_split(dim)
         }
         self.spread = {c: dims[c] for c in self.factors if windows[dims[c]] > 1}
         given = [p for p in range(rank) if p not in kept.values()]

@@ -68,7 +68,7 @@ def _cumulative_rule(application: Application) -> OpRule:
 def _factor(context: LocalContext) -> int | None:
     """The factor of the dim, if it is sharded."""
     dim = context.rule.operands[0][context.params["axis"]]
-    return dim[0] if dim and context.axes(dim[0]) else None
+    return dim[0] if context.is_split(dim) else None
 
 
 def _is_dealt(rows: int, shards: int, dtype: Any) -> bool:

@@ -45,7 +45,7 @@ def _bits_rule(application: Application) -> OpRule:
 
 def _bits_local(context: LocalContext, keys: Any) -> list[Any]:
     inner = context.rule.results[0][keys.ndim :]
-    if not any(context.axes(dim[0]) for dim in inner if dim):
+    if not any(map(context.is_split, inner)):
         return context.bind(keys)
     high, low = global_counts(context, context.params["shape"], inner)
     first, second = _threefry(keys, high, low)
@@ -190,7 +190,7 @@ def _gamma_rule(application: Application) -> OpRule:
 def _gamma_local(context: LocalContext, keys: Any, alphas: Any) -> list[Any]:
     shape = context.global_shape(1)[keys.ndim :]
     inner = context.rule.results[0][keys.ndim :]
-    if not any(context.axes(dim[0]) for dim in inner if dim):
+    if not any(map(context.is_split, inner)):
         return context.bind(keys, alphas)
     words = _threefry(keys, *global_counts(context, shape, inner))
     return [gamma_of_keys(_keys_of(words), alphas, context.params["log_space"])]

@@ -119,7 +119,7 @@ def _reduced(context: LocalContext) -> tuple[int, ...]:
 def _reduced_dims(context: LocalContext) -> dict[int, int]:
     """The sharded dims that are reduced, and the factor of each."""
     dims = {d: context.rule.operands[0][d] for d in sorted(_reduced(context))}
-    return {d: dim[0] for d, dim in dims.items() if dim and context.axes(dim[0])}
+    return {d: dim[0] for d, dim in dims.items() if context.is_split(dim)}
 
 
 def _reduce_meeting(context: LocalContext) -> Meeting:
@@ -209,7 +209,7 @@ def _arg_factor(context: LocalContext) -> int | None:
     """The factor of the dim that is searched, if it is sharded."""
     (axis,) = context.params["axes"]
     dim = context.rule.operands[0][axis]
-    return dim[0] if dim and context.axes(dim[0]) else None
+    return dim[0] if context.is_split(dim) else None
 
 
 def _arg_meeting(context: LocalContext, factor: int) -> Meeting:

@@ -73,6 +73,10 @@ class LocalContext:
         """Axes that a factor is sharded over."""
         return self.strategy.axes[factor]
 
+    def is_split(self, dim: tuple[int, ...]) -> bool:
+        """Whether a dim, given by its factors, is sharded: its major one is."""
+        return bool(dim and self.axes(dim[0]))
+
     def shards(self, factor: int) -> int:
         """In how many parts a factor is split."""
         return self.mesh.size(self.strategy.axes[factor])

@@ -228,7 +228,7 @@ def _cut_dims(context: LocalContext, windows: tuple[int, ...]) -> dict[int, int]
     return {
         d: dim[0]
         for d, dim in enumerate(context.rule.operands[0])
-        if dim and context.axes(dim[0]) and windows[d] != sizes[dim[0]] and d not in batching
+        if context.is_split(dim) and windows[d] != sizes[dim[0]] and d not in batching
     }
 
 

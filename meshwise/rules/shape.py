@@ -75,7 +75,7 @@ def _iota_local(context: LocalContext) -> list[Any]:
     shape = context.local_result_shape(0)
     dimension, dtype = context.params["dimension"], context.params["dtype"]
     dim = context.rule.results[0][dimension]
-    if not dim or not context.axes(dim[0]):
+    if not context.is_split(dim):
         return context.bind(shape=shape)
     counted = _counting(context.rule.sizes[dim[0]])
     (positions,) = context.bind(shape=shape, dtype=counted)

@@ -150,9 +150,9 @@ def _slice_local(context: LocalContext, operand: Any) -> list[Any]:
         starts[reading.dim], limits[reading.dim] = 0, reading.span
     for d, dim in enumerate(context.rule.operands[0]):
         if dim == context.rule.results[0][d]:
-            starts[d] = 0 if dim and context.axes(dim[0]) else starts[d]
-            limits[d] = operand.shape[d] if dim and context.axes(dim[0]) else limits[d]
-        elif dim and context.axes(dim[0]):
+            starts[d] = 0 if context.is_split(dim) else starts[d]
+            limits[d] = operand.shape[d] if context.is_split(dim) else limits[d]
+        elif context.is_split(dim):
             operand = _picked_rows(context, operand, d, starts[d], strides[d])
             starts[d], limits[d], strides[d] = 0, operand.shape[d], 1
     stride = None if context.params["strides"] is None else tuple(strides)
@@ -223,7 +223,7 @@ def _pad_local(context: LocalContext, operand: Any, value: Any) -> list[Any]:
         operand = dilate(operand, reading, context.mesh, value)
         config[reading.dim] = (0, 0, 0)
     for d, dim in enumerate(context.rule.results[0]):
-        if dim and dim != context.rule.operands[0][d] and context.axes(dim[0]):
+        if context.is_split(dim) and dim != context.rule.operands[0][d]:
             operand = _own_rows(context, operand, d, _pad_window(config[d]), value)
             config[d] = (0, 0, 0)
     if not any(any(amounts) for amounts in config):

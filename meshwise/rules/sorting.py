@@ -59,7 +59,7 @@ def _job(context: LocalContext) -> SortedBlocks | None:
     """The sort, if its dim is sharded."""
     axis, shape = context.params["dimension"], context.local_shape(0)
     dim = context.rule.operands[0][axis]
-    if not dim or not context.axes(dim[0]) or 0 in shape:
+    if not context.is_split(dim) or 0 in shape:
         return None
     return SortedBlocks(
         context.rule.sizes[dim[0]],

@@ -13,7 +13,7 @@ those along which the predicate varies: then the devices of a group take it toge
 is run for all devices, and each gets the results of its own.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,7 +69,7 @@ class Interpreter:
     def _equation(self, eqn: _jax.JaxprEqn, values: list[Stacked]) -> list[Stacked]:
         if is_collective(eqn, self.mesh):
             return apply_collective(eqn, values, self.mesh)
-        if not any(_needs_entering(body, self.mesh) for body in _bodies(eqn)):
+        if not any(_needs_entering(body, self.mesh) for body in _jax.bodies_of(eqn)):
             return _batch(eqn, values, self.mesh)
         match eqn.primitive.name:
             case "scan":
@@ -78,8 +78,8 @@ class Interpreter:
                 return self._while(eqn, values)
             case "cond":
                 return self._cond(eqn, values)
-        bodies = list(_bodies(eqn))
-        if len(bodies) != 1 or len(_opened(bodies[0])[0].invars) != len(values):
+        bodies = list(_jax.bodies_of(eqn))
+        if len(bodies) != 1 or len(_jax.opened(bodies[0]).invars) != len(values):
             text = f"the simulator cannot enter {eqn.primitive.name}, which holds a collective"
             raise NotImplementedError(text)
         return self.run(bodies[0], values)
@@ -223,8 +223,8 @@ def _axes_of_difference(value: Stacked, mesh: Mesh) -> Axes:
 
 def _sends_over(jaxpr: Any, mesh: Mesh) -> set[str]:
     """The axes of all collectives in a jaxpr, its bodies included."""
-    eqns = _opened(jaxpr)[0].eqns
-    inner = [_sends_over(body, mesh) for eqn in eqns for body in _bodies(eqn)]
+    eqns = _jax.opened(jaxpr).eqns
+    inner = [_sends_over(body, mesh) for eqn in eqns for body in _jax.bodies_of(eqn)]
     return set().union(*(sends_over(eqn, mesh) for eqn in eqns), *inner)
 
 
@@ -307,35 +307,22 @@ def _draws_bits_by_batch(eqn: _jax.JaxprEqn) -> bool:
     kinds = {_jax.key_impl_name(v.aval) for v in (*eqn.invars, *eqn.outvars)}
     if kinds & {"rbg", "unsafe_rbg"}:
         return True
-    return any(_draws_bits_by_batch(e) for b in _bodies(eqn) for e in _opened(b)[0].eqns)
+    return any(_draws_bits_by_batch(e) for b in _jax.bodies_of(eqn) for e in _jax.opened(b).eqns)
 
 
 def _skips_a_loop(eqn: _jax.JaxprEqn) -> bool:
     """Whether a branch holds a loop that ends when its data says so: `vmap` takes every branch."""
-    inner = [e for body in _bodies(eqn) for e in _opened(body)[0].eqns]
+    inner = [e for body in _jax.bodies_of(eqn) for e in _jax.opened(body).eqns]
     if eqn.primitive.name == "cond":
-        return any(_may_not_end(e) for e in inner)
+        return any(map(_jax.may_not_end, inner))
     return any(_skips_a_loop(e) for e in inner)
-
-
-def _may_not_end(eqn: _jax.JaxprEqn) -> bool:
-    inner = (e for body in _bodies(eqn) for e in _opened(body)[0].eqns)
-    return eqn.primitive.name == "while" or any(_may_not_end(e) for e in inner)
 
 
 def _needs_entering(jaxpr: Any, mesh: Mesh) -> bool:
     return any(
-        is_collective(eqn, mesh) or any(_needs_entering(body, mesh) for body in _bodies(eqn))
-        for eqn in _opened(jaxpr)[0].eqns
+        is_collective(eqn, mesh) or any(_needs_entering(body, mesh) for body in _jax.bodies_of(eqn))
+        for eqn in _jax.opened(jaxpr).eqns
     )
-
-
-def _bodies(eqn: _jax.JaxprEqn) -> Iterator[Any]:
-    """The jaxprs in an equation's parameters."""
-    for value in eqn.params.values():
-        for item in value if isinstance(value, tuple | list) else (value,):
-            if isinstance(item, _jax.ClosedJaxpr | _jax.Jaxpr):
-                yield item
 
 
 def _opened(jaxpr: Any) -> tuple[Any, Sequence[Any]]:

@@ -12,11 +12,8 @@ from jax import lax
 from meshwise import _jax
 from meshwise._jax import Control, JaxprEqn, Literal, Var
 from meshwise.ir.bodies import OUTERMOST, Scope, is_visible, scopes
-from meshwise.ir.operators import COPIES, RECASTS, RESHAPES, SPREADS, TURNS, is_among
+from meshwise.ir.operators import COPIES, DRAWING, RECASTS, RESHAPES, SPREADS, TURNS, is_among
 from meshwise.ir.program import application_key, atom_key, bytes_of
-
-# Operators that give others each time they are run, and count for no effect.
-_DRAWING = frozenset({lax.rng_uniform_p})
 
 # Marks that may be shared, as one row or stack is like the other.
 _OF_STACKS = frozenset({_jax.step_p, _jax.stack_p})
@@ -69,7 +66,7 @@ def _equation_key(eqn: JaxprEqn) -> Any:
 def _stays(eqn: JaxprEqn) -> bool:
     """Whether an equation is run where it stands, as often as it stands there."""
     is_held = eqn.primitive is lax.optimization_barrier_p
-    return bool(eqn.effects) or is_held or eqn.primitive in _DRAWING
+    return bool(eqn.effects) or is_held or is_among(eqn, DRAWING)
 
 
 def eliminate_dead_code(eqns: list[JaxprEqn], outputs: Sequence[Any]) -> list[JaxprEqn]:
