@@ -245,15 +245,19 @@ class Schedule:
         name = self._moved("merge", [value], {}, done.view)
         return self._handles(name, [done.value] if done.value in self.view.maker else [])
 
-    def hoist(self, loop: Handle, max_bytes: int | None = None) -> list[Handle]:
+    def hoist(
+        self, loop: Handle, max_bytes: int | None = None, more_bytes: bool = False
+    ) -> list[Handle]:
         """The collectives of a `scan` that can leave it, out of it.
 
         Before the loop goes what is the same in all steps; after it go sums that steps only add to:
         each device carries its own. `max_bytes` bounds what is held through the loop in addition.
+        What would send more bytes there than in all steps stays, unless `more_bytes`.
         """
         refuse_no_numbers("hoist", max_bytes=max_bytes)
-        done = hoist(self.view, self._value(loop), max_bytes)
-        name = self._moved("hoist", [loop], {"max_bytes": max_bytes}, done.view)
+        done = hoist(self.view, self._value(loop), max_bytes, more_bytes)
+        options = {"max_bytes": max_bytes, "more_bytes": more_bytes}
+        name = self._moved("hoist", [loop], options, done.view)
         return self._handles(name, [v for v in done.values if v in self.view.maker])
 
     def run(self, script: str | Callable[["Schedule"], Any]) -> "Schedule":

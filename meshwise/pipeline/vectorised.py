@@ -72,6 +72,8 @@ def _run(
     """The loop: shift, let in, apply all stages. `sizes` are S, M and R."""
     stages, count, repeat = sizes
     params = _along(params, axis)
+    types = inputs
+    inputs = jax.tree.map(_jax.without_key_type, inputs)  # keys travel as the numbers that they are
     numbers = np.arange(stages, dtype=np.int32)
     delay = count - stages if repeat > 1 else 0
 
@@ -86,7 +88,8 @@ def _run(
         if repeat > 1:
             turn = jnp.clip((tick - numbers) // count, 0, repeat - 1)
             own = jax.tree.map(lambda p: jax.vmap(_row)(p, turn), params)
-        state = _along(apply(own, _along(state, axis)), axis)
+        typed = jax.tree.map(_jax.with_key_type, _along(state, axis), types)
+        state = _along(jax.tree.map(_jax.without_key_type, apply(own, typed)), axis)
         return (state, waiting), state
 
     length = repeat * count + stages - 1
@@ -96,7 +99,8 @@ def _run(
     waiting = jax.tree.map(lambda x: jnp.ones((delay, *x.shape), x.dtype), state)
     rows = jnp.arange(length, dtype=jnp.int32), jax.tree.map(lambda x: _longer(x, length), inputs)
     _, made = lax.scan(iteration, (_along(state, axis), waiting), rows)
-    return jax.tree.map(lambda x: x[length - count :, stages - 1], made)
+    last = jax.tree.map(lambda x: x[length - count :, stages - 1], made)
+    return jax.tree.map(_jax.with_key_type, last, types)
 
 
 def _delayed(arrived: Any, waiting: Any, tick: Any, delay: int) -> tuple[Any, Any]:

@@ -20,7 +20,9 @@ from typing import Any
 
 from meshwise import _jax
 from meshwise._jax import JaxprEqn, Literal, Var
+from meshwise.ir.collectives import is_collective
 from meshwise.ir.mesh import Axes
+from meshwise.ir.operators import DRAWING, is_among
 from meshwise.ir.per_device import PerDeviceProgram
 from meshwise.ir.program import itemsize_of, shape_of
 from meshwise.ir.sharding import DimAxes, Reduction, Sharding
@@ -150,16 +152,15 @@ def _of_equation(
     eqn: JaxprEqn, operands: Sequence[Layout], sizes: Mapping[str, int], positions: Positions
 ) -> list[Layout]:
     name = eqn.primitive.name
-    if name in _COLLECTIVES:
+    if name in _COLLECTIVES and eqn.params.get("axis_index_groups") is None:
         axes = named_axes(eqn)
-        if eqn.params.get("axis_index_groups") is not None:
-            return [
-                local_over(_rank(v), tuple(o.varying | {*axes}))
-                for v, o in zip(eqn.outvars, _each(operands, eqn), strict=True)
-            ]
-        return [_COLLECTIVES[name](eqn, o, axes) for o in _each(operands, eqn)]
+        return [_COLLECTIVES[name](eqn, o, axes) for o in operands[: len(eqn.outvars)]]
     if name == "axis_index":
         return [local_over(0, named_axes(eqn))]
+    ranks = [_rank(v) for v in eqn.outvars]
+    if is_collective(eqn):
+        varying = {*named_axes(eqn)}.union(*(o.varying for o in operands))
+        return [local_over(rank, tuple(varying)) for rank in ranks]
     body = _jax.call_body(eqn)
     if body is not None or eqn.primitive is _jax.mw_kernel_p:
         inner = eqn.params["jaxpr"] if body is None else body.jaxpr
@@ -169,16 +170,11 @@ def _of_equation(
     slice_ = positions.slice_of(eqn)
     if slice_ is not None and not {*slice_.axes} & operands[0].varying:
         return [_sliced_more(operands[0], slice_.dim, slice_.axes)]
-    ranks = [_rank(v) for v in eqn.outvars]
     rule = REGISTRY.describe(eqn)
-    if rule.opaque and _jax.has_jaxpr(eqn):  # which may ask for the device's number
+    asks = rule.opaque and _jax.has_jaxpr(eqn)  # for the device's number, perhaps
+    if asks or is_among(eqn, DRAWING) or _jax.has_effects(eqn):
         return [local_over(rank, tuple(sizes)) for rank in ranks]
     return by_rule(rule, operands, ranks)
-
-
-def _each(operands: Sequence[Layout], eqn: JaxprEqn) -> Sequence[Layout]:
-    """One operand for each result."""
-    return operands[: len(eqn.outvars)]
 
 
 def _sliced_more(layout: Layout, dim: int, axes: Axes) -> Layout:
@@ -272,14 +268,17 @@ def _scattered(eqn: JaxprEqn, operand: Layout, axes: Axes) -> Layout:
     dim = eqn.params["scatter_dimension"]
     if not eqn.params.get("tiled", True):
         dims = layout.dims[:dim] + layout.dims[dim + 1 :]
-        return Layout(dims, layout.unreduced, layout.reduction, (*layout.local, *axes))
+        local = (*layout.local, *layout.dims[dim], *axes)
+        return Layout(dims, layout.unreduced, layout.reduction, local)
     return _sliced_more(layout, dim, axes)
 
 
 def _exchanged(eqn: JaxprEqn, operand: Layout, axes: Axes) -> Layout:
     layout = operand.without(axes)
     split, joined = eqn.params["split_axis"], eqn.params["concat_axis"]
-    if operand.dims[joined][-len(axes) :] == axes and eqn.params.get("tiled", True):
+    if not eqn.params.get("tiled", True):  # one dim goes, and another one comes
+        return local_over(len(operand.dims), tuple(operand.varying | {*axes}))
+    if operand.dims[joined][-len(axes) :] == axes:
         return _sliced_more(layout, split, axes)
     return Layout(layout.dims, layout.unreduced, layout.reduction, (*layout.local, *axes))
 
@@ -326,8 +325,7 @@ def _of_scan(eqn: JaxprEqn, operands: Sequence[Layout], sizes: Mapping[str, int]
 
 def _row(layout: Layout) -> Layout:
     if layout.dims and layout.dims[0]:
-        rest = Layout(layout.dims[1:], layout.unreduced, layout.reduction, layout.local)
-        return local_over(len(rest.dims), tuple(layout.varying)) if layout.dims[0] else rest
+        return local_over(len(layout.dims) - 1, tuple(layout.varying))
     return Layout(layout.dims[1:], layout.unreduced, layout.reduction, layout.local)
 
 

@@ -198,3 +198,27 @@ def test_stages_without_a_microbatch_make_no_nan(options):
     found = found.T.reshape(-1) if "repeat" in options else found
     np.testing.assert_allclose(value, wanted, rtol=1e-5)
     np.testing.assert_allclose(found, gradient, rtol=1e-3, atol=1e-3)
+
+
+def test_keys_travel_with_activations():
+    def noisy(w, activations):
+        x, key = activations
+        key = jax.random.fold_in(key, 1)
+        return jnp.tanh(x @ w) + jax.random.uniform(key, x.shape), key
+
+    weights = normal(np.random.default_rng(0), 4, WIDTH, WIDTH)
+    inputs = inputs_of(6), jax.random.split(jax.random.key(0), 6)
+
+    def in_turn(weights, inputs):
+        for w in weights:
+            inputs = jax.vmap(noisy, (None, 0))(w, inputs)
+        return inputs
+
+    got, keys = mw.pipeline(noisy, weights, inputs)
+    wanted, last = in_turn(weights, inputs)
+    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(jax.random.key_data(keys), jax.random.key_data(last))
+    gradient = jax.grad(lambda w: mw.pipeline(noisy, w, inputs)[0].sum())(weights)
+    np.testing.assert_allclose(
+        gradient, jax.grad(lambda w: in_turn(w, inputs)[0].sum())(weights), rtol=1e-4, atol=1e-4
+    )

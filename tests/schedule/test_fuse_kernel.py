@@ -121,3 +121,88 @@ def test_a_gathered_product_is_one_kernel(gathered, is_turned):
     assert [c.kind.value for c in s.program.collectives] == ["all_gather"]
     np.testing.assert_allclose(s.program(given, w), x @ w, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(s.program.simulate(given, w), x @ w, rtol=1e-4, atol=1e-4)
+
+
+def of_sum(before, compute, after, **options):
+    """A step that scatters a sum, computes with the part, and gathers it."""
+
+    def step(g, w):
+        part = lax.psum_scatter(before(g[0]), "x", scatter_dimension=0, tiled=True, **options)
+        return after(lax.all_gather(compute(part, w), "x", axis=0, tiled=True, **options))
+
+    return step
+
+
+def of_product(left, also):
+    """A step that scatters the sum of a product."""
+
+    def step(a, b, w):
+        product = left(a) @ b
+        part = lax.psum_scatter(product, "x", scatter_dimension=0, tiled=True)
+        return lax.all_gather(w - part * also(product), "x", axis=0, tiled=True), product
+
+    return step
+
+
+def untiled(g, w):
+    part = lax.psum_scatter(g[0], "x", scatter_dimension=0, tiled=False)
+    return lax.all_gather(w - part, "x", axis=0, tiled=False)
+
+
+def two_dims(g, w):
+    rows = lax.psum_scatter(g[0], "x", scatter_dimension=0, tiled=True)
+    columns = lax.psum_scatter(g[0], "x", scatter_dimension=1, tiled=True)
+    return lax.all_gather(w - rows * columns.T, "x", axis=0, tiled=True)
+
+
+def gathered_product(also, **options):
+    def step(a, b):
+        whole = lax.all_gather(a, "x", axis=0, tiled=True, **options)
+        return whole @ b, also(whole)
+
+    return step
+
+
+def same(x):
+    return x
+
+
+def less(part, w):
+    return w - part
+
+
+TURNED = {"axis_index_groups": [[2, 0, 3, 1]]}
+ONE, TWO = P("x"), (P("x"), P("x"))
+NO_KERNELS = {
+    "computed before the sum": (
+        of_sum(lambda g: g * 2, less, same), TWO, ONE, ((4, 32, 8), (32, 8)), "before the sum"),
+    "groups": (of_sum(same, less, same, **TURNED), TWO, ONE, ((4, 32, 8), (32, 8)), "groups"),
+    "untiled": (untiled, (P("x"), P()), ONE, ((4, 4, 8), (8,)), "is not tiled"),
+    "no elements": (of_sum(same, less, same), TWO, ONE, ((4, 32, 0), (32, 0)), "has no elements"),
+    "scattered along two dims": (two_dims, (P("x"), P()), ONE, ((4, 8, 8), (2, 8)), "along dim 1"),
+    "a product of what is computed": (
+        of_product(lambda a: a * 2, lambda _: 1), (P(None, "x"), *TWO), TWO,
+        ((32, 64), (64, 8), (32, 8)), "before the sum"),
+    "a product that is read again": (
+        of_product(same, lambda p: p[:8]), (P(None, "x"), *TWO), TWO,
+        ((32, 64), (64, 8), (32, 8)), "before the sum"),
+    "a gathered value that is returned": (
+        gathered_product(same), (P("x"), P()), TWO, ((32, 64), (64, 32)), "read by others too"),
+    "a product of what is gathered in groups": (
+        gathered_product(same, **TURNED), (P("x"), P()), TWO, ((32, 64), (64, 32)), "groups"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.complex64])
+@pytest.mark.parametrize("case", NO_KERNELS.values(), ids=NO_KERNELS)
+def test_what_kernels_do_not_do_is_refused_at_once(case, dtype):
+    step, specs, outs, shapes, said = case
+    args = [random(*shape, seed=i).astype(dtype) for i, shape in enumerate(shapes)]
+    mesh = steps.mesh_of(x=4)
+    program = mw.SpmdProgram.from_shard_map(step, mesh, specs, outs, *args, check_vma=False)
+    s = mw.Schedule(program)
+    names = ("mul", "slice", "transpose", "dot_general", "reduce_scatter", "sub", "all_gather")
+    values = [h for name in names for h in s.find(name)]
+    said = said if dtype == np.float32 else f"is complex|{said}"
+    with pytest.raises(mw.IllegalMove, match=said):
+        s.fuse(values, kernel="pallas")

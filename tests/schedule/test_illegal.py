@@ -81,6 +81,15 @@ def states():
     return step(of_states, outs, X8, (8, 16), (16,), (16,), (), (16, 3), specs=specs)
 
 
+def empty():
+    """A sum, and a state, of which one dim has no elements."""
+
+    def fn(g, m):
+        return lax.psum(g[0] * 2, "x"), m + 1
+
+    return step(fn, (P(), P()), X8, (8, 8, 0), (8, 0), specs=(P("x"), P()))
+
+
 def elsewhere():
     """A state that goes in by rows and comes out by columns."""
 
@@ -113,6 +122,15 @@ REFUSED = {
                      specs=(P("x"), P("x"), P(), P())),
         lambda s: s.split(s.find("all_reduce")[0], pad=False),
         r"f32\[9\] of psum at \S+: dim 0 over x, 8 devices", "parts of equal size"),
+    "split along a dim without elements": (
+        empty, lambda s: s.split(s.find("all_reduce")[0], dim=1),
+        r"f32\[8,0\] of psum at \S+: dim 1 has no elements", "Name one that has elements"),
+    "a ring along a dim without elements": (
+        empty, lambda s: s.overlap(s.find("all_reduce")[0], dim=1),
+        r"f32\[8,0\] of psum at \S+: dim 1 has no elements", "Name one that has elements"),
+    "a state cut along a dim without elements": (
+        empty, lambda s: s.slice_state("m", result=1, dim=1, axes="x"),
+        r"dim 1 of m has no elements", "Choose one that has elements"),
     "split in groups within an axis": (
         groups, lambda s: s.split(s.find("all_reduce")[0]),
         r"f32\[16\] of psum at \S+ has axis_index_groups", "no axis of the mesh"),
@@ -244,7 +262,7 @@ def test_it_is_refused_with_its_reason_and_changes_nothing(name):
         pass
 
     # The last move is the one that is refused: note the program just before each.
-    for kind in ("split", "split_to_root", "reorder", "slice_state", "bucket", "fuse"):
+    for kind in ("split", "split_to_root", "reorder", "slice_state", "bucket", "fuse", "overlap"):
         plain = getattr(s, kind)
 
         def noted(*args, plain=plain, **options):

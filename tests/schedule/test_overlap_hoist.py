@@ -241,3 +241,39 @@ def test_what_keeps_the_rows_that_are_scattered_leaves_the_loop():
     done = hoist(view, collectives_in_loops(view)[0])
     assert [c.count for c in done.view.program.collectives] == [1]
     check(program, args, done.view)
+
+
+def test_all_that_can_leave_a_loop_does_where_a_loop_leaves_with_it():
+    """What a gather is computed with is a loop, too: it goes before the one that it was in."""
+
+    def step(xs, w, v):
+        def body(carry, row):
+            inner = lax.scan(lambda k, _: (jnp.sin(k) * 1.1, None), w, None, length=3)[0]
+            first = lax.all_gather(inner, "x", axis=0, tiled=True)
+            second = lax.all_gather(v * 2, "x", axis=0, tiled=True)
+            return carry + first.sum() * row + second.sum(), None
+
+        return lax.scan(body, jnp.zeros(4), xs)[0]
+
+    args = random(3, 4), random(16), random(16, seed=2)
+    program = program_of(step, (P(), P("x"), P("x")), P(), args)
+    s = mw.Schedule(program)
+    s.hoist(s.find("scan")[0])
+    assert [c.count for c in s.program.collectives] == [1, 1]
+    check(program, args, s.view)
+
+
+def test_what_is_small_in_a_loop_and_large_after_it_stays():
+    def step(xs):
+        def body(carry, row):
+            return carry + jnp.broadcast_to(lax.psum(row.sum(), "x"), (1000,)), None
+
+        return lax.scan(body, jnp.ones(1000), xs)[0]
+
+    args = (random(3, 4, 4),)
+    program = program_of(step, (P(None, "x"),), P(), args)
+    s = mw.Schedule(program)
+    with pytest.raises(mw.IllegalMove, match="6,000 bytes are sent after it, 18 before"):
+        s.hoist(s.find("scan")[0])
+    s.hoist(s.find("scan")[0], more_bytes=True)
+    check(program, args, s.view)

@@ -20,7 +20,7 @@ from meshwise.ir.program import shape_of
 from meshwise.schedule.layouts import bytes_of
 from meshwise.schedule.moves.loops import MOVE, SCATTER, Loop, LoopSum, sum_of
 from meshwise.schedule.moves.refusal import refuse, replaced
-from meshwise.schedule.rewrite import trace_piece
+from meshwise.schedule.rewrite import Piece, trace_piece
 from meshwise.schedule.view import View
 
 
@@ -28,11 +28,13 @@ from meshwise.schedule.view import View
 class Hoisted:
     """The program after collectives left a loop, and their results outside of it.
 
-    Before a loop: the collective's result. After it: the loop's result that it completes.
+    Before a loop: the collective's result. After it: the loop's result that it completes. `loop` is
+    the loop that they left, as it is now.
     """
 
     view: View
     values: tuple[Var, ...]
+    loop: JaxprEqn | None = None
 
 
 def collectives_in_loops(view: View) -> list[Var]:
@@ -40,41 +42,44 @@ def collectives_in_loops(view: View) -> list[Var]:
     return [v for loop in _loops(view) for v in loop.collectives]
 
 
-def hoist(view: View, value: Var, max_bytes: int | None = None) -> Hoisted:
+def hoist(
+    view: View, value: Var, max_bytes: int | None = None, more_bytes: bool = False
+) -> Hoisted:
     """A collective out of a scan, by its result in the body; by a result of the scan all that can.
 
     Before the loop go collectives of what is the same in all steps, with what computes it. After it
     goes a psum (or reduce_scatter) that is only added to a carried value, perhaps scaled, cast or
     transposed between: devices carry their own sums. `max_bytes` bounds what is held throughout the
     loop in addition: values made before it, and own sums where tiles were carried. Sums are taken
-    in another order than before. Raises `IllegalMove`.
+    in another order than before. What would send more bytes outside of the loop than in all its
+    steps stays, unless `more_bytes`. Raises `IllegalMove`.
     """
     if value not in view.maker:
         found = [(loop, value) for loop in _loops(view) if value in loop.collectives]
         if not found:
             raise _no_collective(view.text(value))
-        return _hoisted(*found[0], max_bytes)
+        return _hoisted(*found[0], max_bytes, more_bytes)
     if view.eqns[view.maker[value]].primitive.name != "scan":
         raise _no_collective(view.text(value))
-    return _all_of(Loop(view, view.maker[value]), max_bytes)
+    return _all_of(Loop(view, view.maker[value]), max_bytes, more_bytes)
 
 
-def _all_of(loop: Loop, max_bytes: int | None) -> Hoisted:
+def _all_of(loop: Loop, max_bytes: int | None, more_bytes: bool) -> Hoisted:
     """All collectives that can leave a loop."""
     values: list[Var] = []
     refusals: list[IllegalMove] = []
     position = 0
     while position < len(loop.collectives):
         try:
-            done = _hoisted(loop, loop.collectives[position], max_bytes)
+            done = _hoisted(loop, loop.collectives[position], max_bytes, more_bytes)
         except IllegalMove as why:
             refusals.append(why)
             position += 1
             continue
         values += done.values
-        scans = [i for i, e in enumerate(done.view.eqns) if e.primitive.name == "scan"]
-        before = [i for i, e in enumerate(loop.view.eqns) if e.primitive.name == "scan"]
-        loop = Loop(done.view, scans[before.index(loop.index)])
+        loop = next(
+            a for a in _loops(done.view) if done.loop and a.eqn.outvars == done.loop.outvars
+        )
         if max_bytes is not None:
             max_bytes -= sum(bytes_of(v) for v in done.values if _is_before(loop, v))
     if values:
@@ -86,11 +91,21 @@ def _is_before(loop: Loop, value: Var) -> bool:
     return any(a is value for a in loop.eqn.invars)
 
 
-def _hoisted(loop: Loop, value: Var, max_bytes: int | None) -> Hoisted:
+def _hoisted(loop: Loop, value: Var, max_bytes: int | None, more_bytes: bool) -> Hoisted:
     eqn = loop.maker[value]
     if all(isinstance(a, Literal) or a in loop.same for a in eqn.invars):
-        return _before(loop, eqn, max_bytes)
-    return _after(loop, sum_of(loop, eqn), max_bytes)
+        done = _before(loop, eqn, max_bytes)
+    else:
+        done = _after(loop, sum_of(loop, eqn), max_bytes)
+    before, after = loop.view.program.wire_bytes, done.view.program.wire_bytes
+    if after > before and not more_bytes:
+        raise refuse(
+            MOVE,
+            [f"{loop.text(value)}: {after:,} bytes are sent after it, {before:,} before"],
+            "What is small in the loop may be large where it leaves it.",
+            "Leave it in the loop, or ask for it with more_bytes=True.",
+        )
+    return done
 
 
 def _before(loop: Loop, collective: JaxprEqn, max_bytes: int | None) -> Hoisted:
@@ -118,7 +133,8 @@ def _before(loop: Loop, collective: JaxprEqn, max_bytes: int | None) -> Hoisted:
     piece = trace_piece(inside, [*made.results, *loop.eqn.invars], view.mesh, loop.index)
     renamed = dict(zip(loop.eqn.outvars, piece.results, strict=True))
     jaxpr = replaced(view, MOVE, [loop.index], [made, piece], renamed)
-    return Hoisted(view.with_jaxpr(jaxpr, [_reason(loop, collective, "before")]), made.results)
+    done = view.with_jaxpr(jaxpr, [_reason(loop, collective, "before")])
+    return Hoisted(done, made.results, _scan_of(piece))
 
 
 def _after(loop: Loop, sum_: LoopSum, max_bytes: int | None) -> Hoisted:
@@ -144,7 +160,11 @@ def _after(loop: Loop, sum_: LoopSum, max_bytes: int | None) -> Hoisted:
     renamed = dict(zip(loop.eqn.outvars, piece.results, strict=True))
     jaxpr = replaced(view, MOVE, [loop.index], [piece], renamed)
     done = view.with_jaxpr(jaxpr, [_reason(loop, kind, "after")])
-    return Hoisted(done, (piece.results[sum_.carried],))
+    return Hoisted(done, (piece.results[sum_.carried],), _scan_of(piece))
+
+
+def _scan_of(piece: Piece) -> JaxprEqn:
+    return next(eqn for eqn in piece.eqns if eqn.primitive.name == "scan")
 
 
 def _scan(

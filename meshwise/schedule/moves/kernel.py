@@ -14,8 +14,9 @@ import jax.numpy as jnp
 
 from meshwise import _jax
 from meshwise._jax import JaxprEqn, Literal, Var
+from meshwise.ir.collectives import is_collective
 from meshwise.ir.mesh import Axes
-from meshwise.ir.program import shape_of
+from meshwise.ir.program import shape_of, type_of
 from meshwise.schedule.kernels import MatmulSummand, all_gather_matmul, fused_all_reduce
 from meshwise.schedule.layouts import named_axes
 from meshwise.schedule.moves.refusal import refuse
@@ -23,6 +24,8 @@ from meshwise.schedule.rewrite import jaxpr_of
 from meshwise.schedule.view import GATHERS, View
 
 MOVE = 'fuse(kernel="pallas")'
+# What adds up its two operands, or its one.
+_SUMMING = ("dot_general", "reduce_scatter")
 Flat = Callable[..., Sequence[Any]]
 
 
@@ -48,24 +51,36 @@ def kernel_of(
 
     `interpret` is as `schedule.kernels` take it: None compiles on a TPU, and interprets elsewhere.
     """
-    kernel = _gathered_product(view, given, reads, interpret) or _fused_all_reduce(
-        view, given, reads, outs, interpret
+    eqns = [view.eqns[i] for i in sorted(given)]
+    _check_kinds(view, eqns)
+    kernel = _gathered_product(view, eqns, reads, outs, interpret) or _fused_all_reduce(
+        view, eqns, reads, outs, interpret
     )
-    _check(view, kernel, reads)
+    _check(view, kernel, reads, outs)
     return kernel
 
 
 def _gathered_product(
-    view: View, given: Collection[int], reads: Sequence[Var], interpret: bool | None
+    view: View,
+    eqns: Sequence[JaxprEqn],
+    reads: Sequence[Var],
+    outs: Sequence[Var],
+    interpret: bool | None,
 ) -> Flat | None:
     """The kernel of an all_gather and the product of what it gathers; None of anything else."""
-    eqns = [view.eqns[i] for i in sorted(given)]
     if [e.primitive.name in GATHERS for e in eqns] != [True, False]:
         return None
     gather, product = eqns
     whole = gather.outvars[0]
     if product.primitive.name != "dot_general" or product.invars.count(whole) != 1:
         return None
+    if whole in outs:
+        raise refuse(
+            MOVE,
+            [f"{view.text(whole)} is gathered, and read by others too"],
+            "In the kernel each chunk is multiplied as it comes, and the whole is nowhere.",
+            "Fuse without a kernel, or have the others read the product.",
+        )
     side = product.invars.index(whole)
     dim = gather.params["all_gather_dimension"]
     operands = [gather.invars[0] if a is whole else a for a in product.invars]
@@ -90,13 +105,13 @@ def _gathered_product(
 
 def _fused_all_reduce(
     view: View,
-    given: Collection[int],
+    eqns: Sequence[JaxprEqn],
     reads: Sequence[Var],
     outs: Sequence[Var],
     interpret: bool | None,
 ) -> Flat:
     """The kernel of a reduce_scatter, computations and all_gathers, a product before them."""
-    parts = _parts_of(view, given)
+    parts = _parts_of(view, eqns)
     chunks = [eqn.outvars[0] for eqn in parts.scatters]
     rows = shape_of(chunks[0])
     summands = [eqn.invars[0] for eqn in parts.scatters]
@@ -107,6 +122,7 @@ def _fused_all_reduce(
     gathered = {eqn.outvars[0]: eqn for eqn in parts.gathers}
     results = [gathered[v].invars[0] if v in gathered else v for v in outs]
     dims = [gathered[v].params["all_gather_dimension"] if v in gathered else None for v in outs]
+    _check_order(view, parts, reads, [*chunks, *others], results)
     computation = _jax.close_jaxpr([], [*chunks, *tiles, *wholes], results, parts.computed, [])
     scattered = parts.scatters[0].params["scatter_dimension"]
 
@@ -132,10 +148,67 @@ def _fused_all_reduce(
     return kernel
 
 
-def _check(view: View, kernel: Flat, reads: Sequence[Var]) -> None:
+def _check_kinds(view: View, eqns: Sequence[JaxprEqn]) -> None:
+    """What is fused is of kinds that kernels have."""
+    sent = [e for e in eqns if is_collective(e)]
+    wrong = [
+        f"{view.text(e.outvars[0])} has axis_index_groups, or is not tiled"
+        for e in sent
+        if e.params.get("axis_index_groups") is not None or not e.params.get("tiled", True)
+    ]
+    atoms = [a for e in eqns for a in (*e.invars, *e.outvars)]
+    summed = {a for e in eqns if e.primitive.name in _SUMMING for a in e.invars[:2]}
+    for atom in dict.fromkeys(a for a in atoms if not isinstance(a, Literal)):
+        shape, dtype = shape_of(atom), type_of(atom).dtype
+        if 0 in shape:
+            wrong.append(f"{view.text(atom)} has no elements")
+        if jnp.issubdtype(dtype, jnp.complexfloating):
+            wrong.append(f"{view.text(atom)} is complex")
+        if jnp.issubdtype(dtype, jnp.bool_) and atom in summed:
+            wrong.append(f"{view.text(atom)} is bool, and summed")
+    if wrong:
+        raise refuse(
+            MOVE,
+            wrong,
+            "A kernel is a ring of all devices along axes, each with its tile of real numbers.",
+            "Fuse without a kernel: XLA makes of it what it can.",
+        )
+
+
+def _check_order(
+    view: View,
+    parts: _Parts,
+    reads: Sequence[Var],
+    known: Sequence[Var],
+    results: Sequence[Any],
+) -> None:
+    """What is computed comes after the sum, and before what is gathered."""
+    before = parts.scatters if parts.product is None else [parts.product]
+    summands = [a for e in before for a in e.invars]
+    wrong = [a for a in summands if not isinstance(a, Literal) and a not in reads]
+    made = {*known}
+    for eqn in parts.computed:
+        wrong += [a for a in eqn.invars if not isinstance(a, Literal) and a not in made]
+        made.update(eqn.outvars)
+    wrong += [a for a in results if not isinstance(a, Literal) and a not in made]
+    if wrong:
+        raise refuse(
+            MOVE,
+            [f"{view.text(a)} is made before the sum, or gathered" for a in dict.fromkeys(wrong)],
+            "In the kernel a sum is added up of what is there, or of one product, computed with, "
+            "and gathered: in this order, and the product is nowhere as a whole.",
+            "Leave what comes before the sum out, and whoever else reads the product.",
+        )
+
+
+def _check(view: View, kernel: Flat, reads: Sequence[Var], outs: Sequence[Var]) -> None:
     """A kernel that cannot be made says so now, and not when the program is compiled."""
     try:
-        jaxpr_of(kernel, reads, view.mesh)
+        made = jaxpr_of(kernel, reads, view.mesh).out_avals
+        wanted = [type_of(v) for v in outs]
+        if [(t.shape, t.dtype) for t in made] != [(t.shape, t.dtype) for t in wanted]:
+            makes, asked = (", ".join(t.str_short() for t in some) for some in (made, wanted))
+            raise ValueError(f"the kernel makes {makes}, where {asked} is asked for")
     except (ValueError, NotImplementedError) as why:
         raise refuse(
             MOVE,
@@ -145,8 +218,7 @@ def _check(view: View, kernel: Flat, reads: Sequence[Var]) -> None:
         ) from None
 
 
-def _parts_of(view: View, given: Collection[int]) -> _Parts:
-    eqns = [view.eqns[i] for i in sorted(given)]
+def _parts_of(view: View, eqns: Sequence[JaxprEqn]) -> _Parts:
     scatters = [e for e in eqns if e.primitive.name == "reduce_scatter"]
     gathers = [e for e in eqns if e.primitive.name in GATHERS]
     if not scatters:
@@ -168,6 +240,17 @@ def _parts_of(view: View, given: Collection[int]) -> _Parts:
             [f"{view.text(again[0])} is gathered, and read again by what is fused"],
             "In the kernel computations come before gathers.",
             "Leave the computations after the gather out.",
+        )
+    dims = [e.params["scatter_dimension"] for e in scatters]
+    if len({*dims}) > 1:
+        raise refuse(
+            MOVE,
+            [
+                f"{view.text(e.outvars[0])}, along dim {d}"
+                for e, d in zip(scatters, dims, strict=True)
+            ],
+            "The sums of one kernel are scattered along one dim.",
+            "Fuse what is scattered along one dim.",
         )
     axes = named_axes(scatters[0])
     return _Parts(tuple(scatters), product, tuple(computed), tuple(gathers), axes)

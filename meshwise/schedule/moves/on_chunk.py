@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from meshwise import _jax
-from meshwise._jax import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+from meshwise._jax import JaxprEqn, Literal
 from meshwise.ir.mesh import Mesh
 from meshwise.ir.sharding import Sharding
 from meshwise.schedule.tiling import NotTileableError, Tiling, compute_tile
@@ -77,6 +77,5 @@ def _numbered(
 
 def _check_no_number(eqn: JaxprEqn) -> None:
     """A loop's body is left as it is, and so must not ask."""
-    bodies = [v for v in eqn.params.values() if isinstance(v, ClosedJaxpr | Jaxpr)]
-    if any(CHUNK in str(body) for body in bodies):
+    if any(CHUNK in str(body) for body in _jax.bodies_of(eqn)):
         raise NotTileableError(f"{eqn.primitive.name} counts elements in a loop of its own")

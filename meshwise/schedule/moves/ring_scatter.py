@@ -128,7 +128,8 @@ def overlap_all_reduce(
     def padded(d: int) -> float:
         return -(-shape[d] // count) * count / max(shape[d], 1)
 
-    dims = sorted(range(len(shape)), key=padded) if dim is None else [dim]
+    with_elements = [d for d, size in enumerate(shape) if size]
+    dims = sorted(with_elements, key=padded) if dim is None else [dim]
     refusal: IllegalMove | None = None
     for d in dims:
         halves = split(view, [reduced], d)
@@ -140,7 +141,7 @@ def overlap_all_reduce(
         return ScatterRing(found.view, found.part, halves.seconds[0])
     raise refusal or refuse(
         MOVE,
-        [f"{view.text(reduced)} is a scalar"],
+        [f"{view.text(reduced)} is a scalar, or has no elements"],
         "A ring takes a sum in chunks along a dim.",
         "Merge it with other sums instead.",
     )
@@ -234,8 +235,8 @@ def _scatter(view: View, scattered: Var) -> _Scatter:
 def _region(view: View, scatter: _Scatter, mesh: Mesh) -> _Region:
     """The products before a sum and what is between, all of it to be done on chunks."""
     rank = len(shape_of(scatter.summand))
-    if shape_of(scatter.summand)[scatter.dim] == 1:
-        raise _refuse_path(view, scatter, ["a dim of one element has no chunks"])
+    if shape_of(scatter.summand)[scatter.dim] < 2:
+        raise _refuse_path(view, scatter, ["a dim of one element, or none, has no chunks"])
     wanted = {scatter.summand: one_dim(rank, scatter.dim, (CHUNK,))}
     tilings: dict[int, Tiling] = {}
     why: list[str] = []

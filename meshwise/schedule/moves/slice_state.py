@@ -141,6 +141,13 @@ def _tile_of(view: View, state: State, dim: int | None, axes: Axes | None) -> Ti
             "A state is cut along one of its dims.",
             f"Choose one of {list(range(rank))}." if rank else "A scalar stays replicated.",
         )
+    if not shape_of(given)[dim]:
+        raise refuse(
+            MOVE,
+            [f"dim {dim} of {name} has no elements"],
+            "A state is cut along one of its dims.",
+            "Choose one that has elements.",
+        )
     return Tile(given, None, dim, axes)
 
 

@@ -77,6 +77,13 @@ def _dim_of(view: View, var: Var, dim: int | None, pad: bool) -> int:
             "A reduce_scatter cuts the sum along a dim.",
             "Name one of its dims; a scalar's all_reduce cannot be split.",
         )
+    if not shape[dim]:
+        raise refuse(
+            MOVE,
+            [f"{view.text(var)}: dim {dim} has no elements"],
+            "A reduce_scatter cuts the sum along a dim.",
+            "Name one that has elements, or leave the all_reduce as it is.",
+        )
     if shape[dim] % count and not pad:
         raise refuse(
             MOVE,
