@@ -5,6 +5,9 @@ other sums at an addition: then one reduction after it serves them all. A value 
 is where it is reduced, and so is one that the next equation would make larger, or that a loop
 would reduce in every step. Uses in several branches of a conditional are as one: one of them runs.
 
+What is picked out of a dim in shards is a sum too, of one term, and travels as far as that term
+stays what it is (`rules/picked.py`).
+
 Something whole may be added to a sum on its way: one device adds it to its term. So it does where
 a sum over dims follows that leaves less to be reduced, as the mean of a loss does.
 
@@ -15,7 +18,7 @@ loss that is both added up and stacked, a gradient of few bits added to one of m
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -24,6 +27,7 @@ from meshwise._jax import JaxprEqn, Literal, Var, next_p, stack_p
 from meshwise.ir.bodies import never_both, read_in
 from meshwise.ir.program import Program, bytes_of, makes_zeros
 from meshwise.ir.sharding import Reduction
+from meshwise.rules.picked import keeps_picked
 from meshwise.rules.registry import OpRule
 
 Carry = frozenset[int]
@@ -191,28 +195,36 @@ def _follow(
     ends = set(sums)
     made = {v: n for e, n in zip(program.equations, program.trips, strict=True) for v in e.outvars}
     shrinking = _shrinking(program, rules, uses)
-    known = _Known(uses, once, made, zeros, gathered, shrinking, set())
+    known = _Known(uses, once, made, zeros, gathered, shrinking, set(), set())
     wholes: set[Var] = set()
     carries = []
     for index, (eqn, rule) in enumerate(zip(program.equations, rules, strict=True)):
         carry: Carry = frozenset()
         for operands in ((1,),) if index in ends else rule.linear:
             whole = known.whole(eqn, operands, program.trips[index])
-            if known.passes(eqn, operands, whole, program.trips[index]):
+            if known.passes(eqn, operands, whole, program.trips[index]) and (
+                known.keeps_picked(eqn, rule, operands)
+            ):
                 carry = frozenset(operands)
                 wholes |= whole
                 break
         if index in starts:
             carry = _START
         carries.append(carry)
-        if carry or Reduction.SUM in rule.factors.reduction_of.values():
+        is_reduced = Reduction.SUM in rule.factors.reduction_of.values()
+        if carry or is_reduced:
             known.unreduced.update(eqn.outvars)
+        if (rule.moves and is_reduced) or any(eqn.invars[i] in known.picked for i in carry):
+            known.picked.update(eqn.outvars)
     return carries, wholes
 
 
 @dataclass(frozen=True)
 class _Known:
-    """What tells where sums may pass; `unreduced` are the values that may be sums so far."""
+    """What tells where sums may pass.
+
+    `unreduced` are the values that may be sums so far, `picked` those of which one term counts.
+    """
 
     uses: Mapping[Var, Sequence[Use]]
     once: Set[Var]
@@ -221,6 +233,13 @@ class _Known:
     gathered: Mapping[Var, int]
     shrinking: Set[Var]
     unreduced: set[Var]
+    picked: set[Var]
+
+    def keeps_picked(self, eqn: JaxprEqn, rule: OpRule, operands: Collection[int]) -> bool:
+        """Whether what was picked may pass, if any of the operands was."""
+        if not any(eqn.invars[i] in self.picked for i in operands):
+            return True
+        return keeps_picked(eqn, rule, operands, not self.shrinking.isdisjoint(eqn.outvars))
 
     def whole(self, eqn: JaxprEqn, operands: Iterable[int], trips: int) -> set[Var]:
         """Operands that one device may add to a sum: as often as they are made."""

@@ -19,6 +19,7 @@ from typing import Any
 
 from meshwise._jax import ClosedJaxpr, JaxprEqn, Literal, Var
 from meshwise.ir.sharding import Reduction
+from meshwise.rules.picked import keeps_picked
 from meshwise.rules.registry import OpRule
 
 Word = tuple[int, ...]  # factors of one dim, major to minor
@@ -251,6 +252,7 @@ class _Sums:
     def _followed(self, terms: dict[Var, Reduction], factor: int | None) -> Any:
         """The values that are terms of a sum, given those that are and a factor that is split."""
         eqns = zip(self.jaxpr.eqns, self.rules, self.factors, strict=True)
+        picked: set[Any] = set()
         for eqn, rule, words in eqns:
             reductions = {r for f, r in rule.factors.reductions if factor in words[f]}
             carried = tuple(i for i, a in enumerate(eqn.invars) if _get(terms, a))
@@ -259,7 +261,13 @@ class _Sums:
                 mixed = reductions or any(factor in word for word in words)
                 if not summed or mixed or carried not in set(map(tuple, map(sorted, rule.linear))):
                     return None
+                is_picked = any(eqn.invars[i] in picked for i in carried)
+                if is_picked and not keeps_picked(eqn, rule, carried, is_summed=False):
+                    return None
                 reductions = {Reduction.SUM}
+                picked.update(eqn.outvars if is_picked else ())
+            elif rule.moves and reductions:
+                picked.update(eqn.outvars)
             if len(reductions) > 1:
                 return None
             for reduction in reductions:
