@@ -38,7 +38,7 @@ class _Order:
     """
 
     made: Mapping[_jax.Var, int]
-    read: Mapping[tuple[int, _jax.Var], Sequence[int]]
+    read: Mapping[tuple[int, _jax.Var], Set[int]]
     spans: Sequence[Span]
     through: Set[_jax.Var]
     inside: Sequence[tuple[int, Span]]
@@ -107,11 +107,11 @@ def _lifetimes(search: Search, value: Value, order: _Order) -> Iterator[tuple[Sh
         return
     end = len(graph.program.equations)
     made = -1 if value.maker is None else order.made[value.var]
-    readers: dict[Sharding, list[int]] = defaultdict(list)
+    readers: dict[Sharding, set[int]] = defaultdict(set)
     for node, operand in value.uses:
-        readers[search.placed[node].operands[operand]] += order.read.get((node, value.var), ())
+        readers[search.placed[node].operands[operand]] |= order.read.get((node, value.var), set())
     for sharding in value.returned:
-        readers[sharding].append(end)
+        readers[sharding].add(end)
     around = [span for span in order.spans if span[0] > made]
     held = {
         sharding: (
@@ -153,21 +153,21 @@ def _is_read_whole(graph: Graph, equation: int) -> bool:
 def _order(graph: Graph) -> _Order:
     equations = graph.program.equations
     made: dict[_jax.Var, int] = {}
-    read: dict[tuple[int, _jax.Var], list[int]] = defaultdict(list)
+    read: dict[tuple[int, _jax.Var], set[int]] = defaultdict(set)
     through = {
         var
         for var, value in graph.values.items()
         if value.maker is not None and not value.returned and _is_read_through(graph, value)
     }
-    when: dict[_jax.Var, list[int]] = defaultdict(list)  # what is read through, when that is
+    when: dict[_jax.Var, set[int]] = defaultdict(set)  # what is read through, when that is
     for index in reversed(range(len(equations))):
         eqn = equations[index]
-        own = [place for var in through.intersection(eqn.outvars) for place in when[var]] or [index]
+        own = {place for var in through.intersection(eqn.outvars) for place in when[var]} or {index}
         made.update(dict.fromkeys(eqn.outvars, index))
         for var in {a for a in eqn.invars if isinstance(a, _jax.Var)}:
-            when[var] += own
+            when[var] |= own
             for node, _ in graph.nodes_of[index]:
-                read[node, var] += own
+                read[node, var] |= own
     spans, inside = _spans(graph), list[tuple[int, Span]]()
     for mark, held in _held_by_loops(equations, spans):
         (var,) = equations[mark].outvars

@@ -47,7 +47,7 @@ def with_work_repeated(graph: Graph, limits: Limits, found: Sequence[Found]) -> 
     ]
     if work == list(limits.work):
         return []
-    wider = replace(limits, work=work)
+    wider = replace(limits, work=work, known={})
     repeated = frozenset(i for i, most in enumerate(work) if most == IMPOSSIBLE)
     starts = completion_start(graph, wider), whole_start(graph, wider, repeated)
     ones = [descended(Search(graph, one, dearer_work=DEARER), wider) for one in starts]

@@ -152,7 +152,7 @@ class Fusion:
             for source, read, every in self.sources[maker]
         ]
         # A number that is made of a number twice, and so on, is of it in very many ways.
-        return list(dict.fromkeys(found)) if elements == 1 else found
+        return list(dict.fromkeys(found)) if elements <= 1 else found
 
     def join(self) -> None:
         """Join what is element by element and of one level."""

@@ -133,7 +133,9 @@ def _held(program: KernelProgram, donated: frozenset[int], at: int) -> tuple[Hel
         replaced = _replaced(kernel, dying, sizes)
         alive = [v for v in alive if v not in replaced]
         if beside := inside_bytes(kernel):
-            step = next(s for s in steps if {*s.writes} == {*kernel.writes})
+            step = next(
+                s for s in steps if (s.equation, s.writes) == (kernel.equation, kernel.writes)
+            )
             found.append(Held(beside, step.eqn, step.eqn, inside=_held_inside(kernel)))
     for value in alive:
         step, output = maker[value]

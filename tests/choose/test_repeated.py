@@ -6,6 +6,7 @@ import sys
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
@@ -157,3 +158,23 @@ def test_a_descent_that_ends_like_another_asks_nothing_again(monkeypatch):
     partitioned(2, mesh(2, 4))
     assert counts
     assert all(count == 0 and more == 0 for count, more in counts)
+
+
+@pytest.mark.parametrize(
+    "shuffle",
+    [
+        lambda x: jnp.concatenate(jnp.split(x, 4)[::-1]),
+        lambda x: jnp.concatenate([x[0::2], x[1::2]]),
+    ],
+)
+def test_ways_through_what_is_laid_otherwise_are_not_counted(shuffle):
+    """Each step reads the one before at several places: in so many ways none could be counted."""
+
+    def shuffled(x):
+        for _ in range(30):
+            x = shuffle(x)
+        return x * 2
+
+    x = np.arange(64.0, dtype=np.float32).reshape(16, 4)
+    program = mw.jit(shuffled, mesh=mesh(2, 4), in_shardings=(P("x"),)).partition(x)
+    np.testing.assert_array_equal(program.simulate(x), shuffled(x))

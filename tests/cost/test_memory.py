@@ -126,15 +126,32 @@ def test_what_a_loop_stacks_and_holds_inside_is_named():
     assert "dot_general" in {h.made_by.primitive.name for h in inside.inside}
 
 
-def test_numbers_made_of_numbers_are_counted_in_no_time():
-    """Each is read twice to make the next: in so many ways none could be counted."""
+@pytest.mark.parametrize(("shape", "peak"), [((), 2 * KIB + 4), ((0, 8), 2 * KIB)])
+def test_numbers_made_of_numbers_are_counted_in_no_time(shape, peak):
+    """Each is read twice to make the next: in so many ways none could be counted. Nor of none."""
 
     def function(x, t):
         for _ in range(100):
             t = t * (1.5 - t)
-        return x * t
+        return (x * 2, t) if t.shape else x * t
 
-    assert memory(function, SQUARE, array()).peak_bytes == 2 * KIB + 4
+    assert memory(function, SQUARE, array(*shape)).peak_bytes == peak
+
+
+def test_a_loop_that_makes_nothing_is_named_by_itself():
+    def function(x):
+        jax.debug.print("before")
+
+        def body(carry, _):
+            jax.debug.print("{}", (x @ x).sum())
+            return carry, None
+
+        lax.scan(body, None, None, length=2)
+        return x[:1] * 2
+
+    largest = memory(function, SQUARE).held[0]
+    assert largest.equation.primitive.name == "scan"
+    assert "dot_general" in {h.made_by.primitive.name for h in largest.inside}
 
 
 def test_without_fusion_intermediates_take_memory():
