@@ -65,7 +65,8 @@ def call(
     jaxpr = without_consts(closed)
     args = [*closed.consts, *args]
     in_specs = (None,) * len(closed.consts) + tuple(in_specs)
-    return mw_call_p.bind(*args, jaxpr=jaxpr, in_specs=in_specs, out_specs=tuple(out_specs), **rest)
+    # First the witness: JAX reads results in the first mesh that it finds in the parameters.
+    return mw_call_p.bind(*args, **rest, jaxpr=jaxpr, in_specs=in_specs, out_specs=tuple(out_specs))
 
 
 def setting_of(jaxpr: ClosedJaxpr, runner: Any) -> AbstractContextManager[Any]:
@@ -139,13 +140,13 @@ def _batch(
         batched, dims_out = _batching.batch_jaxpr2(jaxpr, axis_data, tuple(dims))
     outs = mw_call_p.bind(
         *values,
+        **rest,
         jaxpr=batched,
         in_specs=tuple([batched_spec(s, d, axis) for s, d in zip(in_specs, dims, strict=True)]),
         out_specs=tuple(
             [batched_spec(s, d, axis) for s, d in zip(out_specs, dims_out, strict=True)]
         ),
         runner=runner,
-        **rest,
     )
     return outs, dims_out
 

@@ -293,10 +293,10 @@ def _partial_eval(
     closed = without_consts(unknown)
     inputs = [trace.new_instantiated_const(c) for c in unknown.consts] + inputs
     params = {
+        **rest,
         "jaxpr": closed,
         "in_specs": (None,) * (len(inputs) - sum(unknown_in)) + _where(in_specs, unknown_in),
         "out_specs": _where(out_specs, unknown_out),
-        **rest,
     }
     types, effects = mw_call_p.abstract_eval(*[t.aval for t in inputs], **params)
     results = [_pe.JaxprTracer(trace, _pe.PartialVal.unknown(a), None) for a in types]

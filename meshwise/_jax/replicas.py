@@ -66,7 +66,8 @@ def compiled_as_replicas(
     kept = set(range(count))
     open_jaxpr, consts = jaxpr.jaxpr, jaxpr.consts
     if not keep_unused:
-        open_jaxpr, kept_consts, kept = _pxla.prune_unused_inputs(open_jaxpr)
+        with _core.extend_axis_env_nd(list(zip(mesh.axis_names, mesh.axis_sizes, strict=True))):
+            open_jaxpr, kept_consts, kept = _pxla.prune_unused_inputs(open_jaxpr)
         consts = [c for i, c in enumerate(consts) if i in kept_consts]
     reused = [i in donated for i in range(count) if i in kept]
     device_list = _xla_client.DeviceList(tuple(mesh.devices.flat))

@@ -72,16 +72,10 @@ class AsJax:
         args, kwargs = call
         return _jax.call_anew(self.jitted, args, kwargs)
 
-    def run_uneven(self, call: Call) -> None:
-        """Run a call without shardings, of which JAX refuses those that do not divide."""
-        args, kwargs = call
-        _jax.call_anew(self._without_shardings, args, kwargs)
-
     def trace(self, call: Call) -> Any:
         """JAX's `Traced`, of the program and of what was said of it."""
         args, kwargs = call
-        with self._in_mesh():
-            return self.jitted.trace(*args, **kwargs)
+        return _jax.traced_over(self._in_mesh, lambda: self.jitted.trace(*args, **kwargs))
 
     def trace_uneven(self, call: Call) -> Any:
         """The same; without shardings where one does not divide, which JAX refuses.
@@ -94,8 +88,8 @@ class AsJax:
             if not self.options.names_shardings:
                 raise
         args, kwargs = call
-        with self._in_mesh():
-            return self._without_shardings.trace(*args, **kwargs)
+        plain = self._without_shardings
+        return _jax.traced_over(self._in_mesh, lambda: plain.trace(*args, **kwargs))
 
     def answer(self, refusal: MeshwiseError, ask: Callable[[], Any], is_first: bool = True) -> Any:
         """What JAX answers to a call that meshwise refuses; the refusal where JAX does so too."""

@@ -281,7 +281,7 @@ def arguments_for(program: SpmdProgram, args: Sequence[Any]) -> list[Any]:
     values = []
     for i, wanted in enumerate(types):
         leaf = given[i] if len(given) == len(types) else None
-        if isinstance(leaf, jax.Array | np.ndarray | float | int):
+        if leaf is not None and not isinstance(leaf, jax.ShapeDtypeStruct):
             values.append(leaf)
         elif jax.numpy.issubdtype(wanted.dtype, jax.dtypes.prng_key):
             values.append(jax.random.split(jax.random.key(0), wanted.shape))

@@ -121,7 +121,7 @@ class Calls:
             outs, fast, comes_back = self._as_jax.run(arguments.call(arguments.leaves))
             return Answer(outs, as_jax=(fast, comes_back))
 
-        if self.options.is_for_one_device or _jax.is_tracing_forbidden():
+        if self.options.is_for_one_device:
             return as_jax()
         if self._is_traced(arguments):
             runners = self._kept.runners
@@ -132,7 +132,10 @@ class Calls:
             return Answer(outs)
         refuse_structs(self.name, arguments)
         key, programs = self._key(arguments), self._kept.programs
-        found = programs.get(key) or self._found(arguments, is_compiled=True)
+        found = programs.get(key)
+        if found is None and _jax.is_tracing_forbidden():
+            return as_jax()
+        found = found or self._found(arguments, is_compiled=True)
         if isinstance(found, MeshwiseError):
             answer = self._as_jax.answer(found, as_jax, is_first=key not in programs)
             programs[key] = forgotten(found)
@@ -145,12 +148,10 @@ class Calls:
             return as_jax()
         try:
             outs = found.executable(arguments.leaves)
-        except _jax.InternalNanError:  # JAX finds the operator that made it
+        except _jax.InternalNanError as nan:  # JAX finds the operator that made it
             if not found.executable.is_uneven:
                 return as_jax()
-            self._as_jax.run_uneven(arguments.call(arguments.leaves))
-            with jax.debug_nans(False), jax.debug_infs(False):  # it is in padding, which none sees
-                outs = found.executable(arguments.leaves)
+            _jax.raise_where_found(nan, self.fn, *arguments.call(arguments.leaves))
         return Answer(jax.tree.unflatten(found.out_tree, outs), found)
 
     def clear(self) -> None:

@@ -218,7 +218,9 @@ def placements(
             own = mesh_of(found, program.mesh, [own, *meshes]) or own
             theirs = program.mesh.under(own.axis_names, own.axis_sizes)
             return named_sharding(found, theirs or program.mesh, own if theirs else mesh)
-        return NamedSharding(own, spec) if isinstance(spec, PartitionSpec) else _as_said(spec, own)
+        if not isinstance(spec, PartitionSpec):
+            return _as_said(spec, own)
+        return NamedSharding(own if _is_said(spec, own, found, program.mesh) else mesh, spec)
 
     each_in = zip(plan.in_shardings, program.in_hints, in_specs, strict=True)
     each_out = zip(plan.out_shardings, program.out_hints, out_specs, avals, strict=True)
@@ -244,6 +246,16 @@ def _in_memory(lies: NamedSharding, spec: Any, aval: Any) -> NamedSharding:
 
 
 _HOST = "pinned_host"  # where JAX puts what is moved to the host's memory
+
+
+def _is_said(spec: PartitionSpec, own: Any, found: Sharding, mesh: RefinedMesh) -> bool:
+    """Whether a spec over the axes of a mesh says where a value lies."""
+    theirs = mesh.under(own.axis_names, own.axis_sizes)
+    said = _jax.axes_of(spec, len(found.dims))
+    dims = [() if axes is PartitionSpec.UNCONSTRAINED else axes for axes in said]
+    if theirs is None or not {a for axes in dims for a in axes} <= {*own.axis_names}:
+        return False
+    return found.dims == tuple(theirs.refine(axes) for axes in dims)
 
 
 def _as_said(said: NamedSharding, own: Any) -> NamedSharding:

@@ -26,7 +26,6 @@ from meshwise.run.transfers import (
     Transfer,
     as_before,
     as_travelling,
-    entries,
     held_by,
 )
 
@@ -67,7 +66,7 @@ def _devices(sharding: Any) -> list[Any]:
 
 def _refined(sharding: NamedSharding, rank: int) -> tuple[Mesh, Sharding]:
     mesh = refine_mesh(sharding.mesh.axis_names, sharding.mesh.axis_sizes)
-    return mesh, Sharding(tuple(mesh.refine(axes) for axes in entries(sharding, rank)))
+    return mesh, Sharding(tuple(mesh.refine(axes) for axes in _jax.axes_of(sharding.spec, rank)))
 
 
 def _source_tiles(transfer: Transfer, union: Sequence[Any]) -> Tiles:
@@ -134,8 +133,9 @@ def _program(transfers: tuple[Transfer, ...], limits: Limits) -> Any:
         local = (*plan.source.block, *t.item) or (1,)
         structs.append(jax.ShapeDtypeStruct((len(union) * local[0], *local[1:]), t.data_dtype))
     lies = NamedSharding(flat, spec)
-    with _jax.without_mesh():
-        return jax.jit(mapped, in_shardings=lies, out_shardings=lies).lower(*structs).compile()
+    with _jax.moving():
+        moved = jax.jit(mapped, in_shardings=lies, out_shardings=lies).lower(*structs).compile()
+    return _jax.mover(moved, [struct.dtype for struct in structs])
 
 
 def _plan(transfer: Transfer, limits: Limits) -> RemeshPlan:

@@ -107,6 +107,10 @@ class Executable:
         call, args = self._call, [*self._held, *args]
         try:
             outs = call(*(self._padded(args) if self._uneven_in else args))
+        except _jax.InternalNanError:
+            if not self.is_uneven:
+                raise
+            return self._called_unseen(args[len(self._held) :])
         except (TypeError, ValueError):
             # There is no other form of the program than the compiled one.
             if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
@@ -127,6 +131,15 @@ class Executable:
             is_keys = jnp.issubdtype(outs[i].dtype, _jax.extended)
             # jax.random takes no objects but JAX's own for keys.
             outs[i] = uneven.value if is_keys else uneven
+        return outs
+
+    def _called_unseen(self, args: Sequence[Any]) -> list[Any]:
+        """Results of a call that makes a NaN or infinity: no error where padding alone has one."""
+        with jax.debug_nans(False), jax.debug_infs(False):
+            outs = self(args)
+        for out in outs:
+            shards = [s.data for s in out.addressable_shards]
+            _jax.refuse_nans(self.name, shards)
         return outs
 
     def placed(self, args: Sequence[Any]) -> list[Any]:

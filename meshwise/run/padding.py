@@ -73,8 +73,9 @@ def _pad_program(
     target: NamedSharding,
 ) -> Any:
     jitted = jax.jit(lambda x: pad_end(x, padded), in_shardings=source, out_shardings=target)
-    with _jax.without_mesh():
-        return _jax.caller(jitted.lower(jax.ShapeDtypeStruct(shape, dtype)).compile())
+    with _jax.moving():
+        compiled = jitted.lower(jax.ShapeDtypeStruct(shape, dtype)).compile()
+    return _jax.mover(_jax.caller(compiled), [dtype])
 
 
 @functools.lru_cache(_KEPT_PROGRAMS)
@@ -86,8 +87,9 @@ def _cut_program(
     target: NamedSharding,
 ) -> Any:
     jitted = jax.jit(lambda x: cut_end(x, shape), in_shardings=source, out_shardings=target)
-    with _jax.without_mesh():
-        return _jax.caller(jitted.lower(jax.ShapeDtypeStruct(padded, dtype)).compile())
+    with _jax.moving():
+        compiled = jitted.lower(jax.ShapeDtypeStruct(padded, dtype)).compile()
+    return _jax.mover(_jax.caller(compiled), [dtype])
 
 
 def positions_of_uneven(types: Sequence[Any], padded: Sequence[tuple[int, ...]]) -> list[int]:

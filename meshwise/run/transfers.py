@@ -10,7 +10,6 @@ from jax.sharding import AbstractMesh, NamedSharding
 
 from meshwise import _jax
 from meshwise.cost.hardware import Hardware
-from meshwise.ir.mesh import Axes
 from meshwise.run.uneven import UnevenArray
 
 Array = jax.Array | UnevenArray
@@ -60,7 +59,8 @@ class Transfer:
     def target_padded(self) -> tuple[int, ...]:
         """The shape that the devices hold under the target."""
         axis_sizes = dict(self.target.mesh.shape)
-        counts = (prod(axis_sizes[a] for a in axes) for axes in entries(self.target, self.rank))
+        dims = _jax.axes_of(self.target.spec, self.rank)
+        counts = (prod(axis_sizes[a] for a in axes) for axes in dims)
         return tuple(-(-n // k) * k for n, k in zip(self.shape, counts, strict=True))
 
     @property
@@ -142,12 +142,6 @@ def _converted(x: jax.Array, dtype: Any) -> jax.Array:
     if jnp.issubdtype(x.dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.floating):
         return jax.lax.bitcast_convert_type(x, dtype)
     return jax.lax.convert_element_type(x, dtype)
-
-
-def entries(sharding: NamedSharding, rank: int) -> tuple[Axes, ...]:
-    """The axes of each dim, in the user's names."""
-    spec = [*sharding.spec, *[None] * (rank - len(sharding.spec))]
-    return tuple((e,) if isinstance(e, str) else tuple(e or ()) for e in spec)
 
 
 def held_by(array: Array) -> jax.Array:

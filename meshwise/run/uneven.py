@@ -144,7 +144,8 @@ class UnevenArray:
 
     def copy(self) -> "UnevenArray":
         """The same in buffers of its own."""
-        return UnevenArray(self.padded.copy(), self.shape)
+        with _jax.moving():
+            return UnevenArray(self.padded.copy(), self.shape)
 
     def delete(self) -> None:
         """Free the devices' buffers."""

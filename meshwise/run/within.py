@@ -11,6 +11,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from meshwise import _jax
 from meshwise.cost.hardware import LARGE_ARRAYS, OF_PLATFORM
+from meshwise.ir.mesh import Axes
 from meshwise.ir.sharding import Sharding
 from meshwise.reshard.emit import apply_steps
 from meshwise.reshard.meshes import CommonMesh, common_mesh
@@ -29,7 +30,6 @@ from meshwise.run.transfers import (
     Transfer,
     as_before,
     as_travelling,
-    entries,
     held_by,
     placed_anew,
     shown_as,
@@ -75,17 +75,14 @@ def common_mesh_of(source: Any, target: NamedSharding) -> CommonMesh | None:
 
 def ends_on(common: CommonMesh, transfer: Transfer) -> tuple[Sharding, Sharding]:
     """Both placements on the common mesh."""
-    ends = (transfer.source, common.source_axes), (transfer.target, common.target_axes)
-    source, target = (
-        Sharding(
-            tuple(
-                tuple(sub for axis in axes for sub in dict(names)[axis])
-                for axes in entries(sharding, transfer.rank)  # pyright: ignore[reportArgumentType]
-            )
-        )
-        for sharding, names in ends
-    )
-    return source, target
+    source = _on(common.source_axes, transfer.source, transfer.rank)
+    return source, _on(common.target_axes, transfer.target, transfer.rank)
+
+
+def _on(names: Sequence[tuple[str, Axes]], sharding: Any, rank: int) -> Sharding:
+    sub_axes = dict(names)
+    dims = _jax.axes_of(sharding.spec, rank)
+    return Sharding(tuple(tuple(sub for axis in dim for sub in sub_axes[axis]) for dim in dims))
 
 
 @lru_cache(KEPT_PROGRAMS)
@@ -159,13 +156,6 @@ def _program(transfers: tuple[Transfer, ...], limits: Limits) -> Any:
     if _jax.is_explicit(source.mesh):
         # Types of arguments name the user's axes, which the program's mesh has not: leave them out.
         structs = [jax.ShapeDtypeStruct(t.padded, t.dtype) for t in transfers]
-        with _jax.without_mesh():
-            return jitted.lower(*structs).compile()
-
-    def call(*held: jax.Array) -> list[jax.Array]:
-        if _jax.context_mesh() is None:
-            return jitted(*held)
-        with _jax.without_mesh():
-            return jitted(*held)
-
-    return call
+        with _jax.moving():
+            jitted = jitted.lower(*structs).compile()
+    return _jax.mover(jitted, [t.dtype for t in transfers])
