@@ -14,6 +14,7 @@ from jax.numpy import issubdtype
 
 from meshwise._jax import JaxprEqn, Literal, Var
 from meshwise.ir.program import shape_of, type_of
+from meshwise.simplify.numbers import as_positions
 
 MOST_CONSTANTS = 1 << 22  # elements of a constant that is looked at
 
@@ -89,7 +90,9 @@ def _fitted(array: Any) -> Count | None:
     """A constant as a count."""
     if array.size > MOST_CONSTANTS or not getattr(array, "is_fully_addressable", True):
         return None
-    array = np.asarray(array).astype(np.int64)
+    array = as_positions(array)
+    if array is None:
+        return None
     first = int(array.flat[0])
     starts = [(0,) * d + (1,) + (0,) * (array.ndim - d - 1) for d in range(array.ndim)]
     strides = [

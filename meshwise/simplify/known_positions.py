@@ -18,7 +18,7 @@ from jax import lax
 from meshwise._jax import JaxprEqn, Var
 from meshwise.ir.program import shape_of, type_of
 from meshwise.simplify.borders.equations import equations_of
-from meshwise.simplify.numbers import Numbers
+from meshwise.simplify.numbers import Numbers, as_positions
 
 # Runs of rows that are laid side by side, and slices that make windows which overlap.
 MOST_RUNS, MOST_SLICES = 4, 8
@@ -130,7 +130,8 @@ class _Rows:
 
     def parts(self, numbers: Numbers) -> list[_Part] | None:
         """What is read along each dim, where that is known, and each dim's has its own way."""
-        vectors = None if self.batch else numbers.of(self.indices)
+        known = None if self.batch else numbers.of(self.indices)
+        vectors = None if known is None else as_positions(known)
         if vectors is None or 0 in (*self.shape, *self.result, *self.sizes):
             return None
         stays = [d for d in range(len(self.shape)) if d not in self.collapsed]
@@ -140,7 +141,7 @@ class _Rows:
         for d, (n, size) in enumerate(zip(self.shape, self.sizes, strict=True)):
             starts = np.zeros((1,) * len(given), np.int64)
             if d in self.mapped:
-                starts = vectors[..., self.mapped.index(d)].astype(np.int64)
+                starts = vectors[..., self.mapped.index(d)]
             if lax.GatherScatterMode.from_any(self.mode) == lax.GatherScatterMode.CLIP:
                 starts = np.clip(starts, 0, n - size)
             if starts.min() < 0 or starts.max() > n - size:

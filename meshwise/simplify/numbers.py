@@ -14,9 +14,17 @@ from jax import lax
 from meshwise._jax import JaxprEqn, Literal, Var
 from meshwise.ir.program import shape_of, type_of
 
+MOST_POSITION = np.iinfo(np.int64).max
 MOST_NUMBERS = 1 << 20  # elements of what is computed
 MOST_CASES = 8
 MOST_WHOLE = 1 << 24  # what is less is a whole number in every float that is computed here
+
+
+def as_positions(array: Any) -> np.ndarray | None:
+    """Integers as positions; None where one is beyond all of them, as a `uint64` may be."""
+    array = np.asarray(array)
+    is_beyond = array.dtype == np.uint64 and array.size and array.max() > MOST_POSITION
+    return None if is_beyond else array.astype(np.int64)
 
 
 class Numbers:

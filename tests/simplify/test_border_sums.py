@@ -96,3 +96,16 @@ def test_not_a_number_that_is_dropped():
     numbers = np.where(PLACES == 11, np.nan, 1).astype(np.float32)[None]
     closed = flatten(jax.make_jaxpr(total)(numbers, PLACES))
     assert evaluate(closed, (numbers, PLACES)) == [4.0]
+
+
+def test_a_sum_of_negative_zeros_is_zero():
+    """The sum of a row begins with zero: of -0.0 alone it is 0.0."""
+
+    def inverse(u: Any, places: Any) -> Any:
+        return 1 / (-scattered(u, places, wide=12)).sum(1)
+
+    zeros = np.zeros((1, ROWS), np.float32), PLACES
+    closed = flatten(jax.make_jaxpr(inverse)(*zeros))
+    (found,) = evaluate(closed, zeros)
+    assert "scatter-add" not in {eqn.primitive.name for eqn in closed.jaxpr.eqns}
+    np.testing.assert_array_equal(found, np.full(ROWS, np.inf))

@@ -187,3 +187,20 @@ def test_sent(name: str) -> None:
     program = mw.jit(function, mesh=mesh, in_shardings=P("x"), out_shardings=P("x")).partition(u)
     assert program.wire_bytes == rows * 64
     np.testing.assert_allclose(program.simulate(u), function(u), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, far: jnp.take(x, jnp.array([far, 1, 2], jnp.uint64), mode="clip"),
+        lambda x, far: jax.lax.dynamic_update_slice(x, -x[:12], (np.uint64(far),)),
+        lambda x, far: jax.lax.dynamic_slice(x, (np.uint64(far),), (4,)),
+    ],
+)
+@pytest.mark.parametrize("far", [2**63 + 5, 2**64 - 1, 2**63 - 1])
+def test_positions_beyond_all_signed_ones_are_at_the_end(function, far) -> None:
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    with jax.enable_x64(True):
+        x = np.arange(16.0, dtype=np.float32)
+        ours = mw.jit(lambda x: function(x, far), mesh=mesh, in_shardings=P("x"))
+        np.testing.assert_array_equal(ours(x), function(x, far))

@@ -17,8 +17,12 @@ from meshwise.ir.program import makes_zeros, shape_of
 from meshwise.simplify.borders.equations import Makers, any_maker, equations_of, maker_of
 from meshwise.simplify.counts import Counts
 
-# Through these a sum passes: the sum of what they make is what they make of the sum.
-_OUTSIDE: Mapping[str, Callable[[Any], Any]] = {"neg": lax.neg, "copy": lambda x: x}
+# Through these a sum passes: the sum of what they make is what they make of the sum. Of zeros it is
+# zero, where `neg` would make one of the other sign.
+_OUTSIDE: Mapping[str, Callable[[Any], Any]] = {
+    "neg": lambda x: lax.sub(lax.full_like(x, 0), x),
+    "copy": lambda x: x,
+}
 
 
 def merge_reduce_sum(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn] | None:
@@ -36,10 +40,9 @@ def merge_reduce_sum(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[Jaxp
         return None
 
     def summed(indices: Any, updates: Any) -> Any:
-        found = update.summed(indices, updates)
         for step in after:
-            found = step(found)
-        return found
+            updates = step(updates)
+        return update.summed(indices, updates)
 
     return equations_of(eqn, scattered.invars[1:], summed)
 
