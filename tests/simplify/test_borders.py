@@ -98,8 +98,8 @@ def of_neighbours() -> Table:
     }  # fmt: skip
 
 
-def of_updates_copies_and_windows() -> Table:
-    """Updates at places that are known, copies laid end to end, and windows."""
+def of_updates() -> Table:
+    """Updates at places that are known."""
     return {
         "dynamic_update_slice": (lambda x, u: lax.dynamic_update_slice(x, u, (99, 0)),
                                  "pad iota ge lt and select_n"),
@@ -156,9 +156,6 @@ def of_updates_copies_and_windows() -> Table:
             "set_rows set_rows add"),
         "multiply complex numbers": (lambda x, u: complex_of(x).at[3:9].multiply(2).real,
                                      None),
-        "convolution of a crop": (lambda x, u: lax.conv_general_dilated(
-            lax.pad(x[None], np.float32(0), [(0, 0, 0), (0, 0, 0), (-2, -1, 0)]),
-            u[None, :, :3].repeat(2, 1), (1,), "SAME"), None),
         "a row to be dropped": (lambda x, u: jnp.zeros((9, 9)).at[rows_of(u)].add(u)[:8], None),
         "a row to be dropped, of what was there": (
             lambda x, u: x.at[rows_of(u)].max(u)[:11], None),
@@ -167,6 +164,12 @@ def of_updates_copies_and_windows() -> Table:
         "the last rows of a scatter": (lambda x, u: x.at[rows_of(u)].add(u)[1:], None),
         "columns of a scatter": (lambda x, u: x.at[rows_of(u)].add(u)[:, :8], None),
         "outside": (lambda x, u: x.at[jnp.arange(6) * 3].add(u), None),
+    }  # fmt: skip
+
+
+def of_copies_and_windows() -> Table:
+    """Copies laid end to end, and windows."""
+    return {
         "reshape of a transpose": (lambda x, u: lax.reshape(x, (27, 4), (1, 0)),
                                    "transpose reshape"),
         "copies told apart": (lambda x, u: jnp.tile(x, (2, 3)).reshape(2, 12, 3, 9),
@@ -191,6 +194,9 @@ def of_updates_copies_and_windows() -> Table:
         "largest of what is repeated": (lambda x, u: lax.reduce_window(
             jnp.broadcast_to(x[:, 1:2], (12, 9)), -jnp.inf, lax.max, (3, 1), (1, 1), "SAME"),
             "slice reduce_window_max"),
+        "convolution of a crop": (lambda x, u: lax.conv_general_dilated(
+            lax.pad(x[None], np.float32(0), [(0, 0, 0), (0, 0, 0), (-2, -1, 0)]),
+            u[None, :, :3].repeat(2, 1), (1,), "SAME"), None),
         "convolution of a pad": (lambda x, u: lax.conv(
             jnp.pad(x[None, None], ((0, 0), (0, 0), (2, 1), (1, 1))), u[None, None, :, :3],
             (1, 1), "VALID")[0, 0], "conv_general_dilated slice"),
@@ -240,7 +246,7 @@ def values() -> tuple[np.ndarray, np.ndarray]:
     return x.astype(np.float32), u.astype(np.float32)
 
 
-TABLE = of_rows() | of_neighbours() | of_selected_rows() | of_updates_copies_and_windows()
+TABLE = of_rows() | of_neighbours() | of_selected_rows() | of_updates() | of_copies_and_windows()
 
 
 @pytest.mark.parametrize("name", TABLE)
