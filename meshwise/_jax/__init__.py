@@ -27,6 +27,7 @@ from meshwise._jax.control import carry_p as carry_p
 from meshwise._jax.control import close_p as close_p
 from meshwise._jax.control import end_p as end_p
 from meshwise._jax.control import has_bodies as has_bodies
+from meshwise._jax.control import inputs_read as inputs_read
 from meshwise._jax.control import is_mark as is_mark
 from meshwise._jax.control import join_p as join_p
 from meshwise._jax.control import loop_parts as loop_parts

@@ -207,6 +207,14 @@ def loop_parts(eqn: JaxprEqn, operands: Sequence[Any]) -> LoopParts:
     return LoopParts(body, known, test, operands[:first], operands[last:], ())
 
 
+def kept_at_their_end(goes_on: Any, new: Sequence[Any], old: Sequence[Any]) -> list[Any]:
+    """What many loops at once carry: those that have ended keep what they had."""
+    if not goes_on.ndim:
+        return list(new)
+    wide = [lax.broadcast_in_dim(goes_on, x.shape, range(goes_on.ndim)) for x in old]
+    return [lax.select(*case) for case in zip(wide, new, old, strict=True)]
+
+
 @partial(_weakref_lru_cache, trace_context_in_key=False)
 def _while_any(
     test: ClosedJaxpr, body: ClosedJaxpr, consts: int
@@ -227,15 +235,17 @@ def _while_any(
     def step_of_some(*args: Any) -> list[Any]:
         old = args[first:]
         (each,) = goes_on(*args[:consts], *old)
-        new = step(*args[consts:])
-        dims = range(each.ndim)
-        wide = [lax.broadcast_in_dim(each, x.shape, dims) for x in old]
-        return [lax.select(*case) for case in zip(wide, new, old, strict=True)]
+        return kept_at_their_end(each, step(*args[consts:]), old)
 
     return (
         make_jaxpr_over_axes(any_goes_on, (), test.in_avals),
         make_jaxpr_over_axes(step_of_some, (), known),
     )
+
+
+def inputs_read(closed: ClosedJaxpr, outputs: Sequence[bool]) -> list[bool]:
+    """Which inputs of a jaxpr some of its results are computed from."""
+    return _pe.dce_jaxpr(closed.jaxpr, list(outputs))[1]
 
 
 def without_dead(closed: ClosedJaxpr) -> ClosedJaxpr:

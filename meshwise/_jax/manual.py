@@ -19,6 +19,7 @@ from jax.extend.core import Literal
 from jax.sharding import AbstractMesh, AxisType
 
 from meshwise._jax.bodies import call_body, constraint_of, scan_counts
+from meshwise._jax.control import kept_at_their_end
 from meshwise._jax.hints import hint_p
 from meshwise._jax.jaxprs import (
     ClosedJaxpr,
@@ -201,10 +202,14 @@ def _scattered_alone(params: Any, x: Any) -> Any:
     return x if params["tiled"] else lax.squeeze(x, (params["scatter_dimension"],))
 
 
-def _exchanged_alone(params: Any, x: Any) -> Any:
-    if params["tiled"]:
-        return x
-    return jax.numpy.moveaxis(x, params["split_axis"], params["concat_axis"])
+def _placed_alone(x: Any, into: Any, start: Any, size: Any, at: Any, received: Any) -> Any:
+    """The rows that a device sends itself, in their places of another array."""
+    del received  # as many as are sent
+    rows = jax.numpy.arange(into.shape[0])
+    offset = rows - at[0]
+    taken = x[jax.numpy.clip(offset + start[0], 0, x.shape[0] - 1)]
+    is_own = (offset >= 0) & (offset < size[0])
+    return jax.numpy.where(is_own.reshape((-1,) + (1,) * (into.ndim - 1)), taken, into)
 
 
 # What collectives do where there is one device.
@@ -216,7 +221,9 @@ _ALONE: Mapping[str, Callable[..., Any]] = {
     "ppermute": lambda params, x: x if params["perm"] else jax.numpy.zeros_like(x),
     "all_gather": _gathered_alone,
     "reduce_scatter": _scattered_alone,
-    "all_to_all": _exchanged_alone,
+    "all_to_all": lambda params, x: x,
+    "pbroadcast": lambda params, x: x,
+    "ragged_all_to_all": lambda params, x, into, *rows: _placed_alone(x, into, *rows),
 }
 
 
@@ -240,13 +247,16 @@ def _while(eqn: JaxprEqn, args: Sequence[Any], names: Names) -> list[Any]:
     tests, bodies = params["cond_nconsts"], params["body_nconsts"]
     test, body = params["cond_jaxpr"], params["body_jaxpr"]
     test_consts, body_consts = args[:tests], args[tests : tests + bodies]
-    return list(
-        lax.while_loop(
-            lambda carry: run_local(test, test.consts, [*test_consts, *carry], names)[0],
-            lambda carry: run_local(body, body.consts, [*body_consts, *carry], names),
-            list(args[tests + bodies :]),
-        )
-    )
+
+    def goes_on(carry: Sequence[Any]) -> Any:
+        return run_local(test, test.consts, [*test_consts, *carry], names)[0]
+
+    def step(carry: Sequence[Any]) -> list[Any]:
+        new = run_local(body, body.consts, [*body_consts, *carry], names)
+        return kept_at_their_end(goes_on(carry), new, carry)
+
+    start = list(args[tests + bodies :])
+    return list(lax.while_loop(lambda carry: jax.numpy.any(goes_on(carry)), step, start))
 
 
 def _cond(eqn: JaxprEqn, args: Sequence[Any], names: Names) -> list[Any]:

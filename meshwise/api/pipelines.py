@@ -134,7 +134,7 @@ class PipelinedLoss:
         fed = jax.tree.map(self._microbatches, self._checked(batch))
         packed = params if isinstance(params, PackedParams) else None
         tree = packed.tree if packed else jax.tree.structure(params)
-        types = list(packed.types) if packed else _types(jax.tree.leaves(params))
+        types = list(packed.types) if packed else _types(jax.tree.leaves(params), are_weak=True)
         call, held, aux = self._call(types, tree, batch, packed is not None)
         if packed and packed.packing != call.packing:
             raise self._packed_otherwise()
@@ -340,7 +340,7 @@ class PipelinedLoss:
     def _microbatches(self, x: Any) -> Any:
         """`[b * M, ...]` to `[b, M, ...]`: row i belongs to microbatch `i % M`; nothing moves."""
         x = jnp.asarray(x)
-        return x.reshape(-1, self.microbatches, *x.shape[1:])
+        return x.reshape(x.shape[0] // self.microbatches, self.microbatches, *x.shape[1:])
 
     def _hinted(self, x: Any, lead: Sequence[str | None]) -> Any:
         """An array whose leading dims are axes of the mesh, each to lie along it."""
@@ -362,8 +362,13 @@ def _named(spec: Any) -> set[str]:
     return {a for part in parts for a in part if isinstance(a, str)}
 
 
-def _types(leaves: Sequence[Any]) -> list[Any]:
-    return [jax.ShapeDtypeStruct(jnp.shape(x), _dtype(x)) for x in leaves]
+def _types(leaves: Sequence[Any], are_weak: bool = False) -> list[Any]:
+    """Types of leaves; with `are_weak` those that give way, as Python's numbers, do so."""
+    types = [_jax.array_type(x) for x in leaves]
+    return [
+        jax.ShapeDtypeStruct(jnp.shape(x), _dtype(x), weak_type=are_weak and t.weak_type)
+        for x, t in zip(leaves, types, strict=True)
+    ]
 
 
 def _dtype(x: Any) -> Any:

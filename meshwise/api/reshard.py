@@ -1,7 +1,7 @@
 """`mw.reshard` and `mw.reshard_plan`: from one sharding to another, by hand."""
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -129,7 +129,12 @@ def _moved(
     leaves: Sequence[Any], targets: Sequence[NamedSharding | None], limits: Limits, donate: bool
 ) -> list[Any]:
     """Arrays where they are to go; those without a target as they are."""
-    places = {i: target for i, target in enumerate(targets) if target is not None}
+    places = {
+        i: target
+        for i, target in enumerate(targets)
+        if target is not None and getattr(leaves[i], "dtype", None) != jax.dtypes.float0
+    }
+    _refuse_terms(leaves, places)
     arrays = [x if isinstance(x := leaves[i], Array) else jax.numpy.asarray(x) for i in places]
     kept = [x for i, x in enumerate(leaves) if i not in places and isinstance(x, Array)]
     moved = transfer_all(arrays, list(places.values()), limits, donate, kept)
@@ -137,6 +142,26 @@ def _moved(
     moved = [_weakened(x) if weak else x for x, weak in zip(moved, are_weak, strict=True)]
     new = dict(zip(places, moved, strict=True))
     return [new.get(i, leaf) for i, leaf in enumerate(leaves)]
+
+
+def _refuse_terms(leaves: Sequence[Any], places: Mapping[int, NamedSharding]) -> None:
+    """An error for what is a sum over its own mesh still, and is to go to another one."""
+    problems = [
+        f"x, leaf {i}, lies as {x.sharding.spec}"
+        for i, target in places.items()
+        if (x := leaves[i]) is not None
+        and getattr(getattr(getattr(x, "sharding", None), "spec", None), "unreduced", None)
+        and x.sharding.mesh != target.mesh
+    ]
+    if problems:
+        raise HintError(
+            message(
+                "mw.reshard was given terms of a sum, and another mesh",
+                problems,
+                "Terms are added up on the mesh that they lie on.",
+                "Reshard it there first, to a sharding without unreduced axes.",
+            )
+        )
 
 
 def _weakened(x: Array) -> Array:

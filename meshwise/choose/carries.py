@@ -214,7 +214,7 @@ def _follow(
         is_reduced = Reduction.SUM in rule.factors.reduction_of.values()
         if carry or is_reduced:
             known.unreduced.update(eqn.outvars)
-        if (rule.moves and is_reduced) or any(eqn.invars[i] in known.picked for i in carry):
+        if (rule.moves and is_reduced) or known.is_picked(eqn, carry):
             known.picked.update(eqn.outvars)
     return carries, wholes
 
@@ -235,9 +235,14 @@ class _Known:
     unreduced: set[Var]
     picked: set[Var]
 
+    def is_picked(self, eqn: JaxprEqn, operands: Collection[int]) -> bool:
+        """Whether any of some operands was picked."""
+        atoms = [eqn.invars[i] for i in operands]
+        return any(a in self.picked for a in atoms if not isinstance(a, Literal))
+
     def keeps_picked(self, eqn: JaxprEqn, rule: OpRule, operands: Collection[int]) -> bool:
         """Whether what was picked may pass, if any of the operands was."""
-        if not any(eqn.invars[i] in self.picked for i in operands):
+        if not self.is_picked(eqn, operands):
             return True
         return keeps_picked(eqn, rule, operands, not self.shrinking.isdisjoint(eqn.outvars))
 

@@ -20,7 +20,7 @@ from meshwise._jax import ClosedJaxpr
 from meshwise.ir.mesh import Axes, Mesh
 from meshwise.pipeline.execute import Loop, sum_dtype
 from meshwise.pipeline.inner import Placement, partitioned_stage, stage_key, without_axis
-from meshwise.pipeline.local import LocalStage, local_stage
+from meshwise.pipeline.local import Crossing, LocalStage, crossings, local_stage
 from meshwise.pipeline.packing import Buffers
 from meshwise.pipeline.parameters import Packing, Rows
 from meshwise.pipeline.schedules import Schedule
@@ -63,6 +63,11 @@ class PipelineCall:
     def params(self) -> int:
         """How many operands are parameters: leaves, or rows by dtype."""
         return len(self.rows.lengths) if self.is_packed else len(self.rows.types)
+
+    @cached_property
+    def crossings(self) -> list[Crossing]:
+        """For each stage what gradients cross its boundaries."""
+        return crossings(self.cut.stages)
 
     @cached_property
     def fed(self) -> list[Tiling]:
@@ -165,14 +170,14 @@ def local_stages(call: PipelineCall, mesh: Mesh) -> list[LocalStage]:
     """The stages as devices run them; equal ones are partitioned once."""
     stages, last = call.cut.stages, len(call.cut.stages) - 1
     if not call.placement.is_split:
-        return [local_stage(stage, k == last) for k, stage in enumerate(stages)]
+        return [local_stage(stage, k == last, call.crossings[k]) for k, stage in enumerate(stages)]
     known: dict[Any, LocalStage] = {}
     found = []
     for k, stage in enumerate(stages):
-        key = stage_key(call.cut, k, call.placement)
+        key = stage_key(call.cut, k, call.placement, call.crossings[k])
         if key not in known:
             others = without_axis(mesh, call.axis)
-            known[key] = partitioned_stage(call.cut, k, call.placement, others)
+            known[key] = partitioned_stage(call.cut, k, call.placement, call.crossings[k], others)
         found.append(replace(known[key], params=stage.params))
     return found
 

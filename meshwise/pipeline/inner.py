@@ -10,6 +10,7 @@ microbatch, and reduced once for all.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 from typing import Any
 
 import jax
@@ -23,7 +24,7 @@ from meshwise.choose.plan import Plan
 from meshwise.cost.hardware import GENERIC
 from meshwise.ir.mesh import Axes, Mesh
 from meshwise.partition.partition import partition
-from meshwise.pipeline.local import LocalStage, has_gradient, make_backward
+from meshwise.pipeline.local import Crossing, LocalStage, make_backward
 from meshwise.pipeline.stages import Cut
 from meshwise.pipeline.tiles import Tiling, axes_of, tiling, whole
 from meshwise.propagate.complete import complete
@@ -94,12 +95,13 @@ def place(
     return Placement(params, fed, tuple(boundaries), deferred, flops)
 
 
-def stage_key(found: Cut, number: int, placement: Placement) -> Any:
+def stage_key(found: Cut, number: int, placement: Placement, crossing: Crossing) -> Any:
     """Equal for stages that one partitioned stage serves, each with parameters of its own."""
     stage, is_last = found.stages[number], number == len(found.stages) - 1
     # What a `custom_vjp` says of gradients is no part of the forward program's key.
-    backward = make_backward(stage.jaxpr, len(stage.params), len(stage.arriving), is_last)
+    backward = make_backward(stage.jaxpr, len(stage.params), crossing, is_last)
     return (
+        crossing,
         _jax.structure_key(stage.jaxpr),
         _jax.structure_key(backward),
         tuple(placement.params[i] for i in stage.params),
@@ -110,7 +112,9 @@ def stage_key(found: Cut, number: int, placement: Placement) -> Any:
     )
 
 
-def partitioned_stage(found: Cut, number: int, placement: Placement, mesh: Mesh) -> LocalStage:
+def partitioned_stage(
+    found: Cut, number: int, placement: Placement, crossing: Crossing, mesh: Mesh
+) -> LocalStage:
     """A stage partitioned over a mesh, which has the other axes alone."""
     stage, is_last = found.stages[number], number == len(found.stages) - 1
     params = [placement.params[i] for i in stage.params]
@@ -121,14 +125,14 @@ def partitioned_stage(found: Cut, number: int, placement: Placement, mesh: Mesh)
     takes = [*params, *held, *fed, *arriving]
     own = _named(_without_known_hints(stage.jaxpr, takes), len(fed) + len(arriving))
     forward = None if is_last else _plan(own, takes, leaving, mesh)
-    jaxpr = make_backward(own, len(params), len(arriving), is_last)
-    gradients = [] if is_last else list(filter(has_gradient, leaving))
-    back = list(filter(has_gradient, arriving))
+    jaxpr = make_backward(own, len(params), crossing, is_last)
+    gradients = [] if is_last else list(compress(leaving, crossing.leaving))
+    back = list(compress(arriving, crossing.arriving))
     gives = [*(leaving if is_last else ()), *params, *back]
     terms = [mesh.refine(placement.deferred)] * (len(gives) - len(back))
     backward = _plan(jaxpr, [*takes, *gradients], gives, mesh, terms)
     ahead = _emitted(forward) if forward else None
-    return LocalStage(ahead, _emitted(backward), stage.params, stage.held, stage.fed)
+    return LocalStage(ahead, _emitted(backward), stage.params, stage.held, stage.fed, crossing)
 
 
 def _without_known_hints(jaxpr: ClosedJaxpr, takes: Sequence[Tiling]) -> ClosedJaxpr:

@@ -4,9 +4,10 @@ The backward of a stage is what `jax.vjp` of its forward gives, from the stage's
 that nothing else is saved for it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import compress
 from typing import Any
 
 import jax
@@ -19,6 +20,18 @@ from meshwise.pipeline.packing import Layout
 from meshwise.pipeline.stages import Stage
 
 
+@dataclass(frozen=True)
+class Crossing:
+    """Which values that arrive at a stage, and which that leave it, have gradients that cross.
+
+    Those of which the loss has a derivative. A gradient that is none is no zero to compute with:
+    times the infinite derivative of a root at zero it would be no number.
+    """
+
+    arriving: tuple[bool, ...]
+    leaving: tuple[bool, ...]
+
+
 @dataclass(frozen=True, eq=False)
 class LocalStage:
     """One stage on a device: its two jaxprs, and how what they take and give is laid out.
@@ -27,8 +40,7 @@ class LocalStage:
     the last stage has none, as its backward computes it again at once. `backward` maps the same
     and the gradients of what leaves to the gradients of the parameters and of what arrives; the
     last stage's needs no gradients, and gives the function's results before all others, the loss
-    first. Only floating-point values have gradients. The results and the gradients of parameters
-    may be unreduced, all over the same axes.
+    first. The results and the gradients of parameters may be unreduced, all over the same axes.
     """
 
     forward: ClosedJaxpr | None
@@ -36,6 +48,7 @@ class LocalStage:
     params: tuple[int, ...]
     held: tuple[int, ...]
     fed: tuple[int, ...]
+    crossing: Crossing
 
     @property
     def is_last(self) -> bool:
@@ -72,12 +85,12 @@ class LocalStage:
     @cached_property
     def arriving_gradients(self) -> Layout:
         """The gradients that come from the next stage."""
-        return Layout(tuple(filter(has_gradient, self.leaving.types)))
+        return Layout(tuple(compress(self.leaving.types, self.crossing.leaving)))
 
     @cached_property
     def leaving_gradients(self) -> Layout:
         """The gradients that go to the stage before."""
-        return Layout(tuple(filter(has_gradient, self.arriving.types)))
+        return Layout(tuple(compress(self.arriving.types, self.crossing.arriving)))
 
     @cached_property
     def key(self) -> Any:
@@ -93,40 +106,84 @@ def has_gradient(aval: Any) -> bool:
     return bool(jnp.issubdtype(aval.dtype, jnp.inexact))
 
 
-def local_stage(stage: Stage, is_last: bool) -> LocalStage:
+def crossings(stages: Sequence[Stage]) -> list[Crossing]:
+    """What gradients cross the boundaries of stages, from the last one's loss back."""
+    leaving = tuple(i == 0 for i in range(len(stages[-1].leaving)))
+    known: dict[Any, tuple[bool, ...]] = {}
+    found: list[Crossing] = []
+    for stage in reversed(stages):
+        key = _jax.structure_key(stage.jaxpr), len(stage.arriving), leaving
+        if key not in known:
+            known[key] = _reached(stage, leaving)
+        found.insert(0, Crossing(known[key], leaving))
+        leaving = known[key]
+    return found
+
+
+def _reached(stage: Stage, leaving: Sequence[bool]) -> tuple[bool, ...]:
+    """The values that arrive at a stage whose gradients come of those of what leaves it."""
+    forward, first = stage.jaxpr, len(stage.jaxpr.in_avals) - len(stage.arriving)
+    moving = [first + i for i, aval in enumerate(stage.arriving) if has_gradient(aval)]
+    given = [i for i, moves in enumerate(leaving) if moves]
+
+    def pulled(inputs: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
+        return _derived(forward, inputs, moving, given)[1](list(gradients))
+
+    types = list(map(_struct, forward.in_avals)), [_struct(forward.out_avals[i]) for i in given]
+    back = jax.make_jaxpr(pulled)(*types)
+    count = len(forward.in_avals)
+    reached = {
+        i
+        for k, i in enumerate(moving)
+        if any(_jax.inputs_read(back, [k == n for n in range(len(moving))])[count:])
+    }
+    return tuple(first + i in reached for i in range(len(stage.arriving)))
+
+
+def _derived(
+    forward: ClosedJaxpr, inputs: Sequence[Any], moving: Sequence[int], given: Sequence[int]
+) -> tuple[list[Any], Callable[[list[Any]], Any]]:
+    """A forward's results, and what gradients of some make of those of some inputs."""
+    run = _jax.jaxpr_as_fun(forward)
+
+    def along(*moved: Any) -> tuple[list[Any], list[Any]]:
+        values = list(inputs)
+        for i, x in zip(moving, moved, strict=True):
+            values[i] = x
+        outs = list(run(*values))
+        return [outs[i] for i in given], outs
+
+    _, pull, outs = jax.vjp(along, *(inputs[i] for i in moving), has_aux=True)
+    return outs, pull
+
+
+def local_stage(stage: Stage, is_last: bool, crossing: Crossing) -> LocalStage:
     """A stage that every device along the other axes computes whole."""
     forward = _jax.without_context_mesh(without_hints_in(stage.jaxpr))
-    backward = make_backward(forward, len(stage.params), len(stage.arriving), is_last)
-    own = stage.params, stage.held, stage.fed
+    backward = make_backward(forward, len(stage.params), crossing, is_last)
+    own = stage.params, stage.held, stage.fed, crossing
     return LocalStage(None if is_last else forward, backward, *own)
 
 
-def make_backward(forward: ClosedJaxpr, params: int, arriving: int, is_last: bool) -> ClosedJaxpr:
+def make_backward(
+    forward: ClosedJaxpr, params: int, crossing: Crossing, is_last: bool
+) -> ClosedJaxpr:
     """The backward of a stage's forward; see `LocalStage`."""
-    run = _jax.jaxpr_as_fun(forward)
     count = len(forward.in_avals)
-    places = [*range(params), *range(count - arriving, count)]
-    moving = [i for i in places if has_gradient(forward.in_avals[i])]
-    returned = [i for i, aval in enumerate(forward.out_avals) if has_gradient(aval)]
+    first = count - len(crossing.arriving)
+    moving = [i for i in range(params) if has_gradient(forward.in_avals[i])]
+    moving += [first + i for i, moves in enumerate(crossing.arriving) if moves]
+    given = [i for i, moves in enumerate(crossing.leaving) if moves]
 
     def backward(*args: Any) -> list[Any]:
-        inputs, gradients = list(args[:count]), args[count:]
-
-        def along(*moved: Any) -> list[Any]:
-            values = list(inputs)
-            for i, x in zip(moving, moved, strict=True):
-                values[i] = x
-            outs = run(*values)
-            return [outs[i] for i in returned]
-
-        outs, pull = jax.vjp(along, *(inputs[i] for i in moving))
+        outs, pull = _derived(forward, args[:count], moving, given)
         if not is_last:
-            return list(pull(list(gradients)))
-        loss, *others = outs
-        return [*outs, *pull([jnp.ones_like(loss), *map(jnp.zeros_like, others)])]
+            return list(pull(list(args[count:])))
+        results = [x for x in outs if has_gradient(x)]
+        return [*results, *pull([jnp.ones_like(outs[0])])]
 
     types = list(forward.in_avals)
-    types += [] if is_last else [forward.out_avals[i] for i in returned]
+    types += [] if is_last else [forward.out_avals[i] for i in given]
     return jax.make_jaxpr(backward)(*map(_struct, types))
 
 

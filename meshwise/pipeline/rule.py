@@ -5,13 +5,13 @@ left unreduced, so that the program around decides how they are summed.
 """
 
 from functools import partial
+from itertools import compress
 from typing import Any
 
 from meshwise.ir.collectives import CollectiveKind, wire_bytes
 from meshwise.ir.sharding import Reduction
 from meshwise.pipeline.call import PipelineCall, is_sharded, left_unreduced, local
 from meshwise.pipeline.execute import sum_dtype
-from meshwise.pipeline.local import has_gradient
 from meshwise.pipeline.packing import Layout, longest, size_in_bytes
 from meshwise.rules.factoring import Dim, Factoring
 from meshwise.rules.registry import Application, Exchange, LocalContext, OpRule, register
@@ -66,7 +66,10 @@ def _exchanges(call: PipelineCall, context: LocalContext) -> list[Exchange] | No
         len(call.schedule.ticks),
         [Layout(tuple(t.local for t in boundary)) for boundary in call.placement.boundaries],
     )
-    floats = [Layout(tuple(filter(has_gradient, layout.types))) for layout in layouts]
+    floats = [
+        Layout(tuple(compress(layout.types, crossing.leaving)))
+        for layout, crossing in zip(layouts, call.crossings[:-1], strict=True)
+    ]
     found = [
         Exchange(CollectiveKind.PERMUTE, ticks * size_in_bytes(lengths), ticks * len(lengths))
         for lengths in (longest(layouts), longest(floats))

@@ -10,6 +10,7 @@ import numpy as np
 from jax import lax
 
 from meshwise.errors import PipelineError, message
+from meshwise.pipeline.bubbles import without_gradient_unless
 
 
 @jax.tree_util.register_dataclass
@@ -46,10 +47,10 @@ class StackedLayers:
 
         def step(x: Any, own: tuple[Any, Any]) -> tuple[Any, None]:
             params, is_real = own
-            made = layer(params, x)
-            if is_real is not None:
-                made = jax.tree.map(lambda new, old: jnp.where(is_real, new, old), made, x)
-            return made, None
+            if is_real is None:
+                return layer(params, x), None
+            made = layer(*without_gradient_unless(is_real, (params, x)))
+            return jax.tree.map(lambda new, old: jnp.where(is_real, new, old), made, x), None
 
         return lax.scan(step, x, (self.params, self.real))[0]
 

@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec
 
 from meshwise import _jax
 from meshwise.errors import PipelineError, message
+from meshwise.pipeline.bubbles import without_gradient_unless
 from meshwise.pipeline.stacking import StackedLayers
 
 
@@ -57,13 +58,16 @@ def pipeline(
     params = params.masked() if isinstance(params, StackedLayers) else params
     stages, count = _sizes(params, inputs, schedule, repeat)
     _check_stage(stage, params, inputs, repeat)
-    apply = jax.vmap(stage)
+
+    def apply(own: Any, state: Any, is_used: Any) -> Any:
+        return jax.vmap(stage)(*without_gradient_unless(is_used, (own, state)))
+
     apply = jax.checkpoint(apply) if remat else apply
     return _run(apply, params, inputs, (stages, count, repeat), axis)
 
 
 def _run(
-    apply: Callable[[Any, Any], Any],
+    apply: Callable[[Any, Any, Any], Any],
     params: Any,
     inputs: Any,
     sizes: tuple[int, int, int],
@@ -88,13 +92,13 @@ def _run(
         if repeat > 1:
             turn = jnp.clip((tick - numbers) // count, 0, repeat - 1)
             own = jax.tree.map(lambda p: jax.vmap(_row)(p, turn), params)
+        is_used = (tick >= numbers) & (tick - numbers < repeat * count)
         typed = jax.tree.map(_jax.with_key_type, _along(state, axis), types)
-        state = _along(jax.tree.map(_jax.without_key_type, apply(own, typed)), axis)
+        state = _along(jax.tree.map(_jax.without_key_type, apply(own, typed, is_used)), axis)
         return (state, waiting), state
 
     length = repeat * count + stages - 1
-    # Stages without a microbatch compute with ones, of which nothing comes: of zeros a norm has no
-    # derivative, and nothing times infinity is no number.
+    # Stages without a microbatch compute with ones, of which nothing comes.
     state = jax.tree.map(lambda x: jnp.ones((stages, *x.shape[1:]), x.dtype), inputs)
     waiting = jax.tree.map(lambda x: jnp.ones((delay, *x.shape), x.dtype), state)
     rows = jnp.arange(length, dtype=jnp.int32), jax.tree.map(lambda x: _longer(x, length), inputs)

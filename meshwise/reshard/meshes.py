@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from meshwise.ir.mesh import Axes, Mesh, refine_mesh
+from meshwise.ir.mesh import Axes, Mesh, refine_mesh, sub_names
 
 NamedSizes = Sequence[tuple[str, int]]
 
@@ -52,7 +52,7 @@ def common_mesh(source: NamedSizes, target: NamedSizes) -> CommonMesh | None:
             if low <= below < above <= high
             for i, prime in enumerate(split)
         ]
-        subs = (name,) if len(primes) == 1 else tuple(f"{name}.{i}" for i in range(len(primes)))
+        subs = sub_names(name, len(primes), [other for other, _ in source])
         assert size == math.prod(prime for _, prime in primes), (source, target)
         names += subs
         sizes += [prime for _, prime in primes]

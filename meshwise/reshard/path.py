@@ -60,11 +60,15 @@ _Waiting = tuple[float, int, int, State, Straight | bool]
 
 
 def shortest_path(
-    moves: Moves, cap: float, below: float = math.inf, with_rounds: bool = True
+    moves: Moves,
+    cap: float,
+    below: float = math.inf,
+    with_rounds: bool = True,
+    most_moves: float = math.inf,
 ) -> Path | None:
     """A* from source to target through arrays of at most `cap` bytes; None where there is none.
 
-    Nor are there any that cost `below` or more.
+    Nor are there any that cost `below` or more, or that `most_moves` moves do not find.
 
     Rounds take long to find. What stands for them waits at a cost that they are not below, first
     for all rounds from a state, then for those to each other state; what comes first is found.
@@ -75,12 +79,12 @@ def shortest_path(
     queue: list[_Waiting] = [(bounds.cost(start), 0, 0, start, False)]
     left: dict[State, float] = {}  # at what cost the moves from a state were looked at
     late = _rounds_from(bounds)
-    count = 0
+    count = tried = 0
     while queue:
         rank, length, _, state, rounds = heapq.heappop(queue)
-        cost = costs[state]
-        if rank >= below:
+        if rank >= below or tried > most_moves:
             return None
+        cost = costs[state]
         if rounds is True:
             for straight in straight_moves(moves, state):
                 least = max(rank, cost + straight.least + bounds.cost(straight.end))
@@ -97,6 +101,7 @@ def shortest_path(
         else:
             left[state] = cost
             options = moves.moves(state)
+            tried += len(options)
             if with_rounds and (state == start or came[state][1].kind in _BEFORE_ROUNDS):
                 count += 1
                 least = max(late, cost + bounds.cost(state)) * (1 + _ROUNDING)

@@ -26,6 +26,8 @@ from meshwise.reshard.steps import gathered_in_turn, steps_of
 from meshwise.reshard.turned import straightened, turned_seconds
 
 # Half a byte is no difference in bytes.
+# Moves that are looked at for what is better than a path in hand.
+MOST_MOVES = 20_000
 _NO_BYTES = 0.5
 
 
@@ -163,7 +165,7 @@ def _by_finer_groups(best: _Found, asked: Reshard, seen: int, max_bytes: int | N
     for level in islice(levels(asked), seen, None):
         moves = moves_of(level.whole[0])
         cost = best.path.cost
-        path = shortest_path(moves, _allowed(moves, max_bytes), cost, with_rounds=False)
+        path = _better_path(moves, max_bytes, cost)
         if path is not None and path.sent <= best.path.sent + _NO_BYTES:
             best = _Found(path, *level.whole)
     return best
@@ -178,11 +180,19 @@ def _taken_apart(best: _Found, seen: Sequence[Level], max_bytes: int | None) -> 
             continue
         moves = moves_of(level.apart[0])
         below = math.inf if best.excess(max_bytes) else best.path.cost
-        # Rounds would be those of the array as it is.
-        path = shortest_path(moves, _allowed(moves, max_bytes), below, with_rounds=False)
+        path = _better_path(moves, max_bytes, below)
         if path is not None and path.sent <= best.path.sent + _NO_BYTES:
             best = _Found(path, *level.apart)
     return best
+
+
+def _better_path(moves: Moves, max_bytes: int | None, below: float) -> Path | None:
+    """A path of less cost than one that there is, if it is found soon.
+
+    Without rounds, which would be those of the array as it is.
+    """
+    allowed = _allowed(moves, max_bytes)
+    return shortest_path(moves, allowed, below, with_rounds=False, most_moves=MOST_MOVES)
 
 
 @lru_cache(maxsize=1 << 14)

@@ -16,7 +16,6 @@ from jax.numpy import issubdtype
 
 from meshwise._jax import is_on_host
 from meshwise.rules.factoring import Factoring, shapes, stretched, total_size
-from meshwise.rules.picked import is_plain
 from meshwise.rules.registry import Application, LocalContext, OpRule, register
 
 # Functions that a library computes for one number after another where vector units have none of
@@ -91,13 +90,8 @@ def _mul_rule(application: Application) -> OpRule:
 
 @register("div")
 def _div_rule(application: Application) -> OpRule:
-    """A sum is divided by a number before it is reduced, not by what is computed.
-
-    That may be zero, as a count of nothing, and a device's term as well.
-    """
     exact = issubdtype(application.results[0].dtype, np.inexact)
-    by_number = is_plain(application.eqn.invars[1])
-    return _elementwise(application, ((0,),) if exact and by_number else ())
+    return _elementwise(application, ((0,),) if exact else ())
 
 
 @register("convert_element_type")

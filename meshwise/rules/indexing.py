@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from jax import lax
 from jax.dtypes import extended
-from jax.numpy import float8_e8m0fnu, issubdtype
+from jax.numpy import issubdtype
 
-from meshwise.rules.contraction import sum_of
-from meshwise.rules.factoring import Dim, Factoring, Kind
+from meshwise.rules.factoring import Dim, Factoring
 from meshwise.rules.identity import nothing_like
+from meshwise.rules.picked import kind_of_picks
 from meshwise.rules.positions import (
     IndexVectors,
     all_of,
@@ -29,15 +29,6 @@ from meshwise.rules.registry import Application, LocalContext, OpRule, register
 
 FILL = lax.GatherScatterMode.FILL_OR_DROP
 CLIP = lax.GatherScatterMode.CLIP
-
-
-def picked(dtype: Any) -> Kind:
-    """The kind of a dim of which single positions are read: a reduction of terms.
-
-    Keys do not add, and the exponents of scaled blocks (`float8_e8m0fnu`) have no zero to add.
-    """
-    adds = not issubdtype(dtype, extended) and dtype != float8_e8m0fnu
-    return sum_of(dtype) if adds else "whole"
 
 
 @register("gather")
@@ -61,7 +52,7 @@ def _gather_rule(application: Application) -> OpRule:
             dims.append(at[paired[d]])
             continue
         moves = d in numbers.start_index_map
-        kind = None if size == n else picked(operand.dtype) if moves else "whole"
+        kind = None if size == n else kind_of_picks(operand.dtype) if moves else "whole"
         dims.append(factoring.new(n, kind))
         if d not in numbers.collapsed_slice_dims:
             result[next(offsets)] = dims[-1] if size == n else factoring.new(size, "whole")
@@ -148,7 +139,7 @@ def _dynamic_slice_rule(application: Application) -> OpRule:
     before: list[Dim] = []
     after: list[Dim] = []
     for n, size in zip(operand.shape, application.params["slice_sizes"], strict=True):
-        kind = None if size == n else picked(operand.dtype)
+        kind = None if size == n else kind_of_picks(operand.dtype)
         before.append(factoring.new(n, kind))
         after.append(before[-1] if size == n else factoring.new(size, "whole"))
     return OpRule(

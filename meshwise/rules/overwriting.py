@@ -122,7 +122,7 @@ def _indices(vectors: IndexVectors, kept: Any, shape: Sequence[int]) -> Any:
         else:
             position = lax.select(kept, position, lax.full_like(position, shape[d]))
         columns.append(lax.expand_dims(position, (last,)))
-    return lax.concatenate(columns, last) if len(columns) > 1 else columns[0]
+    return vectors.joined(columns)
 
 
 def _joined_axes(context: LocalContext) -> Axes:

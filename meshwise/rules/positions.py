@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from meshwise.rules.registry import LocalContext
+from meshwise.rules.registry import LocalContext, shard_index
 
 
 def clamp_position(given: Any, upper: int) -> Any:
@@ -82,7 +82,8 @@ def all_of(masks: Sequence[Any]) -> Any:
 
 def is_first_shard(context: LocalContext, factors: Sequence[int]) -> Any:
     """Whether this device holds the first shard along each of some sharded factors."""
-    return all_of([lax.eq(context.offset(f), np.int32(0)) for f in factors])
+    numbers = [shard_index(context.axes(f), context.mesh) for f in factors]
+    return all_of([lax.eq(number, np.int32(0)) for number in numbers])
 
 
 def local_start(context: LocalContext, factor: int, start: Any) -> tuple[Any, Any]:
@@ -191,6 +192,8 @@ class IndexVectors:
 
     def given_in_range(self) -> Any:
         """The same of the index vectors as given, of which windows are not spread."""
+        if not self.upper:  # windows at the start, whatever is given
+            return lax.full(self.indices.shape[:-1], True)
         return all_of([in_bounds(self.given(c), upper) for c, upper in enumerate(self.upper)])
 
     def local(self, place: Callable[[Any, int], Any]) -> Any:
@@ -206,7 +209,13 @@ class IndexVectors:
             if c in self.factors:
                 position = place(position, self.context.local_size(self.factors[c]))
             columns.append(lax.expand_dims(position, (last,)))
-        return lax.concatenate(columns, last) if len(columns) > 1 else columns[0]
+        return self.joined(columns)
+
+    def joined(self, columns: Sequence[Any]) -> Any:
+        """Index vectors of their components, each `[..., 1]`."""
+        if not columns:
+            return lax.full((*self.sizes, 0), 0, self.indices.dtype)
+        return lax.concatenate(columns, len(self.sizes)) if len(columns) > 1 else columns[0]
 
     def widened(self, column: Any) -> Any:
         """One entry for each index vector, from one for each that was given."""

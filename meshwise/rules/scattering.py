@@ -17,12 +17,12 @@ from jax.numpy import issubdtype
 from meshwise._jax import ClosedJaxpr, JaxprEqn, jaxpr_as_fun
 from meshwise.ir.program import overwrites
 from meshwise.ir.sharding import Reduction
-from meshwise.rules.contraction import sum_of
 from meshwise.rules.dynamic_update import Join, write_window
 from meshwise.rules.factoring import Dim, Factoring, Kind, shapes
 from meshwise.rules.identity import OF_BOOLS, nothing_like
 from meshwise.rules.ordered import are_ordered_alike, extreme_as_integers
 from meshwise.rules.overwriting import joined_factors, overwriting_exchanges, overwritten_terms
+from meshwise.rules.picked import kind_of_picks
 from meshwise.rules.positions import (
     IndexVectors,
     clamp_position,
@@ -108,7 +108,7 @@ def _kind(application: Application) -> Kind:
     dtype = application.operands[0].dtype
     if overwrites(application.eqn) and not issubdtype(dtype, extended):
         vectors = math.prod(application.operands[1].shape[:-1])
-        return sum_of(dtype) if vectors < np.iinfo(np.int32).max else "whole"
+        return kind_of_picks(dtype) if vectors < np.iinfo(np.int32).max else "whole"
     ordered = reduction in (Reduction.MIN, Reduction.MAX)
     if reduction is None or dtype == np.bool_:
         return OF_BOOLS.get(reduction, "whole")

@@ -22,7 +22,7 @@ from meshwise.ir.mesh import Axes
 from meshwise.rules.factoring import Dim, Factoring, Kind, shapes
 from meshwise.rules.halo import Fetch, fetch_rows, take_rows, turn_blocks
 from meshwise.rules.identity import nothing_like
-from meshwise.rules.indexing import picked
+from meshwise.rules.picked import kind_of_picks
 from meshwise.rules.registry import Application, Exchange, LocalContext, OpRule, register
 from meshwise.rules.window import Reading, Window, all_exchanges, dilate, exchanges, read_rows
 
@@ -113,7 +113,7 @@ def _slice_rule(application: Application) -> OpRule:
     after: list[Dim] = []
     for n, m, stride in zip(operand.shape, result, strides, strict=True):
         follows = 1 < m and m * stride * MOST_RATIO >= n
-        kind: Kind = None if n == m else "permute" if follows else picked(operand.dtype)
+        kind: Kind = None if n == m else "permute" if follows else kind_of_picks(operand.dtype)
         before.append(factoring.new(n, kind))
         after.append(before[-1] if n == m or follows else factoring.new(m, "whole"))
     return OpRule(

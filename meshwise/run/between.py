@@ -97,9 +97,10 @@ def move_between(
     union = devices_of_both(transfers[0])
     program = _program(tuple(transfers), limits)
     flat = NamedSharding(_flat_mesh(union), PartitionSpec(_AXIS))
-    operands = [_on_all(_data_of(held_by(a)), union, flat) for a in arrays]
-    fetched = program(*operands)
-    return [_fetched(x, t, limits) for x, t in zip(fetched, transfers, strict=True)]
+    with _jax.moving():
+        operands = [_on_all(_data_of(held_by(a)), union, flat) for a in arrays]
+        fetched = program(*operands)
+        return [_fetched(x, t, limits) for x, t in zip(fetched, transfers, strict=True)]
 
 
 @lru_cache(KEPT_PROGRAMS)

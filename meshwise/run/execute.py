@@ -108,8 +108,6 @@ class Executable:
         try:
             outs = call(*(self._padded(args) if self._uneven_in else args))
         except _jax.InternalNanError:
-            if not self.is_uneven:
-                raise
             return self._called_unseen(args[len(self._held) :])
         except (TypeError, ValueError):
             # There is no other form of the program than the compiled one.
@@ -137,9 +135,7 @@ class Executable:
         """Results of a call that makes a NaN or infinity: no error where padding alone has one."""
         with jax.debug_nans(False), jax.debug_infs(False):
             outs = self(args)
-        for out in outs:
-            shards = [s.data for s in out.addressable_shards]
-            _jax.refuse_nans(self.name, shards)
+        _jax.refuse_nans(self.name, [s.data for x in outs for s in x.addressable_shards])
         return outs
 
     def placed(self, args: Sequence[Any]) -> list[Any]:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
@@ -281,3 +281,32 @@ def test_the_least_memory_is_enough_and_less_is_refused(case):
     assert f"the least possible is {least}\n" in str(caught.value)
     check(mw.reshard(x, target(), max_bytes=least), value, target())
     assert mw.reshard_plan(shape, "float32", None, source(), target(), least).peak_bytes == least
+
+
+def test_terms_of_a_sum_stay_on_their_mesh():
+    """On another one they would be taken for the sum."""
+    mesh = jax.make_mesh((2,), ("k",), axis_types=(AxisType.Explicit,), devices=jax.devices()[:2])
+    a, b = (np.random.default_rng(i).normal(size=(8, 8)).astype(np.float32) for i in (0, 1))
+    with jax.set_mesh(mesh):
+        rows, columns = jax.device_put(a, P(None, "k")), jax.device_put(b, P("k"))
+        terms = jnp.einsum("ij,jk->ik", rows, columns, out_sharding=P(unreduced={"k"}))
+    there = NamedSharding(jax.make_mesh((8,), ("q",), axis_types=(AxisType.Auto,)), P("q"))
+    with pytest.raises(mw.HintError, match="terms of a sum"):
+        mw.reshard(terms, there)
+    summed = mw.reshard(terms, NamedSharding(mesh, P("k")))
+    np.testing.assert_allclose(mw.reshard(summed, there), a @ b, rtol=1e-5, atol=1e-5)
+
+
+def test_an_axis_named_as_a_part_of_another():
+    devices = np.array(jax.devices())
+    ours = jax.sharding.Mesh(devices.reshape(4, 2), ("x", "x.0"))
+    theirs = jax.sharding.Mesh(devices.reshape(2, 4), ("a", "b"))
+    x = jax.device_put(np.arange(256.0).reshape(16, 16), NamedSharding(ours, P("x", "x.0")))
+    moved = mw.reshard(x, NamedSharding(theirs, P("a", "b")))
+    np.testing.assert_array_equal(moved, np.asarray(x))
+
+
+def test_what_has_no_bits_stays_as_it_is():
+    mesh = jax.make_mesh((8,), ("q",), axis_types=(AxisType.Auto,))
+    tangent = np.zeros((8,), jax.dtypes.float0)
+    assert mw.reshard({"t": tangent}, NamedSharding(mesh, P("q")))["t"] is tangent

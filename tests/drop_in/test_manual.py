@@ -268,3 +268,34 @@ def test_programs_in_programs():
         return jit(lambda x: jax.jit(lambda y: inner(y) + 1)(x * 2))(put("x"))
 
     assert_same_outcome(nest)
+
+
+def until(x):
+    """Doubled until it is beyond its own size."""
+
+    def one(v):
+        return lax.while_loop(lambda c: c[0] < c[1], lambda c: (c[0] + 1, c[1], c[2] * 2), v)[2]
+
+    return jax.vmap(lambda v: one((jnp.zeros(()), jnp.abs(v) * 3, v)))(x)
+
+
+def test_loops_that_end_one_by_one():
+    def summed_too(x):
+        return lax.psum(until(x), "x")
+
+    for inner, outs in ((until, P("x")), (summed_too, P())):
+        fn = region(inner, in_specs=P("x"), out_specs=outs)
+        assert_same_outcome(lambda jit, fn=fn: jit(fn)(X[0]), places=False)
+    mapped = jax.vmap(region(until, in_specs=P("x"), out_specs=P("x")))
+    assert_same_outcome(lambda jit: jit(mapped)(X), places=False)
+
+
+def test_exchanges_along_an_axis_of_one_device():
+    one = mesh_of(4, 1, names="ab")
+
+    def exchanged(x, tiled):
+        return lax.all_to_all(x if tiled else x[None], "b", 0, 1, tiled=tiled).reshape(x.shape)
+
+    for tiled in (False, True):
+        fn = region(partial(exchanged, tiled=tiled), one, in_specs=P("a"), out_specs=P("a"))
+        assert_same_outcome(lambda jit, fn=fn: jit(fn)(X), places=False)

@@ -102,3 +102,13 @@ def test_few_states_are_looked_at_where_launches_cost_most(shape, source, target
         assert shortest_path(moves, moves.padded_end_bytes)
         seen += len(moves.known)
     assert 0 < seen <= most
+
+
+def test_a_search_ends_after_so_many_moves():
+    """What is better than a path in hand may have half a million moves to be found among."""
+    mesh = next(iter(MESHES.values()))
+    source, target = Sharding((("x",), (), ())), Sharding(((), (), ("x",)))
+    asked = Reshard((64, 8, 64), 4, mesh, source, target, GENERIC)
+    moves = moves_of(next(levels(asked)).whole[0])
+    assert shortest_path(moves, math.inf, most_moves=0) is None
+    assert shortest_path(moves, math.inf, most_moves=1000) == shortest_path(moves, math.inf)
