@@ -63,9 +63,11 @@ class TracerLeakError(MeshwiseError, jax.errors.UnexpectedTracerError):
 
 
 class UnplannedError(MeshwiseError, RuntimeError):
-    """A program could not be planned, for a reason that is no mistake of the user's.
+    """A program could not be planned.
 
-    Please report it. The error it was raised from says where it happened.
+    It has what meshwise does not take (references, memory of the host, symbolic sizes: the message
+    says so), or something went wrong that nobody foresaw. Where the message asks for a report,
+    please send one: the error it was raised from says where it happened.
     """
 
 

@@ -4,13 +4,15 @@ Where nothing names a mesh of several devices there is nothing to partition, and
 function. And where meshwise cannot do what somebody wrote for `jax.jit`, JAX is asked: a program
 that it accepts runs, partitioned by XLA, with a warning; one that it refuses as well is refused in
 our words, by an error that is of both classes. Neither holds where words of our own were used
-(`mesh=`, `strict=`, `schedule=`).
+(`mesh=`, `completion=`, `strict=`, `hardware=`, `hoist_bytes=`, `schedule=`).
 """
 
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -22,6 +24,9 @@ from meshwise.api.options import Choices, Options
 from meshwise.errors import FallbackWarning, MeshwiseError, NoMeshError, also, message
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+# Where the frames between a user's call and a warning are.
+_PACKAGES = tuple([str(Path(file).parent) for file in (_jax.__path__[0], jax.__file__)])
 
 
 class AsJax:
@@ -121,7 +126,7 @@ class AsJax:
                 "Give mw.jit the mesh= to have it refused instead.",
             ),
             FallbackWarning,
-            stacklevel=3,
+            stacklevel=_level_of_caller(),
         )
 
     def _named(self, shardings: Any) -> Any:
@@ -147,3 +152,11 @@ class AsJax:
         else:
             with jax.sharding.use_abstract_mesh(mesh):
                 yield
+
+
+def _level_of_caller() -> int:
+    """How many frames below the one that warns the first is that is neither ours nor JAX's."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGES):
+        frame, level = frame.f_back, level + 1
+    return level

@@ -75,7 +75,8 @@ def jit(
             slices.
 
     Raises what `jax.jit` raises for its arguments; when called, HintError, TreeError, MeshError,
-    ArgumentError or MissingRuleError for what does not fit, which are of JAX's classes too.
+    NoMeshError, ArgumentError, DeletedArrayError, TracerLeakError, UnplannedError or, with
+    `strict`, MissingRuleError for what does not fit; most are of JAX's classes too.
     """
     given = {name: value for name, value in locals().items() if name != "fun"}
     if fun is _NOTHING:

@@ -14,8 +14,9 @@ def shard(x: Any, spec: Any) -> Any:
     """Say how a value is sharded: a hint, from inside a function under `mw.jit`.
 
     `spec` is a `PartitionSpec` or `NamedSharding` for one array, or a tree of them (a prefix of
-    the tree `x`). A dim of `PartitionSpec.UNCONSTRAINED` is left to completion. Outside `mw.jit`
-    the hint is a sharding constraint where a mesh is set, and nothing on one device.
+    the tree `x`). A dim of `PartitionSpec.UNCONSTRAINED` is left to completion. Under plain
+    `jax.jit` the hint is a sharding constraint where a mesh is set. An array outside of any traced
+    function stays where it is: `mw.reshard` moves it.
 
     >>> shard(jax.numpy.ones(3), jax.sharding.PartitionSpec("data")).shape
     (3,)
