@@ -6,6 +6,7 @@ VALUES = ("tests/pipeline/test_values.py",)
 AXES = ("tests/pipeline/test_axes.py",)
 STAGES = ("tests/pipeline/test_stages.py",)
 SCHEDULES = ("tests/pipeline/test_schedules.py",)
+NO_DERIVATIVE = ("tests/pipeline/test_no_derivative.py",)
 VECTORISED = ("tests/pipeline/test_vectorised.py",)
 HOME = "meshwise/pipeline/"
 
@@ -123,8 +124,22 @@ PIPELINES = (
     _mutant(
         "copies of layers are applied",
         "stacking.py",
-        "if is_real is not None:",
-        "if False:",
+        "if is_real is None:",
+        "if True:",
         VECTORISED,
+    ),
+    _mutant(
+        "bubbles have gradients",
+        "bubbles.py",
+        "lax.select(used, tangents[0], jnp.zeros_like(tangents[0]))",
+        "lax.select(used, tangents[0], tangents[0])",
+        NO_DERIVATIVE,
+    ),
+    _mutant(
+        "gradients that are none cross boundaries",
+        "local.py",
+        "return tuple(first + i in reached for i in range(len(stage.arriving)))",
+        "return tuple(map(has_gradient, stage.arriving))",
+        NO_DERIVATIVE,
     ),
 )

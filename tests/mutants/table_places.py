@@ -13,6 +13,14 @@ INDEXING = (
     ),
     Mutant(
         "indexing",
+        "what is picked is scaled by anything",
+        "meshwise/rules/picked.py",
+        "    if not all(_is_plain(a) for i, a in enumerate(eqn.invars) if i not in operands):",
+        "    if False:",
+        ("tests/run/test_picked.py",),
+    ),
+    Mutant(
+        "indexing",
         "every device fills, not one",
         "meshwise/rules/indexing.py",
         'lax.broadcast(first, taken.shape), lax.full_like(taken, params["fill_value"]), nothing',
