@@ -209,8 +209,6 @@ def loop_parts(eqn: JaxprEqn, operands: Sequence[Any]) -> LoopParts:
 
 def kept_at_their_end(goes_on: Any, new: Sequence[Any], old: Sequence[Any]) -> list[Any]:
     """What many loops at once carry: those that have ended keep what they had."""
-    if not goes_on.ndim:
-        return list(new)
     wide = [lax.broadcast_in_dim(goes_on, x.shape, range(goes_on.ndim)) for x in old]
     return [lax.select(*case) for case in zip(wide, new, old, strict=True)]
 

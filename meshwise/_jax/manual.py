@@ -252,11 +252,18 @@ def _while(eqn: JaxprEqn, args: Sequence[Any], names: Names) -> list[Any]:
         return run_local(test, test.consts, [*test_consts, *carry], names)[0]
 
     def step(carry: Sequence[Any]) -> list[Any]:
-        new = run_local(body, body.consts, [*body_consts, *carry], names)
-        return kept_at_their_end(goes_on(carry), new, carry)
+        return run_local(body, body.consts, [*body_consts, *carry], names)
+
+    def any_goes_on(carry: Sequence[Any]) -> Any:
+        return jax.numpy.any(goes_on(carry))
+
+    def step_of_some(carry: Sequence[Any]) -> list[Any]:
+        return kept_at_their_end(goes_on(carry), step(carry), carry)
 
     start = list(args[tests + bodies :])
-    return list(lax.while_loop(lambda carry: jax.numpy.any(goes_on(carry)), step, start))
+    are_many = bool(test.out_avals[0].shape)  # as `vmap` makes them
+    functions = (any_goes_on, step_of_some) if are_many else (goes_on, step)
+    return list(lax.while_loop(*functions, start))
 
 
 def _cond(eqn: JaxprEqn, args: Sequence[Any], names: Names) -> list[Any]:

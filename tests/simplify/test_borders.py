@@ -117,6 +117,22 @@ def of_updates() -> Table:
         "every other row, add": (lambda x, u: x.at[::2].add(u), "pad add"),
         "every other column, add": (lambda x, u: x.T.at[:, 1::2].add(u.T),
                                     "transpose transpose pad add"),
+        "multiply complex numbers": (lambda x, u: complex_of(x).at[3:9].multiply(2).real,
+                                     None),
+        "a row to be dropped": (lambda x, u: jnp.zeros((9, 9)).at[rows_of(u)].add(u)[:8], None),
+        "a row to be dropped, of what was there": (
+            lambda x, u: x.at[rows_of(u)].max(u)[:11], None),
+        "a row to be dropped, clipped": (
+            lambda x, u: x.at[rows_of(u) - 3].add(u, mode="clip")[:11], None),
+        "the last rows of a scatter": (lambda x, u: x.at[rows_of(u)].add(u)[1:], None),
+        "columns of a scatter": (lambda x, u: x.at[rows_of(u)].add(u)[:, :8], None),
+        "outside": (lambda x, u: x.at[jnp.arange(6) * 3].add(u), None),
+    }  # fmt: skip
+
+
+def of_single_rows() -> Table:
+    """Rows, columns and corners that are set, and gradients of such."""
+    return {
         "a row": (lambda x, u: x.at[3].set(u[0]), "set_rows"),
         "a row of far fewer": (lambda x, u: x.at[3].set(u[:2][0]), "set_rows"),
         "a row of a column": (lambda x, u: x.at[3].set(u[0, 1]), None),
@@ -154,16 +170,6 @@ def of_updates() -> Table:
         "gradient of single rows": (
             lambda x, u: jax.vjp(lambda x: (x[3], x[7]), x)[1]((x[1], 2 * x[2]))[0],
             "set_rows set_rows add"),
-        "multiply complex numbers": (lambda x, u: complex_of(x).at[3:9].multiply(2).real,
-                                     None),
-        "a row to be dropped": (lambda x, u: jnp.zeros((9, 9)).at[rows_of(u)].add(u)[:8], None),
-        "a row to be dropped, of what was there": (
-            lambda x, u: x.at[rows_of(u)].max(u)[:11], None),
-        "a row to be dropped, clipped": (
-            lambda x, u: x.at[rows_of(u) - 3].add(u, mode="clip")[:11], None),
-        "the last rows of a scatter": (lambda x, u: x.at[rows_of(u)].add(u)[1:], None),
-        "columns of a scatter": (lambda x, u: x.at[rows_of(u)].add(u)[:, :8], None),
-        "outside": (lambda x, u: x.at[jnp.arange(6) * 3].add(u), None),
     }  # fmt: skip
 
 
@@ -246,7 +252,14 @@ def values() -> tuple[np.ndarray, np.ndarray]:
     return x.astype(np.float32), u.astype(np.float32)
 
 
-TABLE = of_rows() | of_neighbours() | of_selected_rows() | of_updates() | of_copies_and_windows()
+TABLE = (
+    of_rows()
+    | of_neighbours()
+    | of_selected_rows()
+    | of_updates()
+    | of_single_rows()
+    | of_copies_and_windows()
+)
 
 
 @pytest.mark.parametrize("name", TABLE)

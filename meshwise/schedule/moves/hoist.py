@@ -34,7 +34,7 @@ class Hoisted:
 
     view: View
     values: tuple[Var, ...]
-    loop: JaxprEqn | None = None
+    loop: JaxprEqn
 
 
 def collectives_in_loops(view: View) -> list[Var]:
@@ -77,13 +77,12 @@ def _all_of(loop: Loop, max_bytes: int | None, more_bytes: bool) -> Hoisted:
             position += 1
             continue
         values += done.values
-        loop = next(
-            a for a in _loops(done.view) if done.loop and a.eqn.outvars == done.loop.outvars
-        )
+        loop = next(a for a in _loops(done.view) if a.eqn.outvars == done.loop.outvars)
         if max_bytes is not None:
             max_bytes -= sum(bytes_of(v) for v in done.values if _is_before(loop, v))
     if values:
-        return Hoisted(loop.view, tuple([v for v in values if v in loop.view.maker]))
+        left = tuple([v for v in values if v in loop.view.maker])
+        return Hoisted(loop.view, left, loop.eqn)
     raise refusals[0] if refusals else _no_collective(loop.view.text(loop.eqn.outvars[0]))
 
 

@@ -157,7 +157,13 @@ def _check_kinds(view: View, eqns: Sequence[JaxprEqn]) -> None:
         if e.params.get("axis_index_groups") is not None or not e.params.get("tiled", True)
     ]
     atoms = [a for e in eqns for a in (*e.invars, *e.outvars)]
-    summed = {a for e in eqns if e.primitive.name in _SUMMING for a in e.invars[:2]}
+    summed = {
+        a
+        for e in eqns
+        if e.primitive.name in _SUMMING
+        for a in e.invars[:2]
+        if not isinstance(a, Literal)
+    }
     for atom in dict.fromkeys(a for a in atoms if not isinstance(a, Literal)):
         shape, dtype = shape_of(atom), type_of(atom).dtype
         if 0 in shape:
