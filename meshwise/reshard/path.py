@@ -55,6 +55,14 @@ class Path:
         return any(move.kind is StepKind.ROUNDS for move in self.moves)
 
 
+# Rounds that are found take as long as so many other moves.
+_ROUNDS_TAKE = 300
+
+
+class SearchTooLong(Exception):
+    """So many moves as were allowed led to no path."""
+
+
 # What a queue holds: a state, or rounds from it that are not found yet.
 _Waiting = tuple[float, int, int, State, Straight | bool]
 
@@ -68,7 +76,8 @@ def shortest_path(
 ) -> Path | None:
     """A* from source to target through arrays of at most `cap` bytes; None where there is none.
 
-    Nor are there any that cost `below` or more, or that `most_moves` moves do not find.
+    Nor are there any that cost `below` or more. Raises SearchTooLong where `most_moves` moves find
+    neither a path nor that there is none.
 
     Rounds take long to find. What stands for them waits at a cost that they are not below, first
     for all rounds from a state, then for those to each other state; what comes first is found.
@@ -82,8 +91,10 @@ def shortest_path(
     count = tried = 0
     while queue:
         rank, length, _, state, rounds = heapq.heappop(queue)
-        if rank >= below or tried > most_moves:
+        if rank >= below:
             return None
+        if tried > most_moves:
+            raise SearchTooLong
         cost = costs[state]
         if rounds is True:
             for straight in straight_moves(moves, state):
@@ -93,6 +104,7 @@ def shortest_path(
             continue
         if rounds:
             found = rounds.found()
+            tried += _ROUNDS_TAKE
             options: Iterable[Move] = () if found is None else (found,)
         elif moves.is_end(state):
             return _trace_back(moves, state, cost, came)

@@ -63,7 +63,8 @@ class Problem:
     `gathers_terms` says that no collective reduces by the wanted operator (a product): an
     all_reduce then gathers all terms. `idle` is the product of the axes that are left out of the
     search; the bound holds for it too. `before` is, for each dim, the size of the dims left out
-    that stand between it and the dim before.
+    that stand between it and the dim before. `is_narrow` says that only moves towards the target
+    are looked at.
     """
 
     sizes: Ids
@@ -76,3 +77,4 @@ class Problem:
     idle: int
     prices: Prices
     before: Ids
+    is_narrow: bool = False

@@ -12,22 +12,23 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import chain, islice
+from itertools import islice
 
 from meshwise.errors import MemoryLimitError, message
 from meshwise.ir.sharding import Reduction, Sharding, local_shape, unreduced
 from meshwise.reshard.bounds import Bounds, bounds_of
 from meshwise.reshard.canonical import Level, Naming, levels
 from meshwise.reshard.moves import Moves, moves_of
-from meshwise.reshard.path import Path, least_peak, shortest_path
+from meshwise.reshard.path import Path, SearchTooLong, least_peak, shortest_path
 from meshwise.reshard.plan import Part, Reshard, ReshardPlan, Step, StepKind
 from meshwise.reshard.problem import Problem
 from meshwise.reshard.steps import gathered_in_turn, steps_of
 from meshwise.reshard.turned import straightened, turned_seconds
 
-# Half a byte is no difference in bytes.
-# Moves that are looked at for what is better than a path in hand.
+# Moves that are looked at in each search: about a second.
 MOST_MOVES = 20_000
+
+# Half a byte is no difference in bytes.
 _NO_BYTES = 0.5
 
 
@@ -143,15 +144,22 @@ class _Found:
 
 def _best(asked: Reshard, max_bytes: int | None) -> tuple[_Found, list[Level]]:
     """The best path of all levels, and the levels up to the first that meets the bound."""
-    seen: list[Level] = []
-    found: list[_Found] = []
-    for level in chain([_first_level(asked)], islice(levels(asked), 1, None)):
-        path, meets_bound = solve(level.whole[0], max_bytes)
+    seen = [_first_level(asked)]
+    path, meets_bound = solve(seen[0].whole[0], max_bytes)
+    best = _Found(path, *seen[0].whole)
+    if meets_bound:
+        return best, seen
+    for level in islice(levels(asked), 1, None):
         seen.append(level)
-        found.append(_Found(path, *level.whole))
+        if best.excess(max_bytes):
+            path, meets_bound = solve(level.whole[0], max_bytes)
+        else:
+            path, meets_bound = _solve_below(level.whole[0], max_bytes, best.path.cost)
+        if path is not None:
+            best = min(best, _Found(path, *level.whole), key=lambda one: one.rank(max_bytes))
         if meets_bound:
             break
-    return min(found, key=lambda one: one.rank(max_bytes)), seen
+    return best, seen
 
 
 def _by_finer_groups(best: _Found, asked: Reshard, seen: int, max_bytes: int | None) -> _Found:
@@ -163,9 +171,7 @@ def _by_finer_groups(best: _Found, asked: Reshard, seen: int, max_bytes: int | N
     if best.path.is_one_launch or best.excess(max_bytes):
         return best
     for level in islice(levels(asked), seen, None):
-        moves = moves_of(level.whole[0])
-        cost = best.path.cost
-        path = _better_path(moves, max_bytes, cost)
+        path = _better_path(moves_of(level.whole[0]), max_bytes, best.path.cost)
         if path is not None and path.sent <= best.path.sent + _NO_BYTES:
             best = _Found(path, *level.whole)
     return best
@@ -186,13 +192,17 @@ def _taken_apart(best: _Found, seen: Sequence[Level], max_bytes: int | None) -> 
     return best
 
 
-def _better_path(moves: Moves, max_bytes: int | None, below: float) -> Path | None:
+def _better_path(
+    moves: Moves, max_bytes: int | None, below: float, with_rounds: bool = False
+) -> Path | None:
     """A path of less cost than one that there is, if it is found soon.
 
-    Without rounds, which would be those of the array as it is.
+    By default without rounds, which would be those of the array as it is.
     """
-    allowed = _allowed(moves, max_bytes)
-    return shortest_path(moves, allowed, below, with_rounds=False, most_moves=MOST_MOVES)
+    try:
+        return shortest_path(moves, _allowed(moves, max_bytes), below, with_rounds, MOST_MOVES)
+    except SearchTooLong:
+        return None
 
 
 @lru_cache(maxsize=1 << 14)
@@ -200,17 +210,43 @@ def solve(problem: Problem, max_bytes: int | None = None) -> tuple[Path, bool]:
     """The cheapest path of a canonical problem, and whether it meets the lower bound.
 
     Without `max_bytes` the path keeps the memory law, with the padding of a gathered dim; with it,
-    it fits in so much. Where there is no such path, it is one of least peak.
+    it fits in so much. Where there is no such path, it is one of least peak. It is the cheapest of
+    those that only come closer to the target where no search among all ends soon.
     """
-    moves = moves_of(problem)
+    try:
+        path = _within(moves_of(problem), max_bytes, MOST_MOVES)
+    except SearchTooLong:
+        path = _within(moves_of(replace(problem, is_narrow=True)), max_bytes, math.inf)
+    return path, _meets_bound(path, problem, max_bytes)
+
+
+@lru_cache(maxsize=1 << 14)
+def _solve_below(
+    problem: Problem, max_bytes: int | None, below: float
+) -> tuple[Path | None, bool]:
+    """As `solve`, where a path that fits and costs `below` is in hand; None where none is found."""
+    path = _better_path(moves_of(problem), max_bytes, below, with_rounds=True)
+    return path, path is not None and _meets_bound(path, problem, max_bytes)
+
+
+def _within(moves: Moves, max_bytes: int | None, most_moves: float) -> Path:
+    """The cheapest path within the memory allowed, or else one of least peak."""
     allowed = _allowed(moves, max_bytes)
-    path = shortest_path(moves, allowed)
+    with_rounds = not moves.problem.is_narrow
+    path = shortest_path(moves, allowed, math.inf, with_rounds, most_moves)
     if path is None and allowed < moves.end_bytes:
-        path = shortest_path(moves, moves.end_bytes)
+        path = shortest_path(moves, moves.end_bytes, math.inf, with_rounds, most_moves)
     if path is None:
-        path = shortest_path(moves, least_peak(moves))
-    assert path is not None, f"no path: {problem}"
-    return path, _is_close(path, bounds_of(problem, allowed)) and path.peak_bytes <= allowed
+        path = shortest_path(moves, least_peak(moves), math.inf, with_rounds, most_moves)
+    assert path is not None, f"no path: {moves.problem}"
+    return path
+
+
+def _meets_bound(path: Path, problem: Problem, max_bytes: int | None) -> bool:
+    """Whether nothing better is worth looking for."""
+    bounds, prices = _bounds(problem, max_bytes), problem.prices
+    close = bounds.cost(bounds.moves.start) * prices.close + prices.slack
+    return path.cost <= close and path.peak_bytes <= bounds.cap
 
 
 def _sends_least(found: _Found) -> bool:
@@ -225,12 +261,6 @@ def _bounds(problem: Problem, max_bytes: int | None) -> Bounds:
 
 def _allowed(moves: Moves, max_bytes: int | None) -> int:
     return moves.padded_end_bytes if max_bytes is None else max_bytes
-
-
-def _is_close(path: Path, bounds: Bounds) -> bool:
-    """Whether nothing better is worth looking for."""
-    prices, least = bounds.moves.problem.prices, bounds.cost(bounds.moves.start)
-    return path.cost <= least * prices.close + prices.slack
 
 
 def _is_slice(asked: Reshard) -> bool:

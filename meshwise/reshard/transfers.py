@@ -190,8 +190,8 @@ class Transfers:
 
     @cached_property
     def is_narrow(self) -> bool:
-        """Whether there are so many axes that only moves towards the target are looked at."""
-        return len(self.problem.sizes) > MAX_FREE_SEARCH
+        """Whether only moves towards the target are looked at, as where there are many axes."""
+        return self.problem.is_narrow or len(self.problem.sizes) > MAX_FREE_SEARCH
 
     def _splits(self, state: State, dim: int, shards: int) -> Sequence[int]:
         """Blocks that a dim may have after it is split further; none where rows do not line up."""

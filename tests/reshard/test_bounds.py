@@ -10,15 +10,17 @@ from dataclasses import replace
 import pytest
 
 from meshwise.cost.hardware import CPU, GENERIC, LARGE_ARRAYS, TPU_V5E, Hardware
+from meshwise.ir.mesh import refine_mesh
 from meshwise.ir.sharding import Reduction, Sharding, unreduced
 from meshwise.reshard.bounds import bounds_of
 from meshwise.reshard.canonical import levels
 from meshwise.reshard.moves import Moves, moves_of
-from meshwise.reshard.path import shortest_path
+from meshwise.reshard.path import SearchTooLong, shortest_path
 from meshwise.reshard.plan import Reshard
 from meshwise.reshard.problem import Problem
+from meshwise.reshard.search import plan_reshard
 from meshwise.reshard.straight import straight_moves
-from meshwise.reshard.transfers import State
+from meshwise.reshard.transfers import State, Transfers
 from tests.reshard.cases import MESHES, all_shardings
 
 STARTS_UNLIKE = replace(
@@ -110,5 +112,28 @@ def test_a_search_ends_after_so_many_moves():
     source, target = Sharding((("x",), (), ())), Sharding(((), (), ("x",)))
     asked = Reshard((64, 8, 64), 4, mesh, source, target, GENERIC)
     moves = moves_of(next(levels(asked)).whole[0])
-    assert shortest_path(moves, math.inf, most_moves=0) is None
+    with pytest.raises(SearchTooLong):
+        shortest_path(moves, math.inf, most_moves=0)
     assert shortest_path(moves, math.inf, most_moves=1000) == shortest_path(moves, math.inf)
+
+
+LONG = [  # a mesh, uneven dims that are all gathered, what a device must receive, and what it sends
+    ((4, 2, 2), (5, 7, 9), 1236, 1480),
+    ((4, 4, 2), (5, 7, 9), 1252, 1520),
+    ((4, 4, 2), (1001, 71, 53), 14_583_828, 14_700_000),
+]
+
+
+@pytest.mark.parametrize(("sizes", "shape", "lacking", "most"), LONG)
+def test_no_search_is_long(sizes, shape, lacking, most, monkeypatch):
+    """Half a million moves were looked at: what a device must receive says little of padding."""
+    mesh = refine_mesh(tuple("xyz"), sizes)
+    axes = tuple(mesh.refine((name,)) for name in "xyz")
+    ends = Sharding(axes), Sharding(((), (), ()))
+    tried = []
+    with monkeypatch.context() as patched:
+        found = Transfers.transfers
+        patched.setattr(Transfers, "transfers", lambda *a: tried.append(1) or found(*a))
+        plan = plan_reshard(Reshard(shape, 4, mesh, *ends, GENERIC))
+    assert lacking <= plan.wire_bytes <= most
+    assert len(tried) < 6_000  # states
