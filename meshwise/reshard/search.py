@@ -221,9 +221,7 @@ def solve(problem: Problem, max_bytes: int | None = None) -> tuple[Path, bool]:
 
 
 @lru_cache(maxsize=1 << 14)
-def _solve_below(
-    problem: Problem, max_bytes: int | None, below: float
-) -> tuple[Path | None, bool]:
+def _solve_below(problem: Problem, max_bytes: int | None, below: float) -> tuple[Path | None, bool]:
     """As `solve`, where a path that fits and costs `below` is in hand; None where none is found."""
     path = _better_path(moves_of(problem), max_bytes, below, with_rounds=True)
     return path, path is not None and _meets_bound(path, problem, max_bytes)

@@ -199,12 +199,11 @@ def _own_sizes(context: LocalContext, sizes: Any, factor: int) -> tuple[Any, Any
     """The sizes of the groups that a device has, and at which row the first of them begins."""
     local, last = context.local_size(factor), sizes.ndim - 1
     missing = local * context.shards(factor) - sizes.shape[last]
-    starts = lax.sub(lax.cumsum(sizes, last), sizes)
-    offset = context.offset(factor)
     padded = lax.pad(sizes, sizes.dtype.type(0), [(0, 0, 0)] * last + [(0, missing, 0)])
+    starts = lax.sub(lax.cumsum(padded, last), padded)
+    place = [np.int32(0)] * last + [context.offset(factor)]
 
     def from_offset(x: Any, count: int) -> Any:
-        place = [np.int32(0)] * last + [offset]
         return lax.dynamic_slice(x, place, (*x.shape[:last], count), allow_negative_indices=False)
 
     first = lax.squeeze(from_offset(starts, 1), (last,))

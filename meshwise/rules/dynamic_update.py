@@ -73,7 +73,7 @@ def write_in_one(
     """Write a window that one device has all of, or what was there already where it is not ours."""
     owned = [] if kept is None else [kept]
     for d, factor in split.items():
-        starts[d], here = local_start(context, factor, starts[d])
+        starts[d], here = local_start(context, factor, starts[d], update.shape[d])
         owned.append(here)
     old = lax.dynamic_slice(operand, starts, update.shape, allow_negative_indices=False)
     update = update if join is None else join(old, update)

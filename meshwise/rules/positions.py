@@ -86,10 +86,14 @@ def is_first_shard(context: LocalContext, factors: Sequence[int]) -> Any:
     return all_of([lax.eq(number, np.int32(0)) for number in numbers])
 
 
-def local_start(context: LocalContext, factor: int, start: Any) -> tuple[Any, Any]:
-    """Where a single global position, signed and inside, lies here, and whether it does."""
+def local_start(context: LocalContext, factor: int, start: Any, rows: int = 1) -> tuple[Any, Any]:
+    """Where some rows from a global position on, signed and inside, lie here, and whether they do.
+
+    One device has all of them; on the others what is found is inside as well, as XLA does not bring
+    it there where it makes one slice of two (openxla/xla#49121).
+    """
     position = from_offset(context, factor, start)
-    end = context.local_size(factor) - 1
+    end = context.local_size(factor) - rows
     owned = in_bounds(position, end)
     return lax.clamp(position.dtype.type(0), position, position.dtype.type(end)), owned
 
@@ -124,7 +128,8 @@ class IndexVectors:
 
     `kept` maps the operand's dims of which windows are kept to the dims of the result or the
     updates, which has `rank` dims. Of these, `places` are the ones that index vectors stand for,
-    spread windows included.
+    spread windows included. They are `is_out_of_order` where a spread window comes before what
+    was given: index vectors then come in another order than the given ones.
     """
 
     def __init__(
@@ -153,6 +158,7 @@ class IndexVectors:
         self.sizes = [sizes[p] for p in self.places]
         self.batch = [self.places.index(p) for p in given]
         self._at = {c: self.places.index(kept[d]) for c, d in self.spread.items()}
+        self.is_out_of_order = any(a < b for a in self._at.values() for b in self.batch)
 
     @property
     def spread_dims(self) -> list[int]:

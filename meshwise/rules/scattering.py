@@ -160,8 +160,13 @@ def _scatter_local(context: LocalContext, operand: Any, indices: Any, updates: A
         # Positions in the padding are arbitrary; the updates there are masked.
         changed = {"unique_indices": False, "indices_are_sorted": False}
     windows = written_windows(params, shape, written)
-    vectors = _vectors(context, indices, windows)
-    numbers = _spread_numbers(params["dimension_numbers"], vectors)
+    numbers = params["dimension_numbers"]
+    vectors = _vectors(context, indices, windows, numbers)
+    if vectors.is_out_of_order:  # the last update of a position would not be the last one
+        numbers, order = _windows_last(numbers, updates.ndim)
+        vectors = _vectors(context, indices, windows, numbers)
+        updates = lax.transpose(updates, order)
+    numbers = _spread_numbers(numbers, vectors)
     if joined and context.eqn.primitive.name == "scatter":
         return [overwritten_terms(context, operand, vectors, updates, windows, numbers)]
     cut = _cut_dims(context, windows)
@@ -201,8 +206,17 @@ def _extreme_terms(
     )
 
 
-def _vectors(context: LocalContext, indices: Any, windows: tuple[int, ...]) -> IndexVectors:
-    numbers = context.params["dimension_numbers"]
+def _windows_last(numbers: Any, rank: int) -> tuple[Any, list[int]]:
+    """A scatter's dimension numbers with windows as its updates' last dims, and the dims' order."""
+    windows = numbers.update_window_dims
+    batch = [d for d in range(rank) if d not in windows]
+    last = tuple(range(len(batch), rank))
+    return numbers._replace(update_window_dims=last), [*batch, *windows]
+
+
+def _vectors(
+    context: LocalContext, indices: Any, windows: tuple[int, ...], numbers: Any
+) -> IndexVectors:
     single = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
     kept = dims_of_windows(len(windows), single, numbers.update_window_dims)
     rank, dims = len(context.global_shape(2)), numbers.scatter_dims_to_operand_dims

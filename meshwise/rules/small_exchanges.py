@@ -49,7 +49,7 @@ class Sends:
 
 
 def _width(dtype: Any) -> str:
-    """What arrays that travel side by side have in common."""
+    """What arrays that travel side by side have in common; those without words travel as such."""
     dtype = np.dtype(dtype)
     return f"{dtype.itemsize} bytes" if has_words(dtype) else str(dtype)
 
@@ -71,6 +71,8 @@ def as_words(x: Any) -> Any:
 
 
 def _from_words(words: Any, dtype: Any) -> Any:
+    if words.dtype == dtype:
+        return words
     if dtype == np.bool_:
         return lax.convert_element_type(words, np.bool_)
     return lax.bitcast_convert_type(words, dtype)
@@ -87,8 +89,8 @@ def send_together(arrays: Sequence[Any], send: Callable[[Any], Any]) -> list[Any
         if len(own) == 1:
             found[own[0]] = lax.squeeze(send(lax.expand_dims(arrays[own[0]], (0,))), (0,))
             continue
-        words = lax.concatenate([lax.expand_dims(as_words(arrays[i]), (0,)) for i in own], 0)
-        received = send(words)
+        alike = [as_words(arrays[i]) if has_words(arrays[i].dtype) else arrays[i] for i in own]
+        received = send(lax.concatenate([lax.expand_dims(x, (0,)) for x in alike], 0))
         for place, i in enumerate(own):
             part = lax.index_in_dim(received, place, 0, keepdims=False)
             found[i] = _from_words(part, arrays[i].dtype)

@@ -246,6 +246,21 @@ def test_a_start_outside_before_a_reshard_that_slices(start: int, mesh2x4: jax.s
     )
 
 
+@pytest.mark.parametrize("rows", [32, 33])
+@pytest.mark.parametrize("at", [4, 28, -2])
+def test_few_rows_at_a_known_place_of_what_a_reshard_sliced(
+    at: int, rows: int, mesh2x4: jax.sharding.Mesh
+):
+    """The same, on devices that have none of the rows."""
+
+    def write(x: Any, y: Any) -> Any:
+        return mw.shard(x, P(("x", "y"))).at[at : at + 2 or None].set(-y[1:3])
+
+    check_on_devices(
+        write, mesh2x4, (P(), P()), P(("x", "y")), (numbers(rows, 5), 2 * numbers(rows, 5))
+    )
+
+
 @pytest.mark.parametrize("how", ["set", "add", "max", "apply"])
 def test_one_position_of_what_a_reshard_sliced(how: str, mesh2x4: jax.sharding.Mesh):
     """The same, of the slice and update that XLA makes of a scatter at one position."""

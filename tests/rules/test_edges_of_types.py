@@ -22,7 +22,8 @@ def same(function, *args, specs, out=None):
     wanted = jax.jit(function)(*args)
     got = mw.jit(function, mesh=MESH, in_shardings=specs, out_shardings=out)(*args)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
-        np.testing.assert_allclose(np.asarray(a, np.float32), np.asarray(b, np.float32), rtol=1e-6)
+        wide = np.complex64 if np.iscomplexobj(b) else np.float32
+        np.testing.assert_allclose(np.asarray(a, wide), np.asarray(b, wide), rtol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float8_e5m2, jnp.float8_e4m3fn, jnp.float8_e8m0fnu])
@@ -49,3 +50,26 @@ def test_index_vectors_without_components(scatter):
         x, np.zeros((8, 0), np.int32), np.stack([x * 0 + k for k in range(8)]),
         specs=(None, S, S),
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [np.complex64, jnp.int4])
+def test_arrays_without_words_travel_together(dtype):
+    """No integers are as wide as their elements."""
+    draw = np.random.default_rng(2)
+    x = draw.integers(-8, 8, (64, 64)).astype(dtype)
+    zeros = (np.zeros((), dtype),) * 2
+    add = lambda x, y: (lax.add(x[0], y[0]), lax.max(x[1], y[1]))  # noqa: E731
+    flat = x.reshape(-1)
+    same(lambda *x: lax.sort(x, num_keys=2), flat, flat[::-1], specs=(S, S), out=S)
+    if dtype is np.complex64:  # no integers of four bits are reduced on CPU
+        same(lambda *x: lax.reduce(x, zeros, add, (0,)), x, x[::-1] + 1, specs=(S, S))
+
+
+@pytest.mark.parametrize("at", [[0, 1, 2], [2, 0, 1], [3, 2, 0]])
+@pytest.mark.parametrize("specs", [(S, None, None), (P("x"), P("y"), P(None, "y"))])
+def test_the_last_of_overlapping_windows_wins(at, specs):
+    """Windows may be the first dims of the updates."""
+    draw = np.random.default_rng(3)
+    x, new = (draw.normal(size=size).astype(np.float32) for size in [(13,), (9, 3)])
+    positions = np.array(at, np.int32)[:, None]
+    same(lambda x, i, u: lax.scatter(x, i, u, AT((0,), (), (0,))), x, positions, new, specs=specs)

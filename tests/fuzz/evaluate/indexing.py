@@ -131,17 +131,21 @@ def _scatter(combine: Any) -> Function:
                 out = combine(out, update) if combine else update
             return np.asarray(out)
         index = _placed(starts, sizes, windows, moving, updates.ndim)
-        whole = [np.broadcast_to(i, updates.shape) for i in index]
         mask_shape = [1] * updates.ndim
         batch_dims = [d for d in range(updates.ndim) if d not in windows]
         for d, n in zip(batch_dims, inside.shape, strict=True):
             mask_shape[d] = n
-        mask = np.broadcast_to(inside.reshape(mask_shape), updates.shape)
-        place = tuple(i[mask] for i in whole)
+        order = [*batch_dims, *windows]  # of two updates of a position the later one wins
+
+        def in_order(own: np.ndarray) -> np.ndarray:
+            return np.broadcast_to(own, updates.shape).transpose(order)
+
+        mask = in_order(inside.reshape(mask_shape))
+        place = tuple(in_order(i)[mask] for i in index)
         if combine is None:
-            out[place] = updates[mask]
+            out[place] = in_order(updates)[mask]
         else:
-            combine.at(out, place, updates[mask])
+            combine.at(out, place, in_order(updates)[mask])
         return out
 
     return scatter
