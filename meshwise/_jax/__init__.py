@@ -154,6 +154,7 @@ from meshwise._jax.sampling import gamma_of_keys as gamma_of_keys
 from meshwise._jax.set_rows import OfRows as OfRows
 from meshwise._jax.set_rows import set_rows as set_rows
 from meshwise._jax.set_rows import set_rows_p as set_rows_p
+from meshwise._jax.settings import looks_for_nans as looks_for_nans
 from meshwise._jax.settings import mover as mover
 from meshwise._jax.settings import moving as moving
 from meshwise._jax.specs import axes_of as axes_of

@@ -25,6 +25,7 @@ from meshwise._jax.calls import (
     without_consts,
 )
 from meshwise._jax.explicit import is_typed, plain_type, struct_of
+from meshwise._jax.hints import hint_p
 
 
 def _where(values: Sequence[Any], chosen: Sequence[bool]) -> tuple[Any, ...]:
@@ -111,6 +112,7 @@ def _with_terms(flat: Sequence[Any], count: int, order: int) -> tuple[list[Any],
 
 
 jet.jet_rules[mw_call_p] = _jet
+jet.deflinear(hint_p)
 
 
 def _linearize(

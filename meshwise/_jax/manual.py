@@ -128,6 +128,8 @@ def _apply(eqn: JaxprEqn, args: Sequence[Any], names: Names) -> list[Any]:
         return list(args)
     body = call_body(eqn)
     if body is not None:
+        if body.recomputed and args:  # or it would be merged with what it recomputes
+            args = lax.optimization_barrier(list(args))
         return run_local(body.jaxpr, body.consts, args, names, eqn)
     if name in _LOOPS:
         return _LOOPS[name](eqn, args, names)

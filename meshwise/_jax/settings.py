@@ -14,6 +14,11 @@ from meshwise._jax.tracing import context_mesh, without_mesh
 _WIDE = frozenset(map(np.dtype, ("int64", "uint64", "float64", "complex128")))
 
 
+def looks_for_nans() -> bool:
+    """Whether the results of programs are looked through for NaNs or infinities."""
+    return _config.debug_nans.value or _config.debug_infs.value
+
+
 @contextmanager
 def moving() -> Iterator[None]:
     """In here arrays are moved as they are, whatever JAX is told of programs.
@@ -36,7 +41,7 @@ def mover(program: Callable[..., Any], dtypes: Sequence[Any]) -> Callable[..., A
     is_wide = any(d in _WIDE for d in dtypes)
 
     def move(*args: Any) -> Any:
-        looks = _config.debug_nans.value or _config.debug_infs.value or _config.disable_jit.value
+        looks = looks_for_nans() or _config.disable_jit.value
         narrows = is_wide and not _config.enable_x64.value
         if not (looks or narrows or context_mesh() is not None):
             return program(*args)

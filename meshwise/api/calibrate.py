@@ -43,9 +43,10 @@ def calibrate(
     Each kind of collective is run at three sizes, for its latency and its bandwidth; a product and
     a sum on all devices at once. That takes some seconds. Of a `jax.sharding.Mesh` the link of each
     axis is measured too: all groups along it at once. `again` measures although there are figures.
-    Raises ArgumentError for what are no devices.
+    Raises ArgumentError for what are no devices, and for devices of several processes.
     """
     if isinstance(devices, Mesh):
+        _check_is_one_process(devices.devices.flat)
         known = None if again else kept_of_mesh(devices)
         if known is not None:
             return known
@@ -64,7 +65,7 @@ def calibrate(
 
 
 def _devices(given: Any) -> list[Any]:
-    found = list(given) if isinstance(given, Iterable) else []
+    found = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else []
     if not found or not all(isinstance(one, jax.Device) for one in found):
         raise ArgumentError(
             message(
@@ -74,7 +75,21 @@ def _devices(given: Any) -> list[Any]:
                 "Pass jax.devices(), some of them, a jax.sharding.Mesh, or nothing.",
             )
         )
+    _check_is_one_process(found)
     return found
+
+
+def _check_is_one_process(devices: Iterable[Any]) -> None:
+    count = len({device.process_index for device in devices})
+    if count > 1:
+        raise ArgumentError(
+            message(
+                "mw.calibrate was asked for figures of devices of several processes",
+                [f"they belong to {count}"],
+                "What takes how long is measured by one clock, and each process has its own.",
+                "Pass jax.local_devices(), or a mesh of some of them.",
+            )
+        )
 
 
 def kept(devices: Sequence[Any]) -> Hardware | None:

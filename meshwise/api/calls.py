@@ -149,6 +149,10 @@ class Calls:
         try:
             outs = found.executable(arguments.leaves)
         except _jax.InternalNanError as nan:  # JAX finds the operator that made it
+            if found.executable.is_of_processes:  # not where others would have to take part
+                raise FloatingPointError(
+                    f"invalid value ({nan.ty}) in the results of {nan.name}"
+                ) from None
             if not found.executable.is_uneven:
                 return as_jax()
             _jax.raise_where_found(nan, self.fn, *arguments.call(arguments.leaves))

@@ -10,7 +10,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh
 from meshwise import _jax
 from meshwise.cost.hardware import GENERIC, Hardware
 from meshwise.errors import ArgumentError, MeshError, message
-from meshwise.run.execute import Compiling
+from meshwise.run.options import Compiling
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from meshwise.ir.collectives import Collective
 from meshwise.ir.per_device import PerDeviceProgram
 from meshwise.report.explain import explain_plan
 from meshwise.report.overview import explain_program
-from meshwise.run.execute import Compiling, Executable
+from meshwise.run.execute import Executable
+from meshwise.run.options import Compiling
 from meshwise.run.placement import named_sharding, refined_jax_mesh
 from meshwise.run.simulate import simulate
 

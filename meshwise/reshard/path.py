@@ -1,6 +1,7 @@
 """The cheapest path in the graph of a reshard: A* over shardings."""
 
 import heapq
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -74,10 +75,9 @@ def shortest_path(
     with_rounds: bool = True,
     most_moves: float = math.inf,
 ) -> Path | None:
-    """A* from source to target through arrays of at most `cap` bytes; None where there is none.
+    """A* from source to target through arrays of at most `cap` bytes, at a cost `below` another.
 
-    Nor are there any that cost `below` or more. Raises SearchTooLong where `most_moves` moves find
-    neither a path nor that there is none.
+    None where there is none. Raises SearchTooLong where so many moves do not tell.
 
     Rounds take long to find. What stands for them waits at a cost that they are not below, first
     for all rounds from a state, then for those to each other state; what comes first is found.
@@ -88,7 +88,7 @@ def shortest_path(
     queue: list[_Waiting] = [(bounds.cost(start), 0, 0, start, False)]
     left: dict[State, float] = {}  # at what cost the moves from a state were looked at
     late = _rounds_from(bounds)
-    count = tried = 0
+    number, tried = itertools.count(1), 0
     while queue:
         rank, length, _, state, rounds = heapq.heappop(queue)
         if rank >= below:
@@ -99,13 +99,11 @@ def shortest_path(
         if rounds is True:
             for straight in straight_moves(moves, state):
                 least = max(rank, cost + straight.least + bounds.cost(straight.end))
-                count += 1
-                heapq.heappush(queue, (least, length, count, state, straight))
+                heapq.heappush(queue, (least, length, next(number), state, straight))
             continue
         if rounds:
-            found = rounds.found()
+            options: Iterable[Move] = filter(None, (rounds.found(),))
             tried += _ROUNDS_TAKE
-            options: Iterable[Move] = () if found is None else (found,)
         elif moves.is_end(state):
             return _trace_back(moves, state, cost, came)
         elif left.get(state) == cost:
@@ -115,9 +113,8 @@ def shortest_path(
             options = moves.moves(state)
             tried += len(options)
             if with_rounds and (state == start or came[state][1].kind in _BEFORE_ROUNDS):
-                count += 1
                 least = max(late, cost + bounds.cost(state)) * (1 + _ROUNDING)
-                heapq.heappush(queue, (least, length, count, state, True))
+                heapq.heappush(queue, (least, length, next(number), state, True))
         for move in options:
             if move.peak_bytes > cap:
                 continue
@@ -127,9 +124,8 @@ def shortest_path(
                 continue
             costs[move.state] = new_cost
             came[move.state] = state, move
-            count += 1
-            rank = new_cost + bounds.cost(move.state)
-            heapq.heappush(queue, (rank, length + 1, count, move.state, False))
+            least = new_cost + bounds.cost(move.state)
+            heapq.heappush(queue, (least, length + 1, next(number), move.state, False))
     return None
 
 

@@ -10,13 +10,12 @@ its place before anything runs. Only then are the arguments looked at one by one
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AbstractMesh, NamedSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from meshwise import _jax
 from meshwise.errors import MeshError, message
@@ -25,7 +24,7 @@ from meshwise.ir.sharding import padded_shape
 from meshwise.run.empty import cut_empty, is_made_inside, with_made
 from meshwise.run.garbage import garbage_later
 from meshwise.run.moved import in_type, is_committed, moved
-from meshwise.run.options import as_platforms_compile, best_on_cpu
+from meshwise.run.options import Compiling, as_platforms_compile, best_on_cpu
 from meshwise.run.padding import cut_end, pad_array, pad_end, positions_of_uneven, structs_of
 from meshwise.run.placement import (
     explicit_sharding,
@@ -39,14 +38,6 @@ from meshwise.run.placement import (
     without_explicit_type,
 )
 from meshwise.run.uneven import UnevenArray, wrap, wrapping
-
-
-@dataclass(frozen=True)
-class Compiling:
-    """What is passed on to `jax.jit` when a program is compiled, as the user gave it."""
-
-    keep_unused: bool = False
-    compiler_options: tuple[tuple[str, Any], ...] = ()
 
 
 class Executable:
@@ -104,6 +95,8 @@ class Executable:
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
         """Results of one call: `jax.Array`, or `UnevenArray` where a dim does not divide."""
+        if self.is_of_processes and _jax.looks_for_nans():
+            return self._called_unseen(args)
         call, args = self._call, [*self._held, *args]
         try:
             outs = call(*(self._padded(args) if self._uneven_in else args))
@@ -132,7 +125,10 @@ class Executable:
         return outs
 
     def _called_unseen(self, args: Sequence[Any]) -> list[Any]:
-        """Results of a call that makes a NaN or infinity: no error where padding alone has one."""
+        """Results of a call that makes a NaN or infinity: no error where padding alone has one.
+
+        Of several processes one may see a NaN alone, and must not call again by itself.
+        """
         with jax.debug_nans(False), jax.debug_infs(False):
             outs = self(args)
         _jax.refuse_nans(self.name, [s.data for x in outs for s in x.addressable_shards])
@@ -320,6 +316,13 @@ class Executable:
     @cached_property
     def _is_on_cpu(self) -> bool:
         return "cpu" in platforms_of(self.user_mesh)
+
+    @cached_property
+    def is_of_processes(self) -> bool:
+        """Whether its devices belong to several processes, all of which call it."""
+        return (
+            isinstance(self.user_mesh, Mesh) and len({d.process_index for d in self._devices}) > 1
+        )
 
     @cached_property
     def _devices(self) -> set[Any]:

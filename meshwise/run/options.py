@@ -1,13 +1,21 @@
-"""How a per-device program is best compiled for its devices, where the user says nothing."""
+"""How a per-device program is compiled for its devices: as the user says, or as is best."""
 
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from meshwise import _jax
 from meshwise.cost.cpu.combined_where_it_fits import combined_where_it_fits
 from meshwise.ir.per_device import PerDeviceProgram
 from meshwise.run.placement import off_mesh
+
+
+@dataclass(frozen=True)
+class Compiling:
+    """What is passed on to `jax.jit` when a program is compiled, as the user gave it."""
+
+    keep_unused: bool = False
+    compiler_options: tuple[tuple[str, Any], ...] = ()
 
 
 def best_on_cpu(program: PerDeviceProgram) -> tuple[PerDeviceProgram, dict[str, Any]]:

@@ -98,6 +98,37 @@ def jitted(source: NamedSharding, target: NamedSharding) -> int:
     return sum(check(x, 2 * VALUE.T @ (VALUE * (k + 1)), target) for k, x in enumerate(found))
 
 
+def refused(call: Callable[[], object], error: type[Exception]) -> int:
+    """One, where a call is refused in this process."""
+    try:
+        call()
+    except error:
+        return 1
+    return 0
+
+
+def with_nans_in_padding() -> int:
+    """Only the last process has padding; what it makes is no number, and nobody's concern."""
+    fn = mw.jit(lambda x: x / x + x.sum(), in_shardings=every("x"), out_shardings=every("x"))
+    held = mw.reshard(lay(UNEVEN, every()), every("x"))
+    with jax.debug_nans(True):
+        found = [fn(held), fn(held)][1]
+    return check(mw.reshard(found, every()), 1 + np.full_like(UNEVEN, UNEVEN.sum()), every())
+
+
+def with_a_nan() -> int:
+    """One process says so, the other goes on; both go on together afterwards."""
+    bad = UNEVEN.copy()
+    bad[0, 0] = -1
+    fn = mw.jit(jax.numpy.sqrt, in_shardings=every("x"), out_shardings=every("x"))
+    held = mw.reshard(lay(bad, every()), every("x"))
+    with jax.debug_nans(True):
+        found = refused(lambda: fn(held), FloatingPointError)
+    sums = mw.jit(lambda x: x.sum(0), in_shardings=every("x"), out_shardings=every())
+    check(sums(lay(VALUE, every("x"))), VALUE.sum(0), every())
+    return found
+
+
 def few(*spec) -> NamedSharding:
     """On four devices, two of each process."""
     return on([0, 5, 1, 4], (4,), *spec)
@@ -135,6 +166,9 @@ CASES: dict[str, Callable[[], int]] = {
     "under mw.jit, over two axes": lambda: jitted(
         on(range(8), (2, 4), "y", "x"), on(range(8), (2, 4), "x")
     ),
+    "NaNs in padding": with_nans_in_padding,
+    "a NaN": with_a_nan,
+    "figures of both": lambda: refused(mw.calibrate, mw.ArgumentError),
     # What is not so yet: see the test.
     "to one process": lambda: move(VALUE, every("x"), on(range(4), (4,), "x")),
     "to one process, gathered": lambda: move(VALUE, few("x"), on(range(4), (4,))),

@@ -35,6 +35,9 @@ SHARDS = {  # how many are in the first and in the second process
     "from one device": (4, 4),
     "under mw.jit": (16, 16),
     "under mw.jit, over two axes": (16, 16),
+    "NaNs in padding": (4, 4),
+    "a NaN": (1, 0),
+    "figures of both": (1, 1),
 }
 NO_DEVICES = "a process without devices in the target makes an array of no shards, of no dtype"
 NOT_YET = {  # as above, why not

@@ -103,6 +103,12 @@ INSIDE = [
 ]
 
 
+def test_jet_of_hints(mesh2x4):
+    """A hint is linear."""
+    step = mw.jit(lambda x: jnp.sin(mw.shard(x, P("x", "y")) * 2), mesh=mesh2x4)
+    close(jet(step, (X,), ((X + 1, X),)), jet(lambda x: jnp.sin(x * 2), (X,), ((X + 1, X),)))
+
+
 @pytest.mark.parametrize("name", INSIDE)
 def test_from_inside(mesh2x4, ours, name):
     """Around functions that are under mw.jit themselves, whose shardings are hints then."""

@@ -299,3 +299,21 @@ def test_exchanges_along_an_axis_of_one_device():
     for tiled in (False, True):
         fn = region(partial(exchanged, tiled=tiled), one, in_specs=P("a"), out_specs=P("a"))
         assert_same_outcome(lambda jit, fn=fn: jit(fn)(X), places=False)
+
+
+@pytest.mark.parametrize("around", ["nothing", "a scan"])
+def test_what_is_recomputed_stays_behind_a_barrier(around):
+    """Or it would be merged with what it recomputes, and all of it held."""
+
+    def layer(x, _):
+        return jax.checkpoint(lambda x: x + jnp.tanh(jnp.sin(x)))(x), None
+
+    def loss(x):
+        if around == "nothing":
+            return layer(layer(x, None)[0], None)[0].sum()
+        return lax.scan(layer, x, None, length=3)[0].sum()
+
+    grad = region(jax.grad(loss), in_specs=P("x"), out_specs=P("x"), check_vma=False)
+    step = mw.jit(grad, mesh=MESH, in_shardings=(P("x"),))
+    assert "optimization_barrier" in str(step.partition(X).jaxpr)
+    assert_same_outcome(lambda jit: jit(grad)(X), places=False)

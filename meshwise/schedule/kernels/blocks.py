@@ -213,7 +213,12 @@ def _filled(value: Value, dims: Any) -> Any:
 def _reduce(eqn: JaxprEqn, value: Value, blocks: Blocks) -> Any:
     """A reduction over the rows at hand, or over other dims."""
     axes = tuple(eqn.params["axes"])
-    function = REDUCTIONS[eqn.primitive.name][0]
+    dtype = type_of(eqn.outvars[0]).dtype
+
+    def function(x: Any, **how: Any) -> Any:
+        # Short integers are added up as longer ones, as they are not on one device.
+        return REDUCTIONS[eqn.primitive.name][0](x, **how).astype(dtype)
+
     if not value.is_blocked:
         return whole(function(spread(value, blocks), axis=axes)).array
     if len(value.shape) == 1:

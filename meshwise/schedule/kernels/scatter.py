@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax.numpy as jnp
 from jax import lax
 
 from meshwise._jax import pallas as pl
@@ -80,7 +81,7 @@ def add(left: Any, right: Any) -> Any:
     """A sum in the type of its terms, rounded once."""
     if left.dtype.itemsize >= 4:
         return left + right
-    wide = "float32" if left.dtype.kind != "i" else "int32"
+    wide = "int32" if jnp.issubdtype(left.dtype, jnp.integer) else "float32"
     return (left.astype(wide) + right.astype(wide)).astype(left.dtype)
 
 

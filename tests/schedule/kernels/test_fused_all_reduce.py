@@ -309,7 +309,8 @@ def test_one_device_needs_no_kernel():
         (lambda g: [g + jnp.arange(8.0)[:, None]], {}, "give it as a tile"),
         (lambda g: [g.reshape(64)], {}, "rows must stay the first dim"),
         (lambda g: [jnp.sum(g)], {"gathered": [0]}, "it cannot be gathered inside the kernel"),
-        (lambda g: [g], {"dim": 2}, "dim 2 of a summand of shape"),
+        (lambda g: [g], {"dim": 2}, "a summand has 2 dims, so none is dim 2"),
+        (lambda g: [g], {"gathered": [-3]}, "result 0 has 2 dims, so none is dim -3"),
     ],
 )
 def test_what_kernels_cannot_do(computation, options, message):
@@ -348,3 +349,29 @@ def test_chunks_of_odd_sizes(shape):
 
     found = run_without_races(step, mesh_of(x=n), (P("x"),), P(), terms)
     close(found, terms.sum(0) / (terms.sum(0) ** 2).sum())
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.uint16])
+def test_short_integers_wrap(dtype):
+    n, size = 2, np.iinfo(dtype)
+    terms = np.random.default_rng(4).integers(size.min, size.max, (n, 16, 8)).astype(dtype)
+
+    def step(term):
+        return fused(
+            lambda g: [g, g + lax.reduce_sum(g, (1,))[:, None]], [term[0]], gathered=[0, 0]
+        )
+
+    found = run_without_races(step, mesh_of(x=n), (P("x"),), [P(), P()], terms)
+    total = terms.sum(0, dtype=dtype)
+    np.testing.assert_array_equal(found[0], total)
+    np.testing.assert_array_equal(found[1], total + total.sum(1, dtype=dtype, keepdims=True))
+
+
+def test_dims_from_the_end():
+    n = 2
+    terms = draw(n, 8, 16)
+
+    def step(term):
+        return fused(lambda g: [2 * g], [term[0]], dim=-1, gathered=[-1])[0]
+
+    close(run_without_races(step, mesh_of(x=n), (P("x"),), P(), terms), 2 * terms.sum(0))
