@@ -320,14 +320,11 @@ class Executable:
     @cached_property
     def is_of_processes(self) -> bool:
         """Whether its devices belong to several processes, all of which call it."""
-        return (
-            isinstance(self.user_mesh, Mesh) and len({d.process_index for d in self._devices}) > 1
-        )
+        return len({device.process_index for device in self._devices}) > 1
 
     @cached_property
     def _devices(self) -> set[Any]:
-        mesh: Any = self.user_mesh
-        return set(mesh.devices.flat)
+        return set(self.user_mesh.devices.flat) if isinstance(self.user_mesh, Mesh) else set()
 
     @cached_property
     def _compiled(self) -> Any:
