@@ -17,8 +17,9 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from math import prod
 from pathlib import Path
 from typing import Literal
 
@@ -26,6 +27,12 @@ import jax
 from jax.stages import Lowered
 
 from benchmarks.peers.hlo_text import Computation, Instruction, Shape, parse_module
+from benchmarks.peers.invariant import (
+    Invariant,
+    invariant_in_body,
+    invariant_in_call,
+    loops_left,
+)
 from benchmarks.peers.replica_groups import Groups, parse_groups, parse_pairs
 from benchmarks.peers.scattered import Scope, scatter_ways
 
@@ -57,7 +64,8 @@ class Collective:
     """One collective instruction. Bytes are per device, all its runs (`count`) together.
 
     `shapes` and `dtypes` are those of its local operands. `credited_bytes` are the wire bytes if
-    an all-reduce of which each device keeps a part were a reduce-scatter.
+    an all-reduce of which each device keeps a part were a reduce-scatter, and what sends the same
+    in every trip of a loop were sent before it.
     """
 
     kind: str
@@ -132,19 +140,40 @@ def parse(text: str) -> Report:
     """The collectives in a module's text."""
     module = parse_module(text)
     unknown: list[str] = []
-    walked = _walk(Scope(module, module.computations[module.entry]), 1, unknown)
+    walked = _walk(Scope(module, module.computations[module.entry]), _Loops(), unknown)
     return Report(tuple(walked), tuple(unknown))
 
 
-def _walk(scope: Scope, count: int, unknown: list[str]) -> Iterator[Collective]:
-    """The collectives of a computation that runs `count` times, and of those it calls."""
+@dataclass(frozen=True)
+class _Loops:
+    """The loops around a computation, from the inside: their trips, and what is invariant in them.
+
+    A branch leaves no loop: `once` are the trips of the loops around it.
+    """
+
+    trips: tuple[int, ...] = ()
+    invariant: Invariant = ()
+    once: int = 1
+
+    @property
+    def count(self) -> int:
+        """How often the computation runs."""
+        return prod(self.trips) * self.once
+
+    def count_of(self, instruction: Instruction) -> int:
+        """How often an instruction runs before those loops that it can leave, and in the others."""
+        return prod(self.trips[loops_left(instruction, self.invariant) :]) * self.once
+
+
+def _walk(scope: Scope, loops: _Loops, unknown: list[str]) -> Iterator[Collective]:
+    """The collectives of a computation, and of those it calls."""
     for instruction in scope.computation.instructions.values():
         opcode = instruction.opcode
         if opcode.endswith(("-done", "-update")):
             continue  # the start was counted
         base = opcode.removesuffix("-start")
         if base in KINDS and not _goes_on(scope, instruction):
-            yield _collective(scope, instruction, base, count)
+            yield _collective(scope, instruction, base, loops)
         elif opcode == "while":
             trips = trip_count(scope, instruction)
             if trips is None:
@@ -155,16 +184,21 @@ def _walk(scope: Scope, count: int, unknown: list[str]) -> Iterator[Collective]:
                     scope.module.computations[instruction.attribute(part) or ""],
                     (scope, instruction),
                 )
-                yield from _walk(inner, count * (1 if trips is None else trips), unknown)
+                trips_here = (1 if trips is None else trips, *loops.trips)
+                kept = invariant_in_body(inner, loops.invariant)
+                yield from _walk(inner, _Loops(trips_here, kept, loops.once), unknown)
         elif opcode == "conditional":
             # One branch runs; the dearest is a bound for all of them.
+            inside = _Loops(once=loops.count)
             branches = [
-                list(_walk(Scope(scope.module, scope.module.computations[name]), count, unknown))
+                list(_walk(Scope(scope.module, scope.module.computations[name]), inside, unknown))
                 for name in instruction.called
             ]
             yield from max(branches, key=lambda found: sum(c.wire_bytes for c in found))
         elif instruction.called and opcode in ("fusion", "call", "async-start"):
-            yield from _walk(scope.called(instruction), count, unknown)
+            inner = scope.called(instruction)
+            kept = invariant_in_call(inner, loops.invariant)
+            yield from _walk(inner, replace(loops, invariant=kept), unknown)
 
 
 def _goes_on(scope: Scope, instruction: Instruction) -> bool:
@@ -177,13 +211,15 @@ def _goes_on(scope: Scope, instruction: Instruction) -> bool:
     return not scope.caller[1].name.startswith("async-collective-start")
 
 
-def _collective(scope: Scope, instruction: Instruction, base: str, count: int) -> Collective:
+def _collective(scope: Scope, instruction: Instruction, base: str, loops: _Loops) -> Collective:
     """The record of one instruction; sizes are those of its operands, as local as it gets."""
     known = scope.computation.instructions
     operands = [known[name].shapes[0] for name in instruction.operands if name in known]
-    if base in ("collective-permute", "collective-broadcast", "ragged-all-to-all"):
-        operands = operands[:1]  # others are buffers or offsets
     permute = base == "collective-permute"
+    if base in ("collective-broadcast", "ragged-all-to-all"):
+        operands = operands[:1]  # others are buffers or offsets
+    elif permute and len(operands) == 4:  # in place: a buffer, and where in both
+        operands = operands[:1]
     devices = scope.module.devices
     attributes = instruction.attributes
     groups = parse_pairs(attributes) if permute else parse_groups(attributes, devices)
@@ -200,9 +236,9 @@ def _collective(scope: Scope, instruction: Instruction, base: str, count: int) -
         groups,
         tuple(shape.dims for shape in operands),
         tuple(shape.dtype for shape in operands),
-        count,
-        plain * count,
-        credited * count,
+        loops.count,
+        plain * loops.count,
+        credited * loops.count_of(instruction),
         instruction.name,
         instruction.op_name,
     )

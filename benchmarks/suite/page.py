@@ -11,6 +11,6 @@ TEMPLATE = Path(__file__).with_name("page.html")
 
 def page(record: dict[str, Any]) -> str:
     """The page's HTML for a record of `records.record`."""
-    # A script's text ends at the first "</", whatever it is part of.
-    data = json.dumps(record, separators=(",", ":")).replace("</", "<\\/")
+    # A script's text ends at "</script", unless a "<!--<script" stands before it.
+    data = json.dumps(record, separators=(",", ":")).replace("<", "\\u003c")
     return TEMPLATE.read_text().replace("/*DATA*/", data)

@@ -102,3 +102,36 @@ def test_the_partitioner_is_put_back():
     with hlo.partitioner("gspmd"):
         assert not jax.config.jax_use_shardy_partitioner
     assert jax.config.jax_use_shardy_partitioner == before
+
+
+def times_weights(x, w):
+    return lax.scan(lambda c, _: (jnp.tanh(c @ w), None), x, None, length=5)[0]
+
+
+def times_weights_twice(x, w):
+    return lax.scan(lambda c, _: (times_weights(c, w), None), x, None, length=3)[0]
+
+
+def times_weights_where(x, w):
+    def step(c, _):
+        return lax.cond(c.sum() > 0, lambda c: jnp.tanh(c @ w), lambda c: c, c), None
+
+    return lax.scan(step, x, None, length=5)[0]
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("function", "trips", "most"),
+    [(times_weights, 5, 1), (times_weights_twice, 15, 1), (times_weights_where, 5, 5)],
+)
+def test_live_what_is_the_same_in_every_trip_is_credited_once(function, trips, most, which):
+    """XLA's compiler takes it out of loops, but not out of branches."""
+    ends = ((64, 64), ("y", None)), ((64, 64), ("y", None))
+    once = 0.75 * 64 * 64 * 4
+    report = live(function, sharded("y", None), *ends, which=which)
+    gathers = [c for c in report.collectives if c.kind == "all_gather"]
+    assert sum(c.wire_bytes for c in gathers) == trips * once
+    assert sum(c.credited_bytes for c in gathers) == most * once
+    final = live(function, sharded("y", None), *ends, which=which, stage="final")
+    kept = sum(c.wire_bytes for c in final.collectives if c.kind == "all_gather")
+    assert kept == most * once

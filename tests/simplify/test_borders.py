@@ -56,6 +56,10 @@ def of_rows() -> Table:
             lambda x, u: jax.vjp(lambda x: [x[:, i] for i in range(9)], x)[1](
                 [jnp.sin(x[:, 8 - i]) for i in range(9)])[0],
             " ".join(["slice sin"] * 9) + " concatenate add"),
+        "pads with zeros of two signs": (
+            lambda x, u: lax.pad(x[:7], 0.0, [(0, 5, 0), (0, 0, 0)])
+            + lax.pad(x[:5], -0.0, [(7, 0, 0), (0, 0, 0)]),
+            "slice pad pad add"),
         "pads that share a row": (
             lambda x, u: jnp.pad(x[:7], ((0, 5), (0, 0))) + jnp.pad(x[:6], ((6, 0), (0, 0))),
             "pad pad slice add"),

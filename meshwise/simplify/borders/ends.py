@@ -56,7 +56,7 @@ def merge_update(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn
 def merge_add(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn] | None:
     """The sum of an array and of such rows, padded with zeros, as gradients of walls are.
 
-    Zero is added to the other rows as it was, which makes 0.0 of -0.0.
+    Zero is added to the other rows as it was, which makes 0.0 of -0.0 unless XLA leaves it out.
     """
     for operand, other in (eqn.invars, eqn.invars[::-1]):
         pad = None if isinstance(operand, Literal) else zero_pad(other, makers)

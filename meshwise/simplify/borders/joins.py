@@ -8,7 +8,7 @@ from jax import lax
 
 from meshwise import _jax
 from meshwise._jax import JaxprEqn, Literal
-from meshwise.ir.program import shape_of
+from meshwise.ir.program import atom_key, shape_of
 from meshwise.simplify.borders.equations import Makers, maker_of, one_equation
 from meshwise.simplify.counts import Counts
 
@@ -59,12 +59,14 @@ def merge_add(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn] |
 
     It is what the gradient of a split, or of `jnp.roll`, consists of; a chain of such sums is the
     gradient of what reads a stack of weights one by one. Zero is added to the rows as it was, which
-    makes 0.0 of -0.0.
+    makes 0.0 of -0.0 unless XLA leaves it out.
     """
     pads = [zero_pad(atom, makers) for atom in eqn.invars]
     for first, second in (pads, pads[::-1]):
         before, after = _padded_dim(first), _padded_dim(second)
         if first is None or second is None or before is None or after is None:
+            return None
+        if atom_key(first.invars[1]) != atom_key(second.invars[1]):  # zeros of two signs
             return None
         (dim, low, _), (other, starts, high) = before, after
         end = low + shape_of(first.invars[0])[dim]
