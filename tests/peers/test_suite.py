@@ -281,7 +281,10 @@ def test_largest_error():
 
 
 def test_page_is_one_file_that_says_everything():
-    rows = [measured(sent=0.0), measured(error=inf, best=Best(3.0, "a <!--<script></script> in a reason"))]
+    rows = [
+        measured(sent=0.0),
+        measured(error=inf, best=Best(3.0, "a <!--<script></script> in a reason")),
+    ]
     text = page(records.record(rows, figures.summary(rows), records.machine(1.0, 3)))
     assert not re.search(r"(?:src|href)\s*=|url\(|@import|https?://(?!www\.w3\.org)", text)
     inside = re.search(r'<script id="data" type="application/json">(.*?)</script>', text, re.DOTALL)

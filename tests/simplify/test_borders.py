@@ -204,6 +204,23 @@ def of_copies_and_windows() -> Table:
         "largest of what is repeated": (lambda x, u: lax.reduce_window(
             jnp.broadcast_to(x[:, 1:2], (12, 9)), -jnp.inf, lax.max, (3, 1), (1, 1), "SAME"),
             "slice reduce_window_max"),
+        "window over a whole dim": (lambda x, u: lax.reduce_window(
+            jnp.round(x), 0.0, lax.add, (12, 3), (1, 2), "VALID"),
+            "round reduce_sum reduce_window_sum"),
+        "window over all": (lambda x, u: lax.reduce_window(
+            x, -jnp.inf, lax.max, (12, 9), (5, 1), "VALID"), "reduce_max"),
+        "window over a whole dim and more": (lambda x, u: lax.reduce_window(
+            x, jnp.inf, lax.min, (12, 2), (1, 1), ((1, 0), (0, 0))), "reduce_window_min"),
+        "gradient of a window over all": (lambda x, u: jax.vjp(lambda x: lax.reduce_window(
+            x, 0.0, lax.add, (12, 9), (1, 1), "VALID"), x)[1](x[3:4, 2:3])[0], "slice"),
+        "a row in every window": (lambda x, u: lax.reduce_window(
+            x[:1], 0.0, lax.add, (7, 2), (2, 3), ((6, 5), (0, 0))),
+            "slice reduce_window_sum"),
+        "a row in most windows": (lambda x, u: lax.reduce_window(
+            x[:1], 0.0, lax.add, (7, 1), (1, 1), ((7, 6), (0, 0))), "slice reduce_window_sum"),
+        "a row between others": (lambda x, u: lax.reduce_window(
+            x[:1], 0.0, lax.add, (3, 1), (1, 1), ((4, 4), (0, 0)), window_dilation=(2, 1)),
+            "slice reduce_window_sum"),
         "convolution of a crop": (lambda x, u: lax.conv_general_dilated(
             lax.pad(x[None], np.float32(0), [(0, 0, 0), (0, 0, 0), (-2, -1, 0)]),
             u[None, :, :3].repeat(2, 1), (1,), "SAME"), None),

@@ -17,6 +17,8 @@ is shared out anew over the devices, and then the slice again. So, in a traced p
   a sum of what was scattered;
 - a reduction over windows of what is repeated along other dims is taken once, and repeated; of what
   is repeated along theirs (the counts of average pooling) it is computed of numbers of rows;
+- a reduction over one window that covers a dim (pooling of a whole image) becomes a plain one, and
+  its gradient is spread;
 - a reshape that transposes first becomes a transpose and a reshape;
 - copies of rows that are told apart right after they were laid end to end (`jnp.tile`) become a dim
   of their own;
@@ -57,9 +59,13 @@ _MERGES: Mapping[str, Merge] = {
     "slice": rows.merge_slice,
     "pad": rows.merge_pad,
     "reduce_sum": sums.merge_reduce_sum,
-    "reduce_window_sum": _first_of(windows.merge_pad, windows.count_rows, windows.narrow),
-    "reduce_window_max": windows.narrow,
-    "reduce_window_min": windows.narrow,
+    "reduce_window_sum": _first_of(
+        windows.merge_pad, windows.count_rows, windows.narrow, windows.merge_covered
+    ),
+    **dict.fromkeys(
+        ("reduce_window_max", "reduce_window_min"),
+        _first_of(windows.narrow, windows.merge_covered),
+    ),
     "conv_general_dilated": rows.merge_convolution,
     "concatenate": _first_of(joins.merge_concatenate, ends.merge_concatenate),
     **dict.fromkeys(("add", "add_any"), _first_of(joins.merge_add, ends.merge_add)),

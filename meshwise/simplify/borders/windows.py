@@ -1,6 +1,6 @@
-"""Reductions over windows of what is padded or repeated."""
+"""Reductions over windows of what is padded or repeated, and over windows that cover a dim."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +30,66 @@ def merge_pad(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn] |
         padding.append((own[0] + low, own[1] + high))
     dilations = tuple(d * (t + 1) for d, (_, _, t) in zip(dilations, config, strict=True))
     params = {**eqn.params, "padding": tuple(padding), "base_dilation": dilations}
-    return [eqn.replace(invars=[inner.invars[0]], params=params)]
+    merged = eqn.replace(invars=[inner.invars[0]], params=params)
+    return merge_covered(merged, makers, counts) or [merged]
+
+
+def merge_covered(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn] | None:
+    """A plain reduction of dims that one window covers; what is one row in every window is spread.
+
+    The one is pooling of a whole image, the other its gradient.
+    """
+    before, result = shape_of(eqn.invars[0]), shape_of(eqn.outvars[0])
+    windowed = [d for d in range(len(result)) if not _is_untouched(eqn, d)]
+    spread = [d for d in windowed if before[d] == 1 and _is_in_every_window(eqn, d)]
+    covered = [d for d in windowed if d not in spread and _is_covered(eqn, d)]
+    if not (spread or covered) or 0 in (*before, *result):
+        return None
+    left = _untouched_in(eqn, {*spread, *covered})
+
+    def function(x: Any) -> Any:
+        if covered:
+            found = _PLAIN[eqn.primitive.name](x, covered)
+            x = lax.expand_dims(found, covered)
+        if len(spread) + len(covered) < len(windowed):
+            (x,) = _jax.bind(left, [x])
+        return lax.broadcast_in_dim(x, result, range(x.ndim)) if x.shape != result else x
+
+    return equations_of(eqn, eqn.invars, function)
+
+
+def _untouched_in(eqn: JaxprEqn, dims: Collection[int]) -> JaxprEqn:
+    """The same without windows over some dims."""
+    sizes = ("window_dimensions", "window_strides", "window_dilation", "base_dilation")
+    params = {
+        k: tuple([nothing if d in dims else own for d, own in enumerate(eqn.params[k])])
+        for k, nothing in (*dict.fromkeys(sizes, 1).items(), ("padding", (0, 0)))
+    }
+    return eqn.replace(params={**eqn.params, **params})
+
+
+_PLAIN: Mapping[str, Callable[[Any, Sequence[int]], Any]] = {
+    "reduce_window_sum": lax.reduce_sum,
+    "reduce_window_max": lax.reduce_max,
+    "reduce_window_min": lax.reduce_min,
+}
+
+
+def _is_covered(eqn: JaxprEqn, d: int) -> bool:
+    """Whether one window is all of a dim, and no more."""
+    params, rows = eqn.params, shape_of(eqn.invars[0])[d]
+    is_plain = params["window_dilation"][d] == params["base_dilation"][d] == 1
+    whole = (rows, (0, 0)) == (params["window_dimensions"][d], tuple(params["padding"][d]))
+    return is_plain and whole and shape_of(eqn.outvars[0])[d] == 1
+
+
+def _is_in_every_window(eqn: JaxprEqn, d: int) -> bool:
+    """Whether the one row of a dim is in each window over it."""
+    params, windows = eqn.params, shape_of(eqn.outvars[0])[d]
+    if params["window_dilation"][d] != 1:
+        return False
+    low, last = params["padding"][d][0], (windows - 1) * params["window_strides"][d]
+    return last <= low < params["window_dimensions"][d]
 
 
 def narrow(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn] | None:
