@@ -2,8 +2,9 @@
 
 Every program is written as for one device; operands and results are sharded as its row says, over
 a mesh of eight devices. Bytes are read from what each partitioner emits, before the passes of one
-backend change it (of XLA the lower of "as emitted" and "with all-reduces of which a device keeps a
-part counted as reduce-scatters"); what a loop runs counts once a step. Ours also runs on the eight
+backend change it (of XLA the lower of "as emitted" and "as its compilers leave them", with
+reduce-scatters, and out of loops what is the same in every step of these); what else a loop runs
+counts once a step. Ours also runs on the eight
 devices, and its result is compared with one device's; so is XLA's, which is not always right.
 """
 

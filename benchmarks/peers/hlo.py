@@ -17,9 +17,8 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from math import prod
 from pathlib import Path
 from typing import Literal
 
@@ -27,12 +26,7 @@ import jax
 from jax.stages import Lowered
 
 from benchmarks.peers.hlo_text import Computation, Instruction, Shape, parse_module
-from benchmarks.peers.invariant import (
-    Invariant,
-    invariant_in_body,
-    invariant_in_call,
-    loops_left,
-)
+from benchmarks.peers.invariant import Loops
 from benchmarks.peers.replica_groups import Groups, parse_groups, parse_pairs
 from benchmarks.peers.scattered import Scope, scatter_ways
 
@@ -140,32 +134,11 @@ def parse(text: str) -> Report:
     """The collectives in a module's text."""
     module = parse_module(text)
     unknown: list[str] = []
-    walked = _walk(Scope(module, module.computations[module.entry]), _Loops(), unknown)
+    walked = _walk(Scope(module, module.computations[module.entry]), Loops(), unknown)
     return Report(tuple(walked), tuple(unknown))
 
 
-@dataclass(frozen=True)
-class _Loops:
-    """The loops around a computation, from the inside: their trips, and what is invariant in them.
-
-    A branch leaves no loop: `once` are the trips of the loops around it.
-    """
-
-    trips: tuple[int, ...] = ()
-    invariant: Invariant = ()
-    once: int = 1
-
-    @property
-    def count(self) -> int:
-        """How often the computation runs."""
-        return prod(self.trips) * self.once
-
-    def count_of(self, instruction: Instruction) -> int:
-        """How often an instruction runs before those loops that it can leave, and in the others."""
-        return prod(self.trips[loops_left(instruction, self.invariant) :]) * self.once
-
-
-def _walk(scope: Scope, loops: _Loops, unknown: list[str]) -> Iterator[Collective]:
+def _walk(scope: Scope, loops: Loops, unknown: list[str]) -> Iterator[Collective]:
     """The collectives of a computation, and of those it calls."""
     for instruction in scope.computation.instructions.values():
         opcode = instruction.opcode
@@ -184,12 +157,11 @@ def _walk(scope: Scope, loops: _Loops, unknown: list[str]) -> Iterator[Collectiv
                     scope.module.computations[instruction.attribute(part) or ""],
                     (scope, instruction),
                 )
-                trips_here = (1 if trips is None else trips, *loops.trips)
-                kept = invariant_in_body(inner, loops.invariant)
-                yield from _walk(inner, _Loops(trips_here, kept, loops.once), unknown)
+                inside = loops.in_body(inner, 1 if trips is None else trips)
+                yield from _walk(inner, inside, unknown)
         elif opcode == "conditional":
             # One branch runs; the dearest is a bound for all of them.
-            inside = _Loops(once=loops.count)
+            inside = loops.in_branch()
             branches = [
                 list(_walk(Scope(scope.module, scope.module.computations[name]), inside, unknown))
                 for name in instruction.called
@@ -197,8 +169,7 @@ def _walk(scope: Scope, loops: _Loops, unknown: list[str]) -> Iterator[Collectiv
             yield from max(branches, key=lambda found: sum(c.wire_bytes for c in found))
         elif instruction.called and opcode in ("fusion", "call", "async-start"):
             inner = scope.called(instruction)
-            kept = invariant_in_call(inner, loops.invariant)
-            yield from _walk(inner, replace(loops, invariant=kept), unknown)
+            yield from _walk(inner, loops.in_call(inner), unknown)
 
 
 def _goes_on(scope: Scope, instruction: Instruction) -> bool:
@@ -211,7 +182,7 @@ def _goes_on(scope: Scope, instruction: Instruction) -> bool:
     return not scope.caller[1].name.startswith("async-collective-start")
 
 
-def _collective(scope: Scope, instruction: Instruction, base: str, loops: _Loops) -> Collective:
+def _collective(scope: Scope, instruction: Instruction, base: str, loops: Loops) -> Collective:
     """The record of one instruction; sizes are those of its operands, as local as it gets."""
     known = scope.computation.instructions
     operands = [known[name].shapes[0] for name in instruction.operands if name in known]

@@ -1,4 +1,4 @@
-"""Collectives in loops that send the same in every trip: XLA's compilers run them once, before.
+"""What is the same in every trip of a loop: XLA's compilers compute and send it once, before.
 
 The partitioned text still has them inside. What leaves a loop is what XLA's own pass of that name
 takes out (`while-loop-invariant-code-motion`): an instruction all of whose operands are constants,
@@ -8,6 +8,8 @@ parts of the carry that the body hands on as they are, or made of such alone.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
 
 from benchmarks.peers.hlo_text import Instruction
 from benchmarks.peers.scattered import Scope
@@ -22,39 +24,58 @@ _CHANGING = frozenset(
 Invariant = Sequence[frozenset[str]]
 
 
-def invariant_in_body(scope: Scope, outside: Invariant) -> Invariant:
-    """What is invariant in the body of a loop, given what is so in the computation around it."""
-    assert scope.caller is not None, "the body of a loop"
-    around, loop = scope.caller
-    start = around.computation.instructions[loop.operands[0]]
-    stays = _handed_on(scope)
-    found = [_made_of(scope, frozenset(stays))]
-    for names in outside:
-        is_tuple = start.opcode == "tuple"
-        same = {name for name, at in stays.items() if is_tuple and start.operands[at] in names}
-        found.append(_made_of(scope, frozenset(same)))
-    return found
+@dataclass(frozen=True)
+class Loops:
+    """The loops around a computation, from the inside: their trips, and what is invariant in them.
 
+    A branch leaves no loop: `around` are all trips of the loops around the branch.
+    """
 
-def invariant_in_call(scope: Scope, outside: Invariant) -> Invariant:
-    """What is invariant in a computation that is called, or fused."""
-    assert scope.caller is not None, "something calls it"
-    given = scope.caller[1].operands
-    parameters = scope.computation.parameters.items()
-    return [
-        _made_of(scope, frozenset(p.name for i, p in parameters if given[i] in names))
-        for names in outside
-    ]
+    trips: tuple[int, ...] = ()
+    invariant: Invariant = ()
+    around: int = 1
 
+    @property
+    def count(self) -> int:
+        """How often the computation runs."""
+        return prod(self.trips) * self.around
 
-def loops_left(instruction: Instruction, inside: Invariant) -> int:
-    """How many of the loops around an instruction it can leave."""
-    count = 0
-    for names in inside:
-        if not set(instruction.operands) <= names:
-            break
-        count += 1
-    return count
+    def count_of(self, instruction: Instruction) -> int:
+        """How often an instruction runs once it has left the loops that it can leave."""
+        left = 0
+        for names in self.invariant:
+            if not set(instruction.operands) <= names:
+                break
+            left += 1
+        return prod(self.trips[left:]) * self.around
+
+    def in_body(self, scope: Scope, trips: int) -> Loops:
+        """In the body of a loop that is called here."""
+        assert scope.caller is not None, "the body of a loop"
+        outside, loop = scope.caller
+        start = outside.computation.instructions[loop.operands[0]]
+        stays = _handed_on(scope)
+        found = [_made_of(scope, frozenset(stays))]
+        for names in self.invariant:
+            is_tuple = start.opcode == "tuple"
+            same = {name for name, at in stays.items() if is_tuple and start.operands[at] in names}
+            found.append(_made_of(scope, frozenset(same)))
+        return Loops((trips, *self.trips), found, self.around)
+
+    def in_call(self, scope: Scope) -> Loops:
+        """In a computation that is called, or fused, here."""
+        assert scope.caller is not None, "something calls it"
+        given = scope.caller[1].operands
+        parameters = scope.computation.parameters.items()
+        found = [
+            _made_of(scope, frozenset(p.name for i, p in parameters if given[i] in names))
+            for names in self.invariant
+        ]
+        return replace(self, invariant=found)
+
+    def in_branch(self) -> Loops:
+        """In a branch of a choice that is made here."""
+        return Loops(around=self.count)
 
 
 def _handed_on(scope: Scope) -> Mapping[str, int]:

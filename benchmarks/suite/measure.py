@@ -1,7 +1,7 @@
 """What each partitioner makes of a program: bytes, flops, memory, seconds, numbers.
 
-XLA's wire bytes are read right after its SPMD pass, the lower of "as emitted" and "with all-reduces
-of which a device keeps a part counted as reduce-scatters". Ours are those of the emitted program,
+XLA's wire bytes are read right after its SPMD pass, the lower of "as emitted" and "as its compilers
+leave them" (`hlo.Collective.credited_bytes`). Ours are those of the emitted program,
 and are read again from the same place with the same reader (`read_back`). Flops are counted there
 too (`work.py`), for all alike. We have two columns: what `mw.jit` makes without being told more,
 and what it makes of the figures of CPU devices, on which all of this runs: there few launches and

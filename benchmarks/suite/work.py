@@ -7,7 +7,8 @@ transcendental counts one, for every element of a floating-point result; a produ
 a convolution two for every product; moving and choosing count nothing. What is joined of several
 devices (by an all-reduce or a reduce-scatter), or of several updates of a scatter, counts one for
 each element that joins another, whatever its type: maxima of floats may be found among integers.
-What is a call of a library (factorisations, solvers) counts nothing: it is the same for all.
+What is a call of a library (factorisations, solvers) counts nothing: it is the same for all. What
+is the same in every trip of a loop counts once, as XLA's compilers take it out.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from math import log2, prod
 
 from benchmarks.peers.hlo import trip_count
 from benchmarks.peers.hlo_text import Computation, Instruction, Module, Shape, parse_module
+from benchmarks.peers.invariant import Loops
 from benchmarks.peers.replica_groups import parse_groups
 from benchmarks.peers.scattered import Scope
 
@@ -31,27 +33,33 @@ JOINING = frozenset(("scatter", "all-reduce", "all-reduce-start", "reduce-scatte
 def flops(text: str) -> float:
     """What one device computes in one call."""
     module = parse_module(text)
-    return _of(Scope(module, module.computations[module.entry]))
+    return _of(Scope(module, module.computations[module.entry]), Loops())
 
 
-def _of(scope: Scope) -> float:
-    return sum(_one(scope, i) for i in scope.computation.instructions.values())
+def _of(scope: Scope, loops: Loops) -> float:
+    """What one device computes in a computation, all its runs together, and in those it calls."""
+    return sum(_all_runs(scope, i, loops) for i in scope.computation.instructions.values())
+
+
+def _all_runs(scope: Scope, instruction: Instruction, loops: Loops) -> float:
+    opcode, computations = instruction.opcode, scope.module.computations
+    if opcode == "while":
+        trips = trip_count(scope, instruction)
+        body = computations[instruction.attribute("body") or ""]
+        inner = Scope(scope.module, body, (scope, instruction))
+        return _of(inner, loops.in_body(inner, 1 if trips is None else trips))
+    if opcode == "conditional":
+        branches = [Scope(scope.module, computations[name]) for name in instruction.called]
+        return max(_of(branch, loops.in_branch()) for branch in branches)
+    if opcode in ("fusion", "call", "async-start") and instruction.called:
+        inner = scope.called(instruction)
+        return _of(inner, loops.in_call(inner))
+    return _one(scope, instruction) * loops.count_of(instruction)
 
 
 def _one(scope: Scope, instruction: Instruction) -> float:
+    """What one run of an instruction computes that calls nothing."""
     opcode = instruction.opcode
-    if opcode == "while":
-        trips = trip_count(scope, instruction)
-        body = scope.module.computations[instruction.attribute("body") or ""]
-        return (1 if trips is None else trips) * _of(
-            Scope(scope.module, body, (scope, instruction))
-        )
-    if opcode == "conditional":
-        return max(
-            _of(Scope(scope.module, scope.module.computations[n])) for n in instruction.called
-        )
-    if opcode in ("fusion", "call", "async-start") and instruction.called:
-        return _of(scope.called(instruction))
     shape = instruction.shapes[0] if instruction.shapes else Shape("token", ())
     known = scope.computation.instructions
     inputs = [known[name].shapes[0] for name in instruction.operands if name in known]
