@@ -31,8 +31,8 @@ INDEXING = (
         "indexing",
         "a device owns a position too many",
         "meshwise/rules/positions.py",
-        "    end = context.local_size(factor) - 1\n",
-        "    end = context.local_size(factor)\n",
+        "    end = context.local_size(factor) - rows\n",
+        "    end = context.local_size(factor) - rows + 1\n",
         alone("window_at"),
     ),
     Mutant(
@@ -45,6 +45,22 @@ INDEXING = (
     ),
 )
 UPDATING = (
+    Mutant(
+        "updating",
+        "rows that others write are cut from beyond the end",
+        "meshwise/rules/dynamic_update.py",
+        "local_start(context, factor, starts[d], update.shape[d])",
+        "local_start(context, factor, starts[d])",
+        ("tests/fuzz/test_found.py::test_few_rows_at_a_known_place_of_what_a_reshard_sliced",),
+    ),
+    Mutant(
+        "updating",
+        "windows that come first overlap in another order",
+        "meshwise/rules/scattering.py",
+        "    if vectors.is_out_of_order:",
+        "    if vectors.is_out_of_order and not vectors.spread:",
+        ("tests/rules/test_edges_of_types.py::test_the_last_of_overlapping_windows_wins",),
+    ),
     Mutant(
         "updating",
         "what was there counts on every device",
