@@ -150,7 +150,7 @@ def _run_with_numpy(
         held = {id(x): keys_of(x) if is_key else x for x in shard.values()}
         values.append([held[id(x)] for x in shard.values()])
     with np.errstate(all="ignore"):
-        grid = Grid(tuple(mesh.names), tuple(mesh.sizes))
+        grid = Grid(tuple(mesh.names), tuple(mesh.sizes), cuts_inside=bool(mesh.names))
         results = run_with_numpy(closed.jaxpr, closed.consts, values, grid)
     found = []
     for arrays, var in zip(results, eqn.outvars, strict=True):

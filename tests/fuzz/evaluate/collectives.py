@@ -14,11 +14,16 @@ Arrays = list[np.ndarray]
 
 @dataclass(frozen=True)
 class Grid:
-    """The devices of a mesh, numbered row by row; `noise` disturbs what they add up."""
+    """The devices of a mesh, numbered row by row; `noise` disturbs what they add up.
+
+    Of programs that rules emit, not those that a user wrote for each device, `cuts_inside` says
+    that every slice must begin where all of it is inside of what a device holds.
+    """
 
     names: Axes
     sizes: tuple[int, ...]
     noise: Callable[[np.ndarray], np.ndarray] | None = None
+    cuts_inside: bool = False
 
     @cached_property
     def count(self) -> int:

@@ -89,7 +89,7 @@ def _on_every_device(eqn: Any, values: Sequence[Arrays], grid: Grid) -> list[Arr
         operands = [v[device] for v in values]
         key = tuple(map(id, operands))
         if key not in computed:
-            if grid.count > 1 and eqn.primitive.name == "dynamic_slice":
+            if grid.cuts_inside and eqn.primitive.name == "dynamic_slice":
                 _begins_inside(eqn, operands)
             computed[key] = apply(eqn, operands)
             if grid.noise is not None and eqn.primitive.name in ROUNDED:
@@ -99,10 +99,7 @@ def _on_every_device(eqn: Any, values: Sequence[Arrays], grid: Grid) -> list[Arr
 
 
 def _begins_inside(eqn: Any, operands: Sequence[np.ndarray]) -> None:
-    """What a device cuts is inside of what it holds, brought there by whoever emitted the slice.
-
-    XLA brings it there, too, but not where it makes one slice of two (openxla/xla#49121).
-    """
+    """XLA brings a slice inside, too, but not where it makes one of two (openxla/xla#49121)."""
     x, *starts = operands
     for start, n, size in zip(starts, x.shape, eqn.params["slice_sizes"], strict=True):
         assert 0 <= start <= n - size, f"a slice of {size} of {n} rows that begins at {start}"

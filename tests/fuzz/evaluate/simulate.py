@@ -12,9 +12,9 @@ from tests.fuzz.evaluate.collectives import Arrays, Grid
 from tests.fuzz.evaluate.run import on_host, run
 
 
-def simulate(program: Any, args: Sequence[Any]) -> list[np.ndarray]:
+def simulate(program: Any, args: Sequence[Any], cuts_inside: bool = False) -> list[np.ndarray]:
     """Global results of a `PerDeviceProgram`; an error where copies of one differ."""
-    grid = Grid(program.mesh.names, program.mesh.sizes)
+    grid = Grid(program.mesh.names, program.mesh.sizes, cuts_inside=cuts_inside)
     with np.errstate(all="ignore"):
         cut_up = [
             cut(on_host(a), sharding.dims, aval, grid)
