@@ -111,6 +111,11 @@ def module(*lines: str, before: str = "", partitions: int = 8) -> str:
         ("f32[8,16] all-to-all(%p), replica_groups=[2,4]<=[8]", "all_to_all", 384),
         ("f32[8,16] collective-permute(%p), source_target_pairs={{0,1},{1,0}}", "ppermute", 512),
         ("f32[8,16] collective-permute(%p), source_target_pairs={{0,0},{1,1}}", "ppermute", 0),
+        (
+            "(f32[8,16], f32[8,16]) collective-permute(%p, %p), source_target_pairs={{0,1},{1,0}}",
+            "ppermute",
+            1024,
+        ),
         ("f32[8,16] all-reduce(%p), replica_groups={{0},{1}}, to_apply=%add", "all_reduce", 0),
     ],
 )
