@@ -4,8 +4,8 @@ Every program is written as for one device; operands and results are sharded as 
 a mesh of eight devices. Bytes are read from what each partitioner emits, before the passes of one
 backend change it (of XLA the lower of "as emitted" and "as its compilers leave them", with
 reduce-scatters, and out of loops what is the same in every step of these); what else a loop runs
-counts once a step. Ours also runs on the eight
-devices, and its result is compared with one device's; so is XLA's, which is not always right.
+counts once a step. Ours also runs on the eight devices, and its result is compared with one
+device's; so is XLA's, which is not always right.
 """
 
 from __future__ import annotations

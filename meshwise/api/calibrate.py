@@ -25,6 +25,7 @@ from meshwise.cost.links import Links
 from meshwise.errors import ArgumentError, message
 from meshwise.run.calibrate import calibrate as measure
 from meshwise.run.calibrate import calibrate_axes as measure_axes
+from meshwise.run.placement import count_processes
 
 
 @overload
@@ -65,7 +66,7 @@ def calibrate(
 
 
 def _devices(given: Any) -> list[Any]:
-    found = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else []
+    found = list(given) if isinstance(given, Iterable) else []
     if not found or not all(isinstance(one, jax.Device) for one in found):
         raise ArgumentError(
             message(
@@ -80,7 +81,7 @@ def _devices(given: Any) -> list[Any]:
 
 
 def _check_is_one_process(devices: Iterable[Any]) -> None:
-    count = len({device.process_index for device in devices})
+    count = count_processes(devices)
     if count > 1:
         raise ArgumentError(
             message(
@@ -187,7 +188,7 @@ def _links(fields: Any) -> Links:
 def _path(devices: Sequence[Any], mesh: Mesh | None = None) -> pathlib.Path:
     """Where figures of devices like these are kept, or of a mesh of them."""
     kind = str(devices[0].device_kind).replace(" ", "_").replace("/", "_")
-    hosts = len({d.process_index for d in devices})
+    hosts = count_processes(devices)
     axes = [f"-{axis}{size}" for axis, size in mesh.shape.items()] if mesh else []
     where = f"{len(devices)}{''.join(axes)}-of-{hosts}-{os.cpu_count()}"
     name = f"{devices[0].platform}-{kind}-{where}.json"

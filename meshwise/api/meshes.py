@@ -18,7 +18,7 @@ from meshwise.errors import (
 )
 from meshwise.ir.mesh import refine_mesh
 from meshwise.ir.program import Program
-from meshwise.run.placement import on_devices_of, show_devices
+from meshwise.run.placement import count_processes, on_devices_of, show_devices
 from meshwise.run.uneven import UnevenArray
 
 
@@ -352,9 +352,7 @@ def platform_of(mesh: Any) -> str | None:
 
 def process_count(mesh: Any) -> int:
     """How many processes the devices of a mesh belong to."""
-    if isinstance(mesh, AbstractMesh):
-        return 1
-    return len({device.process_index for device in mesh.devices.flat})
+    return 1 if isinstance(mesh, AbstractMesh) else count_processes(mesh.devices.flat)
 
 
 def lies_as(leaf: Any, placement: NamedSharding) -> bool:

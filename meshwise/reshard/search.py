@@ -11,7 +11,7 @@ it exists; an uneven dim may hold the padding of its other end, unless `max_byte
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice
 
 from meshwise.errors import MemoryLimitError, message
@@ -229,13 +229,14 @@ def _solve_below(problem: Problem, max_bytes: int | None, below: float) -> tuple
 
 def _within(moves: Moves, max_bytes: int | None, most_moves: float) -> Path:
     """The cheapest path within the memory allowed, or else one of least peak."""
-    allowed = _allowed(moves, max_bytes)
     with_rounds = not moves.problem.is_narrow
-    path = shortest_path(moves, allowed, math.inf, with_rounds, most_moves)
+    find = partial(shortest_path, moves, with_rounds=with_rounds, most_moves=most_moves)
+    allowed = _allowed(moves, max_bytes)
+    path = find(allowed)
     if path is None and allowed < moves.end_bytes:
-        path = shortest_path(moves, moves.end_bytes, math.inf, with_rounds, most_moves)
+        path = find(moves.end_bytes)
     if path is None:
-        path = shortest_path(moves, least_peak(moves), math.inf, with_rounds, most_moves)
+        path = find(least_peak(moves))
     assert path is not None, f"no path: {moves.problem}"
     return path
 

@@ -27,6 +27,7 @@ from meshwise.run.moved import in_type, is_committed, moved
 from meshwise.run.options import Compiling, as_platforms_compile, best_on_cpu
 from meshwise.run.padding import cut_end, pad_array, pad_end, positions_of_uneven, structs_of
 from meshwise.run.placement import (
+    count_processes,
     explicit_sharding,
     in_mesh,
     named_sharding,
@@ -320,7 +321,7 @@ class Executable:
     @cached_property
     def is_of_processes(self) -> bool:
         """Whether its devices belong to several processes, all of which call it."""
-        return len({device.process_index for device in self._devices}) > 1
+        return count_processes(self._devices) > 1
 
     @cached_property
     def _devices(self) -> set[Any]:

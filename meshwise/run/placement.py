@@ -129,6 +129,11 @@ def platforms_of(mesh: Any) -> set[str]:
     return set() if isinstance(mesh, AbstractMesh) else {d.platform for d in mesh.devices.flat}
 
 
+def count_processes(devices: Iterable[Any]) -> int:
+    """How many processes some devices belong to."""
+    return len({device.process_index for device in devices})
+
+
 def show_devices(devices: Iterable[Any]) -> str:
     """Devices by their numbers; a set of them in the order of these, others in their own."""
     ordered = list(devices)

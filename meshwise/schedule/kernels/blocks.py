@@ -29,9 +29,16 @@ ELEMENTWISE = frozenset(
     round rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin sqrt square
     sub tan tanh xor pvary stop_gradient reshard""".split()
 )
+
+
+def _sum(x: Any, **how: Any) -> Any:
+    """A sum in the type of its terms; `jnp.sum` makes longer integers of short ones."""
+    return jnp.sum(x, **how).astype(x.dtype)
+
+
 # A reduction, how two partial results join, and what changes nothing.
 REDUCTIONS: Mapping[str, tuple[Callable[..., Any], Callable[[Any, Any], Any]]] = {
-    "reduce_sum": (jnp.sum, jnp.add),
+    "reduce_sum": (_sum, jnp.add),
     "reduce_max": (jnp.max, jnp.maximum),
     "reduce_min": (jnp.min, jnp.minimum),
 }
@@ -213,12 +220,7 @@ def _filled(value: Value, dims: Any) -> Any:
 def _reduce(eqn: JaxprEqn, value: Value, blocks: Blocks) -> Any:
     """A reduction over the rows at hand, or over other dims."""
     axes = tuple(eqn.params["axes"])
-    dtype = type_of(eqn.outvars[0]).dtype
-
-    def function(x: Any, **how: Any) -> Any:
-        # Short integers are added up as longer ones, as they are not on one device.
-        return REDUCTIONS[eqn.primitive.name][0](x, **how).astype(dtype)
-
+    function = REDUCTIONS[eqn.primitive.name][0]
     if not value.is_blocked:
         return whole(function(spread(value, blocks), axis=axes)).array
     if len(value.shape) == 1:

@@ -37,8 +37,7 @@ def fused_all_reduce(
 ) -> list[Any]:
     """Sum over devices, compute on the chunk that this device holds, gather results: one kernel.
 
-    To be called inside `jax.shard_map`, on local arrays, by all devices along `axis`. The results
-    come in the computation's order. The same as
+    To be called inside `jax.shard_map`, on local arrays, by all devices along `axis`. The same as
 
         chunks = [lax.psum_scatter(s, axis, scatter_dimension=dim, tiled=True) for s in summands]
         results = computation(*chunks, *tiles, *wholes)
@@ -61,16 +60,17 @@ def fused_all_reduce(
         interpret: None is the kernel on a TPU and its interpreter elsewhere; False compiles the
             kernel whatever the machine; or `pltpu.InterpretParams`, to look for races.
 
+    Returns:
+        The results, in the computation's order.
+
     Raises:
         ValueError: where a kernel cannot do this; the message names the equation and the way out.
     """
     ring = ring_along(axis)
     summands = [s if isinstance(s, MatmulSummand) else jnp.asarray(s) for s in summands]
-    tiles, wholes = list(map(jnp.asarray, tiles)), list(map(jnp.asarray, wholes))
-    dim = _dim_of(dim, max(len(s.shape) for s in summands), "a summand")
+    tiles, wholes = [jnp.asarray(t) for t in tiles], [jnp.asarray(w) for w in wholes]
     chunks = [chunk_of(s, ring, dim) for s in summands]
     closed = _traced(computation, [*chunks, *tiles, *wholes])
-    gathered = _dims_of(gathered, closed)
     if ring.size == 1:
         sums = [_as_array(s) for s in summands]
         return _jax.jaxpr_as_fun(closed)(*sums, *tiles, *wholes)
@@ -123,21 +123,6 @@ def matmul_reduce_scatter(
         interpret=interpret,
     )
     return results if computation else results[0]
-
-
-def _dims_of(gathered: Sequence[int | None], closed: ClosedJaxpr) -> list[int | None]:
-    return [
-        dim if dim is None or not shape else _dim_of(dim, len(shape), f"result {i}")
-        for i, (dim, shape) in enumerate(
-            zip(gathered, [r.shape for r in closed.out_avals], strict=True)
-        )
-    ]
-
-
-def _dim_of(dim: int, rank: int, what: str) -> int:
-    if not -rank <= dim < rank:
-        raise ValueError(f"{what} has {rank} dims, so none is dim {dim}")
-    return dim % rank
 
 
 def _as_array(summand: Any) -> Any:

@@ -48,9 +48,9 @@ class MatmulSummand:
 def chunk_of(summand: Any, ring: Ring, dim: int) -> jax.ShapeDtypeStruct:
     """The shape of this device's part of a sum."""
     shape = list(summand.shape)
-    if isinstance(summand, MatmulSummand) and dim:
+    if isinstance(summand, MatmulSummand) and dim % len(shape):
         raise ValueError("a matrix product is scattered by its rows (dim=0): transpose it")
-    if dim >= len(shape) or shape[dim] % ring.size:
+    if not -len(shape) <= dim < len(shape) or shape[dim] % ring.size:
         raise ValueError(
             f"dim {dim} of a summand of shape {tuple(shape)} is not cut by {ring.size} devices:"
             " pad it before the kernel"
@@ -69,7 +69,7 @@ def plan(
     pieces: int,
 ) -> Fused:
     """The kernel as data."""
-    in_lanes = passes.blocks.in_lanes
+    in_lanes, dim = passes.blocks.in_lanes, dim % len(summands[0].shape)
     tiles = tuple(_tile(v.aval, in_lanes) for v in passes.tiles)
     cut = pieces_of(passes.blocks.block_rows, pieces)
     block_rows = _block_rows(passes, tiles, cut)
@@ -140,7 +140,10 @@ def _gathered(number: int, result: Any, dim: int | None, ring: Ring) -> Tile | N
             f"result {number} has no rows of the tiles, so it is the same everywhere or small:"
             " it cannot be gathered inside the kernel; gather it after, or keep it (None)"
         )
-    return Tile(result.shape, result.dtype, result.in_lanes, ring.size, dim)
+    rank = len(result.shape)
+    if not -rank <= dim < rank:
+        raise ValueError(f"result {number} has {rank} dims, so none is dim {dim}")
+    return Tile(result.shape, result.dtype, result.in_lanes, ring.size, dim % rank)
 
 
 def _block_rows(passes: Passes, tiles: Sequence[Tile], pieces: Sequence[Piece]) -> int:

@@ -309,7 +309,7 @@ def test_one_device_needs_no_kernel():
         (lambda g: [g + jnp.arange(8.0)[:, None]], {}, "give it as a tile"),
         (lambda g: [g.reshape(64)], {}, "rows must stay the first dim"),
         (lambda g: [jnp.sum(g)], {"gathered": [0]}, "it cannot be gathered inside the kernel"),
-        (lambda g: [g], {"dim": 2}, "a summand has 2 dims, so none is dim 2"),
+        (lambda g: [g], {"dim": 2}, "dim 2 of a summand of shape"),
         (lambda g: [g], {"gathered": [-3]}, "result 0 has 2 dims, so none is dim -3"),
     ],
 )
