@@ -6,7 +6,12 @@ from typing import Any
 
 from meshwise._jax import Var
 from meshwise.api.meshes import platform_of
-from meshwise.api.schedule_inputs import refuse_no_numbers, refuse_others, refuse_unknown_kind
+from meshwise.api.schedule_inputs import (
+    refuse_no_bytes,
+    refuse_no_numbers,
+    refuse_others,
+    refuse_unknown_kind,
+)
 from meshwise.api.spmd_program import SpmdProgram
 from meshwise.api.states import own_state_names, state_of
 from meshwise.cost.compute import program_work
@@ -229,7 +234,7 @@ class Schedule:
 
     def bucket(self, values: Sequence[Handle], max_bytes: int | None = None) -> list[Handle]:
         """Collectives of one kind as few, of at most `max_bytes` of operands each."""
-        refuse_no_numbers("bucket", max_bytes=max_bytes)
+        refuse_no_bytes("bucket", max_bytes)
         done = bucket(self.view, self._values(values), max_bytes)
         name = self._moved("bucket", [values], {"max_bytes": max_bytes}, done.view)
         return self._handles(name, done.values)
@@ -254,7 +259,7 @@ class Schedule:
         each device carries its own. `max_bytes` bounds what is held through the loop in addition.
         What would send more bytes there than in all steps stays, unless `more_bytes`.
         """
-        refuse_no_numbers("hoist", max_bytes=max_bytes)
+        refuse_no_bytes("hoist", max_bytes)
         done = hoist(self.view, self._value(loop), max_bytes, more_bytes)
         options = {"max_bytes": max_bytes, "more_bytes": more_bytes}
         name = self._moved("hoist", [loop], options, done.view)

@@ -40,6 +40,20 @@ def refuse_unknown_kind(kind: Any, view: View) -> None:
         )
 
 
+def refuse_no_bytes(move: str, max_bytes: Any) -> None:
+    """Raise ArgumentError for what is no number of bytes; None is no limit."""
+    refuse_no_numbers(move, max_bytes=max_bytes)
+    if max_bytes is not None and max_bytes < 0:
+        raise ArgumentError(
+            message(
+                f"{move} was given less than no room",
+                [f"max_bytes={max_bytes!r}"],
+                "max_bytes is a whole number of bytes a device, and not negative.",
+                "Leave it out for no limit.",
+            )
+        )
+
+
 def refuse_no_numbers(move: str, **numbers: Any) -> None:
     """Raise ArgumentError for what is given in the place of whole numbers; None is left out."""
     problems = [f"{name}={n!r}" for name, n in numbers.items() if not (n is None or _is_whole(n))]

@@ -112,7 +112,8 @@ def _link(mesh: jax.sharding.Mesh, axis: str, sizes: Sizes) -> Hardware:
         launch_s=launch,
         round_s=launches["round"],
         source=f"measured with shards of {small:,} and {large:,} bytes",
-        byte_factors=tuple((n, s / link) for n, s in per_byte.items() if n != "ppermute"),
+        # Where the machine's noise hides what bytes take, nothing is known: as a permute's.
+        byte_factors=tuple((n, (s or link) / link) for n, s in per_byte.items() if n != "ppermute"),
         launch_factors=tuple((n, launches[n] / launch) for n in sorted(kinds - {"ppermute"})),
     )
 

@@ -291,6 +291,7 @@ def moves_of(s):
         (lambda s: s.slice_state("m", dim=True), "dim=True"),
         (lambda s: s.overlap(s.find("all_reduce"), chunks=2.0, dim=None), "chunks=2.0"),
         (lambda s: s.bucket(s.find("all_reduce"), max_bytes="1 MiB"), "max_bytes='1 MiB'"),
+        (lambda s: s.bucket(s.find("all_reduce"), max_bytes=-3), "max_bytes=-3"),
         (lambda s: s.hoist(s.find("all_reduce")[0], max_bytes=1e6), "max_bytes=1000000.0"),
     ],
 )
