@@ -113,6 +113,7 @@ from meshwise._jax.jaxprs import may_not_end as may_not_end
 from meshwise._jax.jaxprs import names_of as names_of
 from meshwise._jax.jaxprs import new_eqn as new_eqn
 from meshwise._jax.jaxprs import new_var as new_var
+from meshwise._jax.jaxprs import not_to_repeat as not_to_repeat
 from meshwise._jax.jaxprs import opened as opened
 from meshwise._jax.jaxprs import reading as reading
 from meshwise._jax.jaxprs import rename as rename
@@ -145,6 +146,7 @@ from meshwise._jax.platforms import on_platform as on_platform
 from meshwise._jax.regions import as_regions as as_regions
 from meshwise._jax.regions import has_region as has_region
 from meshwise._jax.regions import is_same as is_same
+from meshwise._jax.regions import regions_in as regions_in
 from meshwise._jax.regions import spell as spell
 from meshwise._jax.replicas import compiled_as_replicas as compiled_as_replicas
 from meshwise._jax.replicas import runs_as_replicas as runs_as_replicas

@@ -13,6 +13,7 @@ import numpy as np
 from jax._src import core as _core
 from jax._src import effects as _effects
 from jax._src import source_info_util
+from jax._src.debugging import DebugEffect, OrderedDebugEffect
 from jax._src.interpreters import pxla as _pxla
 from jax.extend.core import ClosedJaxpr as ClosedJaxpr
 from jax.extend.core import Jaxpr as Jaxpr
@@ -374,6 +375,17 @@ def without_references(jaxpr: Any) -> Any:
 def has_checks(jaxpr: Any) -> bool:
     """Whether a jaxpr has a `checkify.check` that is compiled by no one."""
     return any(type(e).__name__ == "ErrorEffect" for e in jaxpr.effects)
+
+
+def not_to_repeat(jaxpr: Any) -> list[str]:
+    """The equations of a jaxpr, bodies included, that may do another thing when done again."""
+    found: list[str] = []
+    for eqn in opened(jaxpr).eqns:
+        harmless = (_core.NamedAxisEffect, DebugEffect, OrderedDebugEffect)
+        if not all(isinstance(effect, harmless) for effect in eqn.effects):
+            inside = [each for body in bodies_of(eqn) for each in not_to_repeat(body)]
+            found += inside or [f"{eqn.primitive.name} at {source_summary(eqn)}"]
+    return found
 
 
 def kept_in_order(jaxpr: Any) -> list[str]:

@@ -10,11 +10,12 @@ An equation of `mw_pipeline` holds a *call*, a hashable object with
 - `result_types`: the types of its results.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
+from jax import lax
 from jax._src import ad_util as _ad_util
 from jax._src import core as _core
 from jax._src import source_info_util as _source_info_util
@@ -151,6 +152,19 @@ def without_literal_results(closed: ClosedJaxpr) -> ClosedJaxpr:
             eqns.append(_core.new_jaxpr_eqn(*what))
         results.append(result)
     return rewritten(closed, eqns=eqns, outvars=results)
+
+
+def without_last_casts(closed: ClosedJaxpr, dtypes: Mapping[int, str]) -> ClosedJaxpr:
+    """The same jaxpr, some results as they are, of given dtypes, before they are cast to others."""
+    made = {v: eqn for eqn in closed.jaxpr.eqns for v in eqn.outvars}
+    results = list(closed.jaxpr.outvars)
+    for i, dtype in dtypes.items():
+        eqn = None if isinstance(results[i], Literal) else made.get(results[i])
+        if eqn is not None and eqn.primitive is lax.convert_element_type_p:
+            (before,) = eqn.invars
+            if before.aval.dtype == dtype != results[i].aval.dtype:
+                results[i] = before
+    return rewritten(closed, outvars=results)
 
 
 def same_place() -> Callable[[], AbstractContextManager[None]]:

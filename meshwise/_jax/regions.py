@@ -6,7 +6,7 @@ says, and its results as `out_specs`. A sharding over another mesh of the same d
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jax.extend.core import Literal
@@ -14,7 +14,17 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from meshwise._jax.bodies import constraint_of
 from meshwise._jax.hints import hint_p
-from meshwise._jax.jaxprs import JaxprEqn, Primitive, Var, new_eqn, opened, with_bodies, with_each
+from meshwise._jax.jaxprs import (
+    JaxprEqn,
+    Primitive,
+    Var,
+    bodies_of,
+    new_eqn,
+    opened,
+    source_summary,
+    with_bodies,
+    with_each,
+)
 from meshwise._jax.manual import region_of
 
 region_p = Primitive("manual_region")
@@ -125,15 +135,18 @@ def _hint(
 
 def has_region(jaxpr: Any) -> bool:
     """Whether a region is among the equations of a jaxpr, bodies included."""
-    found = False
+    return next(_regions(jaxpr), None) is not None
 
-    def look(body: Any) -> Any:
-        nonlocal found
-        found = found or has_region(body)
-        return body
 
+def regions_in(jaxpr: Any) -> list[str]:
+    """Where the regions of a jaxpr stand, bodies included."""
+    return [f"that at {source_summary(eqn)}" for eqn in _regions(jaxpr)]
+
+
+def _regions(jaxpr: Any) -> Iterator[JaxprEqn]:
     for eqn in opened(jaxpr).eqns:
         if eqn.primitive is region_p or eqn.primitive.name == "shard_map":
-            return True
-        with_bodies(eqn, look)
-    return found
+            yield eqn
+        else:
+            for body in bodies_of(eqn):
+                yield from _regions(body)

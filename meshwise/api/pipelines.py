@@ -12,6 +12,7 @@ from meshwise import _jax
 from meshwise._jax.explicit import auto_mesh
 from meshwise._jax.pipelines import hints_as_specs, pipeline_p
 from meshwise.api.arguments import name_of
+from meshwise.api.in_stages import check_stages
 from meshwise.api.specs import given_in_specs
 from meshwise.errors import ArgumentError, MeshError, PipelineError, message
 from meshwise.ir.mesh import refine_mesh
@@ -170,7 +171,9 @@ class PipelinedLoss:
         self._check_params(params)
         parts = jax.tree.map(self._microbatch_type, batch)
         closed, held, aux = self._traced(types, tree, parts)
-        closed = hints_as_specs(closed)
+        closed = hints_as_specs(_jax.without_references(closed))
+        if jax.sharding.get_abstract_mesh().axis_names:
+            check_stages(self.__name__, closed, jax.sharding.get_abstract_mesh())
         found = cut(closed, len(types), len(held), self.__name__)
         devices = self._devices(len(found.stages), found.lines)
         placement = self._placed(found, params, parts)
@@ -205,11 +208,12 @@ class PipelinedLoss:
 
     def _check_placed(self, placed: Placement, specs: Sequence[Any], paths: Sequence[str]) -> None:
         """An error for what cannot lie as it was hinted."""
-        inputs = [*placed.params, *placed.fed]
+        inputs, mesh = [*placed.params, *placed.fed], jax.sharding.get_abstract_mesh()
+        alone = {axis for axis, size in mesh.shape.items() if size == 1}
         offenders = [
             f"{path} of shape {t.shape} is to be {spec}"
             for path, t, spec in zip(paths, inputs, specs, strict=True)
-            if spec is not None and _named(spec) - set(t.axes)
+            if spec is not None and _named(spec) - set(t.axes) - alone
         ]
         if offenders:
             raise PipelineError(

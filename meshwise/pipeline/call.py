@@ -18,10 +18,17 @@ from jax import lax
 from meshwise import _jax
 from meshwise._jax import ClosedJaxpr
 from meshwise.ir.mesh import Axes, Mesh
-from meshwise.pipeline.execute import Loop, sum_dtype
+from meshwise.pipeline.execute import Loop
 from meshwise.pipeline.inner import Placement, partitioned_stage, stage_key, without_axis
-from meshwise.pipeline.local import Crossing, LocalStage, crossings, local_stage
-from meshwise.pipeline.packing import Buffers
+from meshwise.pipeline.local import (
+    Crossing,
+    LocalStage,
+    crossing_of_loss,
+    crossings,
+    local_stage,
+    make_backward,
+)
+from meshwise.pipeline.packing import Buffers, cast, sum_dtype
 from meshwise.pipeline.parameters import Packing, Rows
 from meshwise.pipeline.schedules import Schedule
 from meshwise.pipeline.stages import Cut
@@ -134,29 +141,23 @@ class PipelineCall:
             leaves = self.packing.unpack(dict(zip(self.rows.lengths, params, strict=True)))
         else:
             leaves = [t.join(x) for t, x in zip(tilings, params, strict=True)]
-        loss = jax.value_and_grad(self._loss, has_aux=True)
+        whole = make_backward(self.loss, len(leaves), crossing_of_loss(self.loss, ()), is_last=True)
+        run = _jax.jaxpr_as_fun(whole)
 
-        def step(sums: Any, microbatch: Sequence[Any]) -> tuple[Any, None]:
-            found = loss(leaves, held, microbatch)
-            return jax.tree.map(lambda total, x: total + x.astype(total.dtype), sums, found), None
+        def step(sums: list[Any], microbatch: Sequence[Any]) -> tuple[Any, None]:
+            more = zip(sums, run(*leaves, *held, *microbatch), strict=True)
+            return [total + x.astype(total.dtype) for total, x in more], None
 
         count = self.schedule.microbatches
-        first, *others = self.result_types[: self.means]
-        types = ((first, others), list(tilings))
-        is_type = {"is_leaf": lambda t: isinstance(t, Tiling)}
-        start = jax.tree.map(lambda t: jnp.zeros(t.shape, sum_dtype(t.dtype)), types, **is_type)
+        types = [*self.result_types[: self.means], *tilings]
+        start = [jnp.zeros(t.shape, sum_dtype(t.dtype)) for t in types]
         fed = [jnp.swapaxes(t.join(x), 0, 1) for t, x in zip(self.fed, split, strict=True)]
         sums, _ = lax.scan(step, start, fed, length=count)
-        (value, more), gradients = jax.tree.map(
-            lambda t, total: (total / count).astype(t.dtype), types, sums, **is_type
-        )
+        found = [(total / count).astype(t.dtype) for t, total in zip(types, sums, strict=True)]
+        means, gradients = found[: self.means], found[self.means :]
         if self.is_packed:
-            return [value, *more, *self.packing.pack(gradients).values()]
-        return [value, *more, *(t.split(x) for t, x in zip(tilings, gradients, strict=True))]
-
-    def _loss(self, leaves: Sequence[Any], held: Sequence[Any], fed: Sequence[Any]) -> Any:
-        loss, *others = _jax.jaxpr_as_fun(self.loss)(*leaves, *held, *fed)
-        return loss, others
+            return [*means, *self.packing.pack(gradients).values()]
+        return [*means, *(t.split(x) for t, x in zip(tilings, gradients, strict=True))]
 
 
 def loop_of(call: PipelineCall, mesh: Mesh) -> Loop:
@@ -190,11 +191,11 @@ def local(call: PipelineCall, context: LocalContext, *args: Any) -> list[Any]:
     if not call.is_packed:
         rows = _switch(loop, lambda device: call.rows.pack_device(params, device))
         means, sums = loop.run(rows, held, fed)
-        results = call.rows.unpack_sums(_gathered(loop, sums))
+        results = call.rows.unpack_sums(_gathered(loop, cast(sums)))
     else:
         rows = dict(zip(call.rows.lengths, params, strict=True))
         means, sums = loop.run(rows, held, fed, left_unreduced(context))
-        results = list(_with_ties(call.rows, loop, sums).values())
+        results = list(cast(_with_ties(call.rows, loop, sums)).values())
     given = zip(results, call.leads, strict=False)
     return [*means, *(_given(x, lead, context, call) for x, lead in given)]
 

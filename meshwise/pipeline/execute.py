@@ -7,7 +7,8 @@ each dtype there is; both run in every tick, used or not). Ticks are trips of th
 size of the program does not depend on the number of microbatches.
 
 Devices differ in their stage, and so in the branch they take. Collectives inside of a branch are
-over other axes than the pipeline's, along which all devices take the same branch.
+over other axes than the pipeline's, along which all devices take the same branch; and none is a
+permute, for which XLA on CPU lets all devices meet (`_jax/branches.py`).
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ from meshwise import _jax
 from meshwise._jax.pipelines import same_place
 from meshwise.ir.mesh import Axes, Mesh
 from meshwise.pipeline.local import LocalStage, distinct
-from meshwise.pipeline.packing import Buffers, Lengths, longest, zeros
+from meshwise.pipeline.packing import Buffers, Lengths, longest, sum_dtype, zeros
 from meshwise.pipeline.schedules import Schedule
 from meshwise.pipeline.table import NONE, Table, make_table
 from meshwise.rules.registry import shard_index
@@ -81,8 +82,8 @@ class Loop:
 
         `rows` are the parameters of the device's stages, `[V, length]` for each dtype, `held` what
         the function closes over, and `fed` the leaves of all microbatches, `[b, M, ...]`. The
-        gradients are like `rows`; the results are the same along the pipeline. Over the axes
-        `unreduced` both are left so.
+        gradients are like `rows`, in the dtypes of `sums`; the results are the same along the
+        pipeline. Over the axes `unreduced` both are left so.
         """
         chunks = self.schedule.chunks
         columns = {
@@ -101,7 +102,7 @@ class Loop:
         scale = 1 / self.schedule.microbatches
         over = tuple(a for a in self.deferred if a not in unreduced)
         totals = [_sum(x, (*self.axes, *over)) * scale for x in totals]
-        gradients = {d: (_sum(x, over) * scale).astype(d) for d, x in sums.items()}
+        gradients = {d: _sum(x, over) * scale for d, x in sums.items()}
         return [x.astype(t.dtype) for x, t in zip(totals, results, strict=True)], gradients
 
     def _columns(self) -> dict[str, np.ndarray]:
@@ -223,11 +224,6 @@ class _Passes:
 
 def _sum(value: Any, axes: Axes) -> Any:
     return lax.psum(value, axes) if axes else value
-
-
-def sum_dtype(dtype: Any) -> str:
-    """The dtype in which values of a dtype are added up: of 32 bits at least."""
-    return jnp.promote_types(dtype, jnp.float32).name
 
 
 def _bound(function: Callable[..., Any], stage: LocalStage) -> Callable[..., Any]:

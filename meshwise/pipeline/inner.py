@@ -18,10 +18,11 @@ from jax.ad_checkpoint import checkpoint_name
 
 from meshwise import _jax
 from meshwise._jax import ClosedJaxpr, Literal
+from meshwise._jax.branches import without_permutes
 from meshwise._jax.pipelines import without_literal_results, without_names
 from meshwise.choose.choose import choose
 from meshwise.choose.plan import Plan
-from meshwise.cost.hardware import GENERIC
+from meshwise.cost.hardware import GENERIC, Hardware
 from meshwise.ir.mesh import Axes, Mesh
 from meshwise.partition.partition import partition
 from meshwise.pipeline.local import Crossing, LocalStage, make_backward
@@ -191,9 +192,19 @@ def _plan(
         hint = hints[i]
         assert hint is not None
         hints[i] = replace(hint, unreduced=axes)
-    return choose(*complete(replace(program, out_hints=tuple(hints))), GENERIC)
+    return choose(*complete(replace(program, out_hints=tuple(hints))), _figures(mesh))
 
 
 def _emitted(plan: Plan) -> ClosedJaxpr:
-    """The per-device program; its collectives go by their lines alone."""
-    return without_names(partition(plan, GENERIC).jaxpr)
+    """The per-device program, run in a branch; its collectives go by their lines alone."""
+    mesh = plan.program.mesh
+    local = partition(plan, _figures(mesh)).jaxpr
+    return without_names(without_permutes(local, mesh.axis_size))
+
+
+def _figures(mesh: Mesh) -> Hardware:
+    """`GENERIC` where what is permuted is gathered, over as many devices as an axis can have."""
+    times = max([mesh.size(axes) - 1 for axes in mesh.sub_axes.values()], default=1)
+    factors = dict(GENERIC.byte_factors)
+    dear = {"ppermute": factors["ppermute"] * max(times, 1)}
+    return replace(GENERIC, byte_factors=tuple((factors | dear).items()))

@@ -16,7 +16,8 @@ import jax.numpy as jnp
 from meshwise import _jax
 from meshwise._jax import ClosedJaxpr
 from meshwise._jax.bodies import without_hints_in
-from meshwise.pipeline.packing import Layout
+from meshwise._jax.pipelines import without_last_casts
+from meshwise.pipeline.packing import Layout, sum_dtype
 from meshwise.pipeline.stages import Stage
 
 
@@ -38,9 +39,10 @@ class LocalStage:
 
     `forward` maps (parameters, held values, leaves of a microbatch, what arrives) to what leaves;
     the last stage has none, as its backward computes it again at once. `backward` maps the same
-    and the gradients of what leaves to the gradients of the parameters and of what arrives; the
-    last stage's needs no gradients, and gives the function's results before all others, the loss
-    first. The results and the gradients of parameters may be unreduced, all over the same axes.
+    and the gradients of what leaves to the gradients of the parameters (as they are, or as they are
+    added up) and of what arrives; the last stage's needs no gradients, and gives the function's
+    results before all others, the loss first. The results and the gradients of parameters may be
+    unreduced, all over the same axes.
     """
 
     forward: ClosedJaxpr | None
@@ -106,17 +108,19 @@ def has_gradient(aval: Any) -> bool:
     return bool(jnp.issubdtype(aval.dtype, jnp.inexact))
 
 
+def crossing_of_loss(jaxpr: ClosedJaxpr, arriving: tuple[bool, ...]) -> Crossing:
+    """That of a stage which makes the loss, its first result."""
+    return Crossing(arriving, tuple(i == 0 for i in range(len(jaxpr.out_avals))))
+
+
 def crossings(stages: Sequence[Stage]) -> list[Crossing]:
     """What gradients cross the boundaries of stages, from the last one's loss back."""
-    leaving = tuple(i == 0 for i in range(len(stages[-1].leaving)))
-    known: dict[Any, tuple[bool, ...]] = {}
+    leaving = crossing_of_loss(stages[-1].jaxpr, ()).leaving
     found: list[Crossing] = []
     for stage in reversed(stages):
-        key = _jax.structure_key(stage.jaxpr), len(stage.arriving), leaving
-        if key not in known:
-            known[key] = _reached(stage, leaving)
-        found.insert(0, Crossing(known[key], leaving))
-        leaving = known[key]
+        arriving = _reached(stage, leaving)
+        found.insert(0, Crossing(arriving, leaving))
+        leaving = arriving
     return found
 
 
@@ -184,7 +188,10 @@ def make_backward(
 
     types = list(forward.in_avals)
     types += [] if is_last else [forward.out_avals[i] for i in given]
-    return jax.make_jaxpr(backward)(*map(_struct, types))
+    made = jax.make_jaxpr(backward)(*map(_struct, types))
+    # What is to be added up is not made short before.
+    own = range(len(made.out_avals) - len(moving), len(made.out_avals))[:params]
+    return without_last_casts(made, {i: sum_dtype(made.out_avals[i].dtype) for i in own})
 
 
 def _struct(aval: Any) -> Any:

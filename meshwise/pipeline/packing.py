@@ -101,6 +101,17 @@ def zeros(lengths: Lengths, leading: tuple[int, ...] = ()) -> Buffers:
     return {dtype: jnp.zeros((*leading, n), dtype) for dtype, n in lengths.items()}
 
 
+def sum_dtype(dtype: Any) -> str:
+    """The dtype in which values of a dtype are added up: of 32 bits at least."""
+    is_short = jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
+    return "float32" if is_short else jnp.dtype(dtype).name
+
+
+def cast(buffers: Buffers) -> Buffers:
+    """Buffers of sums in the dtypes that they are sums for."""
+    return {dtype: x.astype(dtype) for dtype, x in buffers.items()}
+
+
 def _stored(aval: Any) -> tuple[tuple[int, ...], str]:
     if _jax.key_impl_name(aval) is None:
         return tuple(aval.shape), jnp.dtype(aval.dtype).name

@@ -15,7 +15,7 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from meshwise import _jax
-from meshwise.pipeline.packing import Buffers, Layout, Lengths, longest
+from meshwise.pipeline.packing import Buffers, Layout, Lengths, longest, sum_dtype
 from meshwise.pipeline.tiles import Tiling
 
 
@@ -71,8 +71,9 @@ class Rows:
         """The leaves, each the sum over the rows that have it; zero where none does."""
         found: dict[int, Any] = {}
         for leaf, value in self._parts(buffers):
-            found[leaf] = found[leaf] + value if leaf in found else value
-        return self._all(found)
+            more = value.astype(sum_dtype(value.dtype))
+            found[leaf] = found[leaf] + more if leaf in found else more
+        return [x.astype(t.dtype) for x, t in zip(self._all(found), self.types, strict=True)]
 
     def _parts(self, buffers: Buffers) -> list[tuple[int, Any]]:
         """(leaf, array) of everything in `[S, V, length]` buffers."""
@@ -90,8 +91,9 @@ class Rows:
         ]
 
     def tied_parts(self, rows: Buffers, device: int) -> list[Any]:
-        """What the `[V, length]` rows of one device add to each tied leaf."""
-        sums = {i: jnp.zeros(self.types[i].shape, self.types[i].dtype) for i in self.tied}
+        """What the `[V, length]` rows of one device, sums of gradients, add to each tied leaf."""
+        tied = {i: self.types[i] for i in self.tied}
+        sums = {i: jnp.zeros(t.shape, sum_dtype(t.dtype)) for i, t in tied.items()}
         for chunk, layout, leaves in self._own(device):
             values = layout.unpack({dtype: x[chunk] for dtype, x in rows.items()})
             for leaf, value in zip(leaves, values, strict=True):

@@ -11,8 +11,7 @@ from typing import Any
 from meshwise.ir.collectives import CollectiveKind, wire_bytes
 from meshwise.ir.sharding import Reduction
 from meshwise.pipeline.call import PipelineCall, is_sharded, left_unreduced, local
-from meshwise.pipeline.execute import sum_dtype
-from meshwise.pipeline.packing import Layout, longest, size_in_bytes
+from meshwise.pipeline.packing import Layout, Lengths, longest, size_in_bytes, sum_dtype
 from meshwise.rules.factoring import Dim, Factoring
 from meshwise.rules.registry import Application, Exchange, LocalContext, OpRule, register
 
@@ -23,7 +22,9 @@ _FORWARDS = 4  # what a microbatch takes, in forwards: one, one again, and a bac
 def _pipeline_rule(application: Application) -> OpRule:
     call: PipelineCall = application.params["call"]
     factoring = Factoring()
-    summed = call.placement.deferred if call.is_packed else ()
+    # Terms are added up by the program around, in the dtype that they have.
+    are_long = all(sum_dtype(d) == d for d in call.rows.lengths)
+    summed = call.placement.deferred if call.is_packed and are_long else ()
     factors: dict[str, Dim] = {}
 
     def dims(lead: Any, shape: tuple[int, ...]) -> list[Dim]:
@@ -76,15 +77,15 @@ def _exchanges(call: PipelineCall, context: LocalContext) -> list[Exchange] | No
         if devices > 1 and lengths
     ]
     row = size_in_bytes(call.rows.lengths) * call.schedule.chunks
-    means = [size_in_bytes({sum_dtype(t.dtype): t.size}) for t in call.result_types[: call.means]]
+    means = [_sum_bytes({t.dtype: t.size}) for t in call.result_types[: call.means]]
     tied = [call.rows.types[i] for i in call.rows.tied] if call.is_packed else []
-    sums = [(float(size_in_bytes(Layout((t,)).lengths)), devices) for t in tied]
     left = left_unreduced(context)
-    over = [a for a in call.placement.deferred if not set(mesh.sub_axes[a]) <= set(left)]
-    sums += [(float(n), devices) for n in means]
-    sums += [(float(sum(means) + row), mesh.size(mesh.sub_axes[a])) for a in over]
+    over = mesh.size(a for a in mesh.refine(call.placement.deferred) if a not in left)
+    sums = [(_sum_bytes(Layout((t,)).lengths), devices) for t in tied]
+    sums += [(n, devices * over) for n in means]
+    sums += [(_sum_bytes(call.rows.lengths) * call.schedule.chunks, over)]
     kind = CollectiveKind.ALL_REDUCE
-    found += [Exchange(kind, wire_bytes(kind, n, n, group)) for n, group in sums]
+    found += [Exchange(kind, wire_bytes(kind, n, n, group)) for n, group in sums if group > 1]
     gathers = [] if call.is_packed else [(row, devices)]
     for operand, lead in enumerate(call.leads[: call.params]):
         size, axes = _local_bytes(call, operand), [a for a in lead if a is not None]
@@ -94,6 +95,11 @@ def _exchanges(call: PipelineCall, context: LocalContext) -> list[Exchange] | No
     kind = CollectiveKind.ALL_GATHER
     found += [Exchange(kind, wire_bytes(kind, n, n * group, group)) for n, group in gathers]
     return found
+
+
+def _sum_bytes(lengths: Lengths) -> float:
+    """Bytes of buffers in the dtypes in which they are added up."""
+    return float(sum(size_in_bytes({sum_dtype(d): n}) for d, n in lengths.items()))
 
 
 def _leading(call: PipelineCall) -> list[tuple[int, int, str]]:

@@ -1,9 +1,11 @@
 """What a person is told of a pipeline that cannot be made: every word of it."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental import io_callback
 from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 
@@ -13,6 +15,7 @@ from tests.messages.exactly import check, lines_of
 line_of = lines_of(__file__)
 
 MESH = AbstractMesh((4, 2), ("stage", "data"))
+F32 = jax.ShapeDtypeStruct((), np.float32)
 PARAMS = {"w": np.ones((3, 3), np.float32), "n": [np.float32(2)]}
 BATCH = {"x": np.ones((8, 3), np.float32)}
 
@@ -354,3 +357,42 @@ def test_layers_that_cannot_be_stacked():
         "Pass the size of the pipeline's axis, as in mw.stack_stages(layers, stages=4).",
         lambda: mw.stack_stages({"a": np.ones(3)}, "stage", repeat=1.5),
     )
+
+
+def test_what_stages_may_not_hold():
+    def asks(params, batch):
+        x = mw.stage_boundary(batch["x"] @ params["w"])
+        drawn = io_callback(np.random.rand, F32, ordered=True)  # asked here
+        return (x * drawn).mean() * params["n"][0]
+
+    def by_hand(params, batch):
+        x = mw.stage_boundary(batch["x"] @ params["w"])
+        mapped = jax.shard_map(jnp.tanh, in_specs=P("data"), out_specs=P("data"))
+        return mapped(x).mean() * params["n"][0]  # its region
+
+    def in_order(params, batch):
+        x = mw.stage_boundary(batch["x"] @ params["w"])
+        jax.debug.print("{x}", x=x[0, 0], ordered=True)
+        return x.mean() * params["n"][0]
+
+    mesh = AbstractMesh((2, 2), ("stage", "data"))
+    check(
+        mw.PipelineError,
+        f"asks does something on the host in its stages: io_callback at {line_of('asked here')}\n"
+        "The backward of a stage computes its forward again: what the host does would be done"
+        " twice, and might be answered otherwise.\n"
+        "Ask the host outside of the loss function, and pass what it answers with the batch."
+        " jax.debug.print may stand inside, and prints both times.",
+        lambda: call(asks, mesh=mesh),
+    )
+    check(
+        mw.PipelineError,
+        f"by_hand has a jax.shard_map in its stages: that at {line_of('its region')}\n"
+        "Devices of one stage take a branch that others do not, and a region by hand may be over"
+        " all of them.\n"
+        "Write the function for whole arrays, and say how they lie with mw.shard or in_shardings:"
+        " what is sent over the other axes comes of it.",
+        lambda: call(by_hand, mesh=mesh),
+    )
+    with pytest.raises(mw.MeshError, match="in_order prints or calls back in order"):
+        call(in_order, mesh=mesh)

@@ -9,6 +9,7 @@ from jax.sharding import AxisType
 
 import meshwise as mw
 from tests.pipeline.models import normal
+from tests.pipeline.test_values import assert_same, mesh_of
 
 MESH = jax.make_mesh((4, 2), ("pipe", "data"), axis_types=(AxisType.Auto,) * 2)
 WIDTH = 4
@@ -69,6 +70,36 @@ def test_a_gradient_that_is_none_does_not_cross(loss, schedule):
         jax.tree.map(
             lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-4, atol=1e-5), found, wanted
         )
+
+
+def test_stages_of_one_code_may_differ_in_what_gradients_they_pass():
+    def of(passes):
+        scaled = jax.custom_vjp(lambda x, y, w: (jnp.tanh(x @ w + y), y + x / 2))
+
+        def back(saved, gradients):
+            x, y, w = saved
+            own = gradients[0] * (1 - jnp.tanh(x @ w + y) ** 2)
+            passed = own @ w.T + gradients[1] / 2 if passes else jnp.zeros_like(x)
+            return passed, own + gradients[1], x.T @ own
+
+        scaled.defvjp(lambda x, y, w: (scaled(x, y, w), (x, y, w)), back)
+        return scaled
+
+    passes, stops = of(True), of(False)
+
+    def loss(p, batch):
+        x, y = batch["x"], batch["y"] * p[0][0, 0]
+        for i, (layer, w) in enumerate(zip([passes] * 3 + [stops, passes], p, strict=True)):
+            x, y = mw.stage_boundary((x, y)) if i else (x, y)
+            x, y = layer(x, y, w)
+        return (x**2).mean() + (y**2).mean()
+
+    rng = np.random.default_rng(1)
+    weights, batch = [normal(rng, WIDTH, WIDTH) for _ in range(5)], batch_of(8)
+    step = mw.pipeline_value_and_grad(loss, axis="pipe", microbatches=4)
+    program = mw.jit(step, mesh=mesh_of(pipe=5)).partition(weights, batch)
+    want = jax.value_and_grad(loss)(weights, batch)
+    assert_same(program.simulate(weights, batch), want)
 
 
 def test_fewer_gradients_are_sent():

@@ -134,6 +134,47 @@ def test_parameters_of_two_dtypes_are_added_up_in_32_bits():
     assert_same(jax.tree.map(lambda x: np.asarray(x, np.float32), got), want, 0.02)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn"])
+@pytest.mark.parametrize("in_rows", [True, False])
+def test_short_gradients_are_cast_once_they_are_added_up(dtype, in_rows):
+    """Half of the rows undo the other half, which other devices have, but for a little."""
+
+    def loss(w, batch):
+        x = mw.stage_boundary(batch)
+        return jnp.sum(x @ w.astype(jnp.float32))
+
+    rows = np.asarray([[257.0]] * 4 + [[-256.0]] * 4, np.float32)
+    w = jnp.ones((1, 1), dtype)
+    shardings = P(), P("data")
+    step = mw.pipeline_value_and_grad(loss, axis="stage", microbatches=4, in_shardings=shardings)
+    mesh = mesh_of(stage=2, data=2)
+    given = step.pack(w, rows, mesh) if in_rows else w
+    program = mw.jit(step, mesh=mesh).partition(given, rows)
+    assert [c.count for c in program.collectives if "data" in c.axes] == [1, 1]
+    _, gradient = program.simulate(given, rows)
+    gradient = gradient.unpack() if in_rows else gradient
+    assert np.asarray(gradient, np.float32) == 0.25 * (4 * 257 - 4 * 256)
+    assert np.asarray(jax.jit(step)(w, rows)[1], np.float32) == 1.0
+
+
+def test_references_and_axes_of_one_device():
+    def loss(weights, x):
+        for k, w in enumerate(weights):
+            x = mw.stage_boundary(x) if k else x
+            row = jax.new_ref(jnp.zeros_like(x))
+            row[...] += jnp.tanh(x @ w)
+            x = row[...]
+        return jnp.mean(x**2)
+
+    rng = np.random.default_rng(0)
+    weights = [np.asarray(rng.normal(size=(8, 8)) * 0.3, np.float32) for _ in range(2)]
+    x = np.asarray(rng.normal(size=(16, 8)), np.float32)
+    shardings = None, P("data")  # an axis of one device names nothing
+    step = mw.pipeline_value_and_grad(loss, axis="stage", microbatches=4, in_shardings=shardings)
+    program = mw.jit(step, mesh=mesh_of(stage=2, data=1)).partition(weights, x)
+    assert_same(program.simulate(weights, x), jax.jit(jax.value_and_grad(loss))(weights, x))
+
+
 @pytest.mark.parametrize("in_rows", [True, False])
 def test_more_results_than_the_loss(in_rows):
     """Means over the microbatches, from any stage, of any shape; also of a part of the batch."""
@@ -235,12 +276,24 @@ def test_exactly_these_collectives(schedule):
         expected["all_gather", (1, width * (width + 1))] = 1  # a tree, the second time
 
 
+PRICED = {
+    "tied": (language_model(4, tied=True), {"stage": 4}, None),
+    "two dtypes": (mixed(4), {"stage": 4}, None),
+    "two dtypes and the data": (mixed(4), {"stage": 4, "data": 2}, (P(), P("data"))),
+}
+
+
 @pytest.mark.parametrize("in_rows", [True, False])
-def test_what_is_sent_is_what_was_priced(in_rows):
-    model = language_model(4, tied=True)
-    batch, step = model.batch(6), pipelined(model, 3)
-    params = step.pack(model.params, batch) if in_rows else model.params
-    program = mw.jit(step, mesh=mesh_of(stage=4)).partition(params, batch)
+@pytest.mark.parametrize("case", PRICED.values(), ids=PRICED)
+def test_what_is_sent_is_what_was_priced(case, in_rows):
+    model, axes, shardings = case
+    batch = model.batch(6)
+    step = mw.pipeline_value_and_grad(
+        model.loss, axis="stage", microbatches=3, in_shardings=shardings
+    )
+    mesh = mesh_of(**axes)
+    params = step.pack(model.params, batch, mesh) if in_rows else model.params
+    program = mw.jit(step, mesh=mesh).partition(params, batch)
     plan = program.plan
     names = [eqn.primitive.name for eqn in plan.program.equations]
     index = names.index("mw_pipeline")

@@ -1,0 +1,33 @@
+"""What may not stand in the stages of a pipeline."""
+
+from typing import Any
+
+from meshwise import _jax
+from meshwise.api.meshes import check_effects
+from meshwise.errors import PipelineError, message
+
+
+def check_stages(name: str, closed: Any, mesh: Any) -> None:
+    """An error for what a loss function, in its jaxpr, does that stages over a mesh cannot do."""
+    check_effects(name, mesh, closed)
+    _refuse(
+        f"{name} does something on the host in its stages",
+        _jax.not_to_repeat(closed),
+        "The backward of a stage computes its forward again: what the host does would be done "
+        "twice, and might be answered otherwise.",
+        "Ask the host outside of the loss function, and pass what it answers with the batch. "
+        "jax.debug.print may stand inside, and prints both times.",
+    )
+    _refuse(
+        f"{name} has a jax.shard_map in its stages",
+        _jax.regions_in(closed),
+        "Devices of one stage take a branch that others do not, and a region by hand may be over "
+        "all of them.",
+        "Write the function for whole arrays, and say how they lie with mw.shard or in_shardings: "
+        "what is sent over the other axes comes of it.",
+    )
+
+
+def _refuse(what: str, offenders: list[str], rule: str, way_out: str) -> None:
+    if offenders:
+        raise PipelineError(message(what, offenders, rule, way_out))
