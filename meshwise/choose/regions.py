@@ -193,13 +193,17 @@ def _boundary(
     """Values that enter a node, which of them may be unreduced, and values that leave it.
 
     A value made in the node but read in it by other dims (`x + x.T`) both leaves and enters; so
-    does one of `sums`, where it is read by what does not carry it.
+    does one of `sums`, where it is read by what does not carry it, and one that is made of what
+    may enter unreduced, where it is read beside another that is.
     """
     made: dict[Var, Dims] = {}
+    unreduced = set(sums)
     for part, member in zip(parts, members, strict=True):
         eqn, rule = program.equations[part.equation], rules[part.equation].factors
         for r in part.results:
             made[eqn.outvars[r]] = _mapped(rule.results[r], member)
+        if carried[part.equation]:
+            unreduced.update({eqn.outvars[r] for r in part.results} - carried.adopting)
     entering: dict[tuple[Var, Dims], bool] = {}
     for part, member in zip(parts, members, strict=True):
         eqn, rule = program.equations[part.equation], rules[part.equation].factors
@@ -209,7 +213,8 @@ def _boundary(
                 continue
             dims = _mapped(rule.operands[operand], member)
             carries = operand in carried[part.equation]
-            if made.get(atom) != dims or (atom in sums and not carries):
+            whole = unreduced if carried[part.equation] else sums
+            if made.get(atom) != dims or (atom in whole and not carries):
                 entering[atom, dims] = entering.get((atom, dims), False) or carries
     read_again = {var for var, _ in entering if var in made}
     results = {v: dims for v, dims in made.items() if v in leaving or v in read_again}
