@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from meshwise.ir.program import Program
+from meshwise.propagate.additions import add_apart
 from meshwise.propagate.completion import Completion
 from meshwise.propagate.constants import split_constants
 from meshwise.propagate.extremes import join_extremes
@@ -19,7 +20,8 @@ def complete(program: Program, rules: Sequence[OpRule] | None = None) -> Complet
     """A program, what its equations mean, and a sharding for each of its values.
 
     Where shardings call for other equations (pads inside, transforms one dim after the other, the
-    largest and where it is at once), the program is rewritten, described and completed once more.
+    largest and where it is at once, additions apart), the program is rewritten, described and
+    completed once more.
     `rules` are what its equations mean, where that is known.
     """
     program, described = split_constants(program, rules or describe_all(program.equations))
@@ -28,6 +30,11 @@ def complete(program: Program, rules: Sequence[OpRule] | None = None) -> Complet
     other = pad_inside(program, described, completion)
     other = join_extremes(split_transforms(other, completion), completion)
     if other is not program:
-        program, described = other, describe_all(other.equations)
-        completion = propagate(program, described)
-    return program, described, completion
+        program, described, completion = _completed(other)
+    other = add_apart(program, described, completion)
+    return (program, described, completion) if other is program else _completed(other)
+
+
+def _completed(program: Program) -> Completed:
+    rules = describe_all(program.equations)
+    return program, rules, propagate(program, rules)

@@ -2,8 +2,10 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
@@ -242,3 +244,20 @@ def test_pairs_of_what_is_computed_of_sums_are_not_made_whole():
     made = [v.aval.size for eqn in program.jaxpr.eqns for v in eqn.outvars]
     assert max(made) == 32 * 256 * 2
     assert sum(size > 256 * 8 for size in made) < 14
+
+
+@pytest.mark.parametrize("out", [None, P(), P("x"), P(None, "x")])
+def test_parts_of_a_sum_meet_in_a_product(out):
+    """One of them goes on as terms, and the other is reduced before."""
+
+    def function(w, x):
+        left, right = jnp.split(x @ w, 2, axis=1)
+        return left * right
+
+    draw = np.random.default_rng(0)
+    args = draw.normal(size=(8, 16)).astype("f"), draw.normal(size=(4, 8)).astype("f")
+    shardings = P("x"), P(None, "x")
+    mesh = AbstractMesh((2,), ("x",))
+    step = mw.jit(function, mesh=mesh, in_shardings=shardings, out_shardings=out)
+    found = step.partition(*args).simulate(*args)
+    np.testing.assert_allclose(found, function(*args), rtol=1e-5, atol=1e-5)
