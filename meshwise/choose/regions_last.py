@@ -39,7 +39,7 @@ def with_regions_last(graph: Graph, limits: Limits, found: Sequence[Found]) -> l
     # An addition of sums goes with its terms.
     regions = {i for i in free if graph.nodes[i].is_region and not graph.nodes[i].carries}
     plan = [placed.strategy.axes for placed in best.search.placed]
-    wholes = [regions, free] if len(graph.mesh.user_axes) > 1 else [regions]
+    wholes = [regions, free]
     starts = [_settled(graph, limits, plan, whole, best.seconds) for whole in wholes]
     ends = [descended(Search(graph, start), limits) for start in dict.fromkeys(starts)]
     return [one for one in ends if LESS * one.seconds <= best.seconds]

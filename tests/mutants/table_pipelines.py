@@ -75,8 +75,8 @@ PIPELINES = (
     _mutant(
         "of several rows the first counts",
         "parameters.py",
-        "found[leaf] = found[leaf] + value if leaf in found else value",
-        "found.setdefault(leaf, value)",
+        "found[leaf] = found[leaf] + more if leaf in found else more",
+        "found.setdefault(leaf, more)",
         VALUES,
     ),
     _mutant(
@@ -141,5 +141,12 @@ PIPELINES = (
         "return tuple(first + i in reached for i in range(len(stage.arriving)))",
         "return tuple(map(has_gradient, stage.arriving))",
         NO_DERIVATIVE,
+    ),
+    _mutant(
+        "a branch permutes",
+        "inner.py",
+        "return without_names(without_permutes(local, mesh.axis_size))",
+        "return without_names(local)",
+        ("tests/pipeline/test_branches.py",),
     ),
 )
