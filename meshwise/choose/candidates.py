@@ -103,6 +103,7 @@ def _allowed(graph: Graph, node: Node, options: Collection[DimAxes]) -> list[Dim
     for axes in options:
         if axes not in known:
             fit = fits(node.rule, Strategy(axes), graph.mesh, node.together)
+            fit &= all(axes[factor] == own for factor, own in node.bound)
             known[axes] = fit and _one_operator(node, axes)
     return [axes for axes in options if known[axes]]
 

@@ -16,7 +16,7 @@ from functools import partial
 
 from meshwise.choose.candidates import candidates
 from meshwise.choose.graph import Value
-from meshwise.choose.limits import Limits, fixed_axes, nominal
+from meshwise.choose.limits import Limits, fixed_axes, nominal, open_hints
 from meshwise.choose.regions import Node
 from meshwise.choose.search import WIDE, Change, Search
 from meshwise.choose.surroundings import found_once
@@ -48,7 +48,7 @@ class _Moving:
 
 def descend(search: Search, limits: Limits) -> None:
     """Improve until no move helps."""
-    fixed = fixed_axes(search.graph).keys()
+    fixed = fixed_axes(search.graph).keys() - open_hints(search.graph)
     free = {n.index for n in search.graph.nodes} - fixed
     dirty = set(free)
     for _ in range(MOST_ROUNDS):

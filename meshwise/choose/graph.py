@@ -178,7 +178,7 @@ def _alike(
         ]
         key = (
             (node.rule, node.reduced, node.carries, node.adopts, node.together, node.is_region),
-            tuple(members),
+            (tuple(members), node.bound),
             tuple([(v.shape, v.itemsize, v.trips, v.remade) for v in around]),
             at_home[node.index],
         )

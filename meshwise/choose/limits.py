@@ -281,8 +281,15 @@ def nominal(graph: Graph, node: Node) -> list[DimAxes]:
     return [graph.nominal(v) for v in (*node.operands, *node.results)]
 
 
+def open_hints(graph: Graph) -> set[int]:
+    """Nodes of hints that leave dims open, which may lie otherwise than completion has them."""
+    hints = graph.program.hints
+    leave_open = {i for i, hint in hints.items() if not hint.derived and hint.closed is None}
+    return {n.index for n in graph.nodes if n.members[0].equation in leave_open}
+
+
 def fixed_axes(graph: Graph) -> dict[int, DimAxes]:
-    """Nodes with nothing to decide: hints that somebody gave, and nodes without factors."""
+    """Nodes to begin with as they are: hints that somebody gave, and nodes without factors."""
     fixed: dict[int, DimAxes] = {}
     for node in graph.nodes:
         hint = graph.program.hints.get(node.members[0].equation)

@@ -26,6 +26,7 @@ from meshwise.choose.carries import Carries
 from meshwise.choose.joining import joined_groups
 from meshwise.choose.parts import Groups, Part, parts_of
 from meshwise.ir.factors import Dims, FactorRule, Strategy
+from meshwise.ir.mesh import Axes
 from meshwise.ir.program import Program
 from meshwise.ir.sharding import DimAxes, Reduction
 from meshwise.rules.registry import OpRule
@@ -55,7 +56,8 @@ class Node:
     unreduced over their axes. `carries` are the operands that may be unreduced together; the
     results are unreduced then too. What a sum in a loop starts from, `adopts`, becomes a term of
     whatever is added to it. `together` are, for each factor, those that stand in an equation with
-    it: they share no axis. Rows of two streams that meet in a vector of columns alone may.
+    it: they share no axis. Rows of two streams that meet in a vector of columns alone may. Factors
+    that a hint with open dims says lie over the axes with which they are `bound`.
     `flops` are those of all members, `serial_flops` those done one after the other, `own_flops`
     all without what is computed of a sum on its way; `calls` are functions of single numbers.
     """
@@ -74,6 +76,7 @@ class Node:
     adopts: frozenset[int] = frozenset()
     together: tuple[frozenset[int], ...] = ()
     is_region: bool = False
+    bound: tuple[tuple[int, Axes], ...] = ()
 
 
 def build_nodes(
@@ -174,7 +177,17 @@ def _node(
         adopts=frozenset(k for k in carries if operands[k][0] in adopted),
         together=_together(members, len(sizes)),
         is_region=parts[0].joins,
+        bound=_bound(program, members[0]),
     )
+
+
+def _bound(program: Program, member: Member) -> tuple[tuple[int, Axes], ...]:
+    """The factors of a hint that it does not leave open, and their axes."""
+    hint = program.hints.get(member.equation)
+    if hint is None or hint.derived:
+        return ()
+    said = zip(member.factors, hint.dims, strict=True)
+    return tuple([(factor, axes) for factor, axes in said if axes is not None])
 
 
 def _flops(program: Program, rules: Sequence[OpRule], members: Sequence[Member]) -> float:

@@ -27,8 +27,8 @@ LESS = 1.03
 def with_regions_last(graph: Graph, limits: Limits, found: Sequence[Found]) -> list[Found]:
     """What is found from the best plan so far with regions whole at first, if it is worth it.
 
-    And, over several axes, with everything whole, which binds nobody at all. With figures of a
-    machine, where launches cost most, nothing was found so in 77 programs.
+    And with everything whole, which binds nobody at all. With figures of a machine, where launches
+    cost most, nothing was found so in 77 programs.
     """
     if not graph.hardware.least_bytes:
         return []
