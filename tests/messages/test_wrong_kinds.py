@@ -39,6 +39,13 @@ CASES = {
             None, budget_s=-1, finalists="2", rounds=0, hardware="cpu"  # pyright: ignore
         ),
     ),
+    "limits of tuning that are no numbers": (
+        mw.ArgumentError,
+        "(?s)budget_s=True.*finalists=2.5.*rounds=None",
+        lambda: mw.autotune(
+            None, budget_s=True, finalists=2.5, rounds=None  # pyright: ignore
+        ),
+    ),
     "a type to reshard": (
         mw.ArgumentError, r"x\['w'\] is a ShapeDtypeStruct",
         lambda: mw.reshard({"w": TYPE}, P("x")),

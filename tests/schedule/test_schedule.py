@@ -3,6 +3,7 @@
 import contextlib
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
@@ -124,6 +125,16 @@ def test_scripts_that_do_not_fit(script, error, text):
     with pytest.raises(error, match=text):
         s.run(script)
     assert s.script() == mw.Schedule(adam().program).script()
+
+
+@pytest.mark.parametrize("number", [np.int64, np.uint8, jnp.int32, np.array])
+def test_numbers_of_any_kind_are_written_as_pythons(number):
+    s = mw.Schedule(adam(64).program)
+    s.split(s.find("all_reduce")[0], dim=number(0))
+    s.overlap(s.find("sqrt"), chunks=number(2))
+    assert "dim=0)" in s.script()
+    assert "chunks=2)" in s.script()
+    assert mw.Schedule(adam(64).program).run(s.script()).script() == s.script()
 
 
 def test_names_of_a_script_are_names():
