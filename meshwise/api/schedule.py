@@ -269,14 +269,14 @@ class Schedule:
     def run(self, script: str | Callable[["Schedule"], Any]) -> "Schedule":
         """Make the moves of a script: a function of a schedule, or its text.
 
-        One that does not fit makes none of its moves.
+        One that does not fit, or fails, makes none of its moves.
         """
         moves, before = schedule_function(script), self.mark()
         try:
             moves(self)
-        except (IndexError, MeshwiseError) as error:
+        except BaseException as error:
             self.back_to(before)
-            if isinstance(error, MeshwiseError):
+            if isinstance(error, MeshwiseError) or not isinstance(error, LookupError | ValueError):
                 raise
             raise IllegalMove(
                 message(
