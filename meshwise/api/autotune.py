@@ -20,6 +20,7 @@ from meshwise.api.calibrate import kept, kept_of_mesh
 from meshwise.api.meshes import platform_of
 from meshwise.api.policies import Policy, policies
 from meshwise.api.schedule import Schedule
+from meshwise.api.schedule_inputs import names_of
 from meshwise.api.spmd_program import SpmdProgram
 from meshwise.api.states import state_of
 from meshwise.api.tuning_limits import TuningLimits, check_measure, tuning_limits
@@ -138,8 +139,8 @@ def autotune(
     start = time.perf_counter()
     first = Schedule(program, *args)
     if states is not None:
-        first.may_slice = tuple(states)
-        for name in states:
+        first.may_slice = tuple(names_of("mw.autotune", states)) if states else ()
+        for name in first.may_slice:
             state_of(first.original, name, None)
     mesh = first.original.user_mesh
     check_measure(measure, mesh)

@@ -7,8 +7,11 @@ from typing import Any
 from meshwise._jax import Var
 from meshwise.api.meshes import platform_of
 from meshwise.api.schedule_inputs import (
+    names_of,
     number_of_bytes,
+    refuse_no_text,
     refuse_others,
+    refuse_taken_name,
     refuse_unknown_kind,
     whole_numbers,
 )
@@ -108,6 +111,7 @@ class Schedule:
         those that a collective goes over.
         """
         refuse_unknown_kind(kind, self.view)
+        refuse_no_text("find", source=source)
         values = found(self.view, kind, source, self._axes(axes))
         name = self._script.name(kind or "found")
         options = {"source": source, "axes": axes}
@@ -182,10 +186,11 @@ class Schedule:
         each is kept as the slice that is read of it. The caller's arrays are then sharded.
         """
         (dim,) = whole_numbers("slice_state", dim=dim)
-        given = [names] if isinstance(names, str) else names
-        states = [state_of(self.original, name, result) for name in given]
+        (number,) = whole_numbers("slice_state", result=None if isinstance(result, str) else result)
+        place = result if isinstance(result, str) else number
+        states = [state_of(self.original, name, place) for name in names_of("slice_state", names)]
         view = slice_state(self.view, states, dim, self._axes(axes), gathers)
-        options = {"result": result, "dim": dim, "axes": axes, "gathers": gathers}
+        options = {"result": place, "dim": dim, "axes": axes, "gathers": gathers}
         self._moved("slice_state", [names], options, view)
 
     def fuse(
@@ -196,6 +201,7 @@ class Schedule:
         A reduce_scatter, computations and an all_gather are one FusedAllReduce. By default XLA
         fuses; `kernel="pallas"` makes of such a one a kernel for TPUs (interpreted elsewhere).
         """
+        refuse_taken_name(name, self.view)
         interpret = False if self.platform == "tpu" else None
         done = fuse(self.view, self._values(values), name, kernel, interpret)
         said = self._moved("fuse", [values], {"name": name, "kernel": kernel}, done.view)
@@ -312,7 +318,7 @@ class Schedule:
         """The program's axes for those the user names."""
         if axes is None:
             return None
-        named = (axes,) if isinstance(axes, str) else tuple(axes)
+        named = names_of("a schedule", axes)
         mesh = self.view.mesh
         unknown = [a for a in named if a not in mesh.names and a not in mesh.sub_axes]
         if unknown:

@@ -1,6 +1,6 @@
 """What moves of a schedule are asked for: kinds, handles, numbers; an error for what is none."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from meshwise.errors import ArgumentError, message
@@ -73,3 +73,48 @@ def whole_numbers(move: str, **given: Any) -> list[int | None]:
             )
         )
     return numbers
+
+
+def names_of(asker: str, given: Any) -> list[str]:
+    """One name, or several, as a list. Raises ArgumentError for what is none."""
+    names = [given] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise ArgumentError(
+            message(
+                f"{asker} was given names that are none",
+                [f"{given!r:.60}"],
+                "Axes, and arguments of a program, are named by text: one, or a list of them.",
+                "Name one or more; print the schedule to see what there is.",
+            )
+        )
+    return names
+
+
+def refuse_no_text(asker: str, **given: Any) -> None:
+    """Raise ArgumentError for what is given in the place of text; None is left out."""
+    problems = [f"{k}={v!r:.60}" for k, v in given.items() if not isinstance(v, str | None)]
+    if problems:
+        raise ArgumentError(
+            message(
+                f"{asker} was given what is no text",
+                problems,
+                "A source is a part of a line as file.py:12, a name that of a fused equation.",
+                "Leave it out for all, or for a name of the equation's own.",
+            )
+        )
+
+
+def refuse_taken_name(name: Any, view: View) -> None:
+    """Raise ArgumentError for what cannot name a fused equation: `find` would confuse it."""
+    refuse_no_text("fuse", name=name)
+    primitives = {eqn.primitive.name for eqn in view.eqns}
+    if name is not None and (not name or name in {*CollectiveKind, *REGISTRY.rules, *primitives}):
+        raise ArgumentError(
+            message(
+                "fuse was given a name by which its equation could not be found",
+                [f"name={name!r}"],
+                "s.find finds values by their kind: that of a collective, a primitive's name, or "
+                "that of a fused equation.",
+                "Give a name that is no kind and no primitive's, or leave it out.",
+            )
+        )

@@ -259,6 +259,9 @@ def test_wrong_padding_is_refused(mesh):
         UnevenArray(zeros, (17,))
     with pytest.raises(ValueError, match=r"is not \(20, 2\) with padding"):
         UnevenArray(zeros, (20, 2))
+    with pytest.raises(ValueError, match=r"\(17.0, 2\) is no shape: its sizes are whole numbers"):
+        UnevenArray(zeros, (17.0, 2))  # pyright: ignore
+    assert repr(UnevenArray(zeros, np.array([17, 2])).shape) == "(17, 2)"
     with pytest.raises(ValueError, match="sharded by a NamedSharding, not by SingleDevice"):
         UnevenArray(jax.device_put(np.zeros(4), jax.devices()[0]), (3,))
     with pytest.raises(ValueError, match="sharded by a NamedSharding, not by None"):

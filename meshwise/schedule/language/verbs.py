@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from meshwise._jax import Primitive, array_type
 from meshwise._jax.verbs import new_verb
@@ -114,6 +115,7 @@ def send(x: Tree, axis: str, shift: int = 1) -> Tree:
 
     The first `shift` devices (the last ones, for a negative shift) get zeros.
     """
+    axes_of(axis)
     return _bind(send_p, x, axis=axis, shift=_whole("send", shift=shift))
 
 
@@ -169,7 +171,7 @@ def dropout(key: Any, x: jax.Array, rate: float) -> jax.Array:
     >>> dropout(jax.random.key(0), jnp.ones(4), 0.0).tolist()
     [1.0, 1.0, 1.0, 1.0]
     """
-    is_known = isinstance(rate, int | float)
+    is_known = isinstance(rate, int | float | np.number)
     if is_known and not 0 <= rate < 1:
         raise LayoutError(
             message(
@@ -223,7 +225,7 @@ def _arrays(verb: str, x: Any) -> Any:
 
 def _operator(verb: str, op: str, x: Any) -> Reduction:
     """The operator, where there is one of that name for the values' types."""
-    if op not in REDUCTIONS:
+    if not isinstance(op, str) or op not in REDUCTIONS:
         raise LayoutError(
             message(
                 f"mw.{verb} was given an operator that is none",
