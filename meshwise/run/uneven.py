@@ -168,6 +168,14 @@ class UnevenArray:
             raise ValueError(f"to change {host.dtype} to {dtype}, NumPy must copy")
         return np.array(host, dtype) if copy else np.asarray(host, dtype)
 
+    def __dlpack__(self, **options: Any) -> Any:
+        """An error of JAX's own: it lies on several devices, as every uneven array does."""
+        return self.padded.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        """The same error."""
+        return self.padded.__dlpack_device__()
+
     def __jax_array__(self) -> jax.Array:
         return self.value
 

@@ -238,6 +238,13 @@ def test_keys(mesh):
     np.testing.assert_array_equal(jax.random.key_data(array.value), jax.random.key_data(keys)[:5])
 
 
+def test_dlpack_is_that_of_an_array_on_several_devices(array):
+    for call in (np.from_dlpack, lambda a: a.__dlpack_device__()):
+        for several in (array, array.padded):
+            with pytest.raises(BufferError, match=r"unsharded arrays|singular device"):
+                call(several)
+
+
 def test_unknown_attributes(array):
     assert "mean" in dir(array)
     for name in ("no_such_thing", "_private", "__cuda_array_interface__"):
