@@ -1,7 +1,7 @@
 """Calling a compiled program from C++, and arrays of our own that JAX takes as arguments."""
 
 import sys
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NoReturn
 
 import jax
@@ -17,6 +17,7 @@ from jax._src.lax import lax as _lax
 from jax._src.random import prng as _prng
 from jaxlib import _jax as _xla  # pyright: ignore[reportAttributeAccessIssue]
 
+from meshwise._jax.buffers import sharing
 from meshwise._jax.jaxprs import extended
 
 # The classes of `jax.Array`s that are no tracers.
@@ -82,14 +83,17 @@ def kept_with_function(make: Callable[..., Any]) -> Any:
 
 
 def guarded(
-    dispatch: Callable[..., Any], look: Callable[..., None], held: Callable[[], Set[int]]
+    dispatch: Callable[..., Any],
+    look: Callable[..., None],
+    base_of: Callable[[Any], Any],
+    held: Callable[[], Collection[Any]],
 ) -> Callable[..., Any]:
     """`dispatch` of a function that donates, and `look(args, kwargs)` where it fails, to say why.
 
-    Where a donated buffer that is read would end the process, it looks before where an array comes
-    twice, or is one of those `held` by programs, told by their ids, and deletes afterwards what was
-    donated: then a later call only fails. All of this is paid for in every call; one that donates
-    nothing comes to `miss` where it fails.
+    Where a donated buffer that is read would end the process, it looks before where buffers come
+    twice (those of `base_of` the arguments), or are `held` by programs, and deletes afterwards what
+    was donated: then a later call only fails. All of this is paid for in every call; one that
+    donates nothing comes to `miss` where it fails.
     """
     flatten, array = _tree_util.default_registry.flatten, _xla.ArrayImpl
 
@@ -102,8 +106,8 @@ def guarded(
 
     def donating(*args: Any, **kwargs: Any) -> Any:
         leaves = flatten((args, kwargs))[0]
-        ids = set(map(id, leaves))
-        if len(ids) < len(leaves) or not ids.isdisjoint(held()):
+        bases = [x if type(x) is array else base_of(x) for x in leaves]
+        if sharing([*bases, *held()]):
             look(args, kwargs)
         outs = call(*args, **kwargs)
         for leaf in leaves:

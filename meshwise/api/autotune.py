@@ -20,9 +20,10 @@ from meshwise.api.calibrate import kept, kept_of_mesh
 from meshwise.api.meshes import platform_of
 from meshwise.api.policies import Policy, policies
 from meshwise.api.schedule import Schedule
+from meshwise.api.schedule_inputs import names_of
 from meshwise.api.spmd_program import SpmdProgram
 from meshwise.api.states import state_of
-from meshwise.api.tuning_limits import check_limits, check_measure
+from meshwise.api.tuning_limits import TuningLimits, check_measure, tuning_limits
 from meshwise.cost.hardware import CPU, GENERIC, Hardware
 from meshwise.cost.links import Links
 from meshwise.cost.memory import peak_memory
@@ -134,26 +135,26 @@ def autotune(
 
     Raises ArgumentError for what does not fit.
     """
-    check_limits(budget_s, finalists, rounds, hardware)
+    limits = tuning_limits(budget_s, finalists, rounds, hardware)
     start = time.perf_counter()
     first = Schedule(program, *args)
     if states is not None:
-        first.may_slice = tuple(states)
-        for name in states:
+        first.may_slice = tuple(names_of("mw.autotune", states)) if states else ()
+        for name in first.may_slice:
             state_of(first.original, name, None)
     mesh = first.original.user_mesh
     check_measure(measure, mesh)
     machine = hardware or _hardware_of(mesh, measure)
     beside = machine is not CPU and platform_of(mesh) != "cpu" if overlaps is None else overlaps
-    deadline = start + budget_s if measure == "time" else float("inf")
+    deadline = start + limits.budget_s if measure == "time" else float("inf")
     with _Display(progress) as display:
-        until = start + budget_s / 2 if measure == "time" else float("inf")
+        until = start + limits.budget_s / 2 if measure == "time" else float("inf")
         found, explored = _search(first, machine, beside, until, display)
         most = SENT_MORE * found[0].wire_bytes + MORE_BYTES
         found = [replace(c, note="sends more") if c.wire_bytes > most else c for c in found]
         ranked = sorted(found, key=lambda c: (bool(c.note), c.predicted_s, c.wire_bytes))
         if measure == "time":
-            ranked = _timed(ranked, found[0], args, finalists, rounds, deadline, display)
+            ranked = _timed(ranked, found[0], args, limits, deadline, display)
     seconds = time.perf_counter() - start
     name = (machine.device if isinstance(machine, Links) else machine).name
     return Tuned(tuple(ranked), found[0], explored, seconds, measure, name)
@@ -234,13 +235,12 @@ def _timed(
     ranked: Sequence[Candidate],
     original: Candidate,
     args: Sequence[Any],
-    finalists: int,
-    rounds: int,
+    limits: TuningLimits,
     deadline: float,
     display: "_Display",
 ) -> list[Candidate]:
     """The candidates again, those in the final with their time and ordered by it."""
-    final = [original, *[c for c in ranked if c is not original and not c.note][:finalists]]
+    final = [original, *[c for c in ranked if c is not original and not c.note][: limits.finalists]]
     values = arguments_for(original.schedule.original, args)
     runs: list[_Run] = []
     notes: dict[int, str] = {}
@@ -257,10 +257,10 @@ def _timed(
             notes[id(candidate)] = worst
         else:
             runs.append(run)
-    for number in range(rounds):
+    for number in range(limits.rounds):
         if number >= 3 and time.perf_counter() > deadline:
             break
-        display.show(f"timing {len(runs)} schedules, round {number + 1} of {rounds}")
+        display.show(f"timing {len(runs)} schedules, round {number + 1} of {limits.rounds}")
         for run in runs:
             run.time()
     measured = {id(run.candidate): run.median for run in runs}

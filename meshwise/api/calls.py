@@ -1,7 +1,7 @@
 """What calls of one function under `mw.jit` come to: programs, kept, or `jax.jit`'s answer."""
 
 import functools
-from collections.abc import Callable, Set
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,7 @@ from meshwise.api.as_jax import AsJax
 from meshwise.api.autotune import scheduled
 from meshwise.api.build import Resolved, build, circumstances, donated_leaves, planning, resolve
 from meshwise.api.calibrate import figures_of
-from meshwise.api.deleted import refuse_gone
+from meshwise.api.deleted import base_of, refuse_gone
 from meshwise.api.meshes import lies_as
 from meshwise.api.options import Options
 from meshwise.api.spmd_program import SpmdProgram
@@ -35,7 +35,7 @@ class _Kept:
     programs: dict[Any, SpmdProgram | MeshwiseError] = field(default_factory=dict)
     shared: dict[Any, SpmdProgram] = field(default_factory=dict)
     runners: dict[Any, Runner] = field(default_factory=dict)
-    held: set[int] = field(default_factory=set)  # ids of arrays that donating programs hold
+    held: dict[int, Any] = field(default_factory=dict)  # by id, what donating programs hold
 
 
 @_jax.kept_with_function
@@ -104,9 +104,9 @@ class Calls:
         paths = functools.partial(argument_paths, arguments)
         refuse_gone(self.name, arguments.leaves, paths, donated)
 
-    def held(self) -> Set[int]:
-        """The ids of arrays that must not be donated, as programs that donate hold them."""
-        return self._kept.held
+    def held(self) -> Collection[Any]:
+        """Arrays that must not be donated, as programs that donate hold them."""
+        return self._kept.held.values()
 
     def answer(self, arguments: Arguments) -> Answer:
         """The results of a call, and what made them."""
@@ -143,7 +143,7 @@ class Calls:
         programs[key] = found
         if found.held and found.donated:
             found.look(arguments.leaves)
-            self._kept.held.update(map(id, found.held))
+            self._kept.held.update((id(x), base_of(x)) for x in found.held)
         if self._as_jax.may_run and found.user_mesh.size == 1:
             return as_jax()
         try:

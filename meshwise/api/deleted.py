@@ -17,6 +17,11 @@ from meshwise.run.uneven import UnevenArray
 _KINDS = (*_jax.ARRAY_CLASSES, UnevenArray)
 
 
+def base_of(leaf: Any) -> Any:
+    """The `jax.Array` of numbers that an argument is on the devices; None of other arguments."""
+    return _jax.base_array(leaf.padded if type(leaf) is UnevenArray else leaf)
+
+
 def refuse_gone(
     name: str,
     leaves: Sequence[Any],
@@ -26,10 +31,8 @@ def refuse_gone(
     """An error that names every array whose buffers are deleted, or donated and read twice."""
     arrays = [(i, leaf) for i, leaf in enumerate(leaves) if type(leaf) in _KINDS]
     gone = [i for i, leaf in arrays if leaf.is_deleted()]
-    places: dict[int, list[int]] = {}
-    for position, leaf in arrays:
-        places.setdefault(id(leaf), []).append(position)
-    shared = [at for at in places.values() if len(at) > 1 and not set(at).isdisjoint(donated)]
+    twice = _jax.sharing([base_of(leaf) for leaf in leaves]) if donated else []
+    shared = [at for at in twice if not set(at).isdisjoint(donated)]
     if not gone and not shared:
         return
     paths = paths_of()
@@ -50,9 +53,14 @@ def refuse_gone(
     raise DeletedArrayError(
         message(
             f"{name} donates an array that it reads twice",
-            [" and ".join(paths[i] for i in at) + " are one array" for at in shared],
+            [_of_one([paths[i] for i in at], [leaves[i] for i in at]) for at in shared],
             "The buffers of a donated argument become those of a result, and cannot be read as "
             "another argument, or as what the function closes over.",
             "Pass a copy (x.copy()) in one of the places, or do not donate it.",
         )
     )
+
+
+def _of_one(paths: Sequence[str], arrays: Sequence[Any]) -> str:
+    is_one = len(set(map(id, arrays))) == 1
+    return f"{' and '.join(paths)} are {'one array' if is_one else 'of the same buffers'}"

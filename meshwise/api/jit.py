@@ -16,6 +16,7 @@ from meshwise import _jax
 from meshwise.api.arguments import name_of
 from meshwise.api.build import DRIVER_OF
 from meshwise.api.calls import Calls
+from meshwise.api.deleted import base_of
 from meshwise.api.dispatch import Dispatch
 from meshwise.api.options import Choices, Options, check_is_mesh
 from meshwise.api.spmd_program import SpmdProgram
@@ -165,7 +166,9 @@ class JitFunction:
             self.name, fn, misses.missed, options.static_argnums, options.static_argnames
         )
         donates = bool(options.donate_argnums or options.donate_argnames)
-        self.__call__ = _jax.guarded(dispatch, calls.look, calls.held) if donates else dispatch
+        self.__call__ = dispatch
+        if donates:
+            self.__call__ = _jax.guarded(dispatch, calls.look, base_of, calls.held)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Bind to an object when the function is a method."""

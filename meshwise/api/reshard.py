@@ -16,6 +16,7 @@ from meshwise.api.specs import Described, broadcast_specs, kind_of
 from meshwise.cost.hardware import Hardware
 from meshwise.errors import ArgumentError, HintError, MeshError, message
 from meshwise.ir.mesh import refine_mesh
+from meshwise.ir.whole_numbers import whole
 from meshwise.reshard.plan import ReshardPlan
 from meshwise.reshard.remesh import RemeshPlan
 from meshwise.run.between import plan_between
@@ -323,8 +324,8 @@ def _is_elsewhere(spec: Any, mesh: Any) -> bool:
 def _limits(name: str, max_bytes: Any, hardware: Any) -> Limits:
     """What plans are held to, checked."""
     problems = []
-    is_number = isinstance(max_bytes, int | np.integer) and not isinstance(max_bytes, bool)
-    if max_bytes is not None and not (is_number and max_bytes > 0):
+    most = whole(max_bytes)
+    if max_bytes is not None and (most is None or most <= 0):
         problems.append(f"max_bytes={max_bytes!r}")
     if not isinstance(hardware, Hardware | None):
         problems.append(f"hardware={hardware!r}")
@@ -338,7 +339,7 @@ def _limits(name: str, max_bytes: Any, hardware: Any) -> Limits:
                 "Leave out what is not to be limited.",
             )
         )
-    return Limits(hardware, None if max_bytes is None else int(max_bytes))
+    return Limits(hardware, most)
 
 
 def _targets(

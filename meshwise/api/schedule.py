@@ -7,10 +7,13 @@ from typing import Any
 from meshwise._jax import Var
 from meshwise.api.meshes import platform_of
 from meshwise.api.schedule_inputs import (
-    refuse_no_bytes,
-    refuse_no_numbers,
+    names_of,
+    number_of_bytes,
+    refuse_no_text,
     refuse_others,
+    refuse_taken_name,
     refuse_unknown_kind,
+    whole_numbers,
 )
 from meshwise.api.spmd_program import SpmdProgram
 from meshwise.api.states import own_state_names, state_of
@@ -108,6 +111,7 @@ class Schedule:
         those that a collective goes over.
         """
         refuse_unknown_kind(kind, self.view)
+        refuse_no_text("find", source=source)
         values = found(self.view, kind, source, self._axes(axes))
         name = self._script.name(kind or "found")
         options = {"source": source, "axes": axes}
@@ -136,7 +140,7 @@ class Schedule:
         By default along the first dim that divides. One that does not is padded, or refused with
         `pad=False`. Of one all_reduce the pair is of handles, of a list of lists.
         """
-        refuse_no_numbers("split", dim=dim)
+        (dim,) = whole_numbers("split", dim=dim)
         done = split(self.view, self._values(all_reduces), dim, pad)
         options = {"dim": dim, "pad": None if pad else 0}
         name = self._moved("split", [all_reduces], options, done.view)
@@ -144,7 +148,8 @@ class Schedule:
 
     def split_to_root(self, all_reduce: Handle, root: int = 0) -> tuple[Handle, Handle]:
         """An all_reduce as a reduce to one device and a broadcast from it, trees of ppermutes."""
-        refuse_no_numbers("split_to_root", root=root)
+        (number,) = whole_numbers("split_to_root", root=root)
+        root = number or 0
         done = split_to_root(self.view, self._value(all_reduce), root)
         name = self._moved("split_to_root", [all_reduce], {"root": root}, done.view)
         return self._pair(name, done, True)
@@ -180,11 +185,12 @@ class Schedule:
         or path of the result that is the next value, where the program does not say. By default
         each is kept as the slice that is read of it. The caller's arrays are then sharded.
         """
-        refuse_no_numbers("slice_state", dim=dim)
-        given = [names] if isinstance(names, str) else names
-        states = [state_of(self.original, name, result) for name in given]
+        (dim,) = whole_numbers("slice_state", dim=dim)
+        (number,) = whole_numbers("slice_state", result=None if isinstance(result, str) else result)
+        place = result if isinstance(result, str) else number
+        states = [state_of(self.original, name, place) for name in names_of("slice_state", names)]
         view = slice_state(self.view, states, dim, self._axes(axes), gathers)
-        options = {"result": result, "dim": dim, "axes": axes, "gathers": gathers}
+        options = {"result": place, "dim": dim, "axes": axes, "gathers": gathers}
         self._moved("slice_state", [names], options, view)
 
     def fuse(
@@ -195,6 +201,7 @@ class Schedule:
         A reduce_scatter, computations and an all_gather are one FusedAllReduce. By default XLA
         fuses; `kernel="pallas"` makes of such a one a kernel for TPUs (interpreted elsewhere).
         """
+        refuse_taken_name(name, self.view)
         interpret = False if self.platform == "tpu" else None
         done = fuse(self.view, self._values(values), name, kernel, interpret)
         said = self._moved("fuse", [values], {"name": name, "kernel": kernel}, done.view)
@@ -217,7 +224,7 @@ class Schedule:
         several axes among them, is cut along `dim` in so many parts that follow each other.
         Returned are the new results; of an all_reduce the part of the sum, and the whole.
         """
-        refuse_no_numbers("overlap", chunks=chunks, dim=dim, operand=operand)
+        chunks, dim, operand = whole_numbers("overlap", chunks=chunks, dim=dim, operand=operand)
         given = self._values(values)
         one = given[0] if isinstance(values, Handle) else given
         done = overlap(self.view, one, chunks, dim, operand, bidirectional, keeps)
@@ -234,7 +241,7 @@ class Schedule:
 
     def bucket(self, values: Sequence[Handle], max_bytes: int | None = None) -> list[Handle]:
         """Collectives of one kind as few, of at most `max_bytes` of operands each."""
-        refuse_no_bytes("bucket", max_bytes)
+        max_bytes = number_of_bytes("bucket", max_bytes)
         done = bucket(self.view, self._values(values), max_bytes)
         name = self._moved("bucket", [values], {"max_bytes": max_bytes}, done.view)
         return self._handles(name, done.values)
@@ -259,7 +266,7 @@ class Schedule:
         each device carries its own. `max_bytes` bounds what is held through the loop in addition.
         What would send more bytes there than in all steps stays, unless `more_bytes`.
         """
-        refuse_no_bytes("hoist", max_bytes)
+        max_bytes = number_of_bytes("hoist", max_bytes)
         done = hoist(self.view, self._value(loop), max_bytes, more_bytes)
         options = {"max_bytes": max_bytes, "more_bytes": more_bytes}
         name = self._moved("hoist", [loop], options, done.view)
@@ -268,14 +275,14 @@ class Schedule:
     def run(self, script: str | Callable[["Schedule"], Any]) -> "Schedule":
         """Make the moves of a script: a function of a schedule, or its text.
 
-        One that does not fit makes none of its moves.
+        One that does not fit, or fails, makes none of its moves.
         """
         moves, before = schedule_function(script), self.mark()
         try:
             moves(self)
-        except (IndexError, MeshwiseError) as error:
+        except BaseException as error:
             self.back_to(before)
-            if isinstance(error, MeshwiseError):
+            if isinstance(error, MeshwiseError) or not isinstance(error, LookupError | ValueError):
                 raise
             raise IllegalMove(
                 message(
@@ -311,7 +318,7 @@ class Schedule:
         """The program's axes for those the user names."""
         if axes is None:
             return None
-        named = (axes,) if isinstance(axes, str) else tuple(axes)
+        named = names_of("a schedule", axes)
         mesh = self.view.mesh
         unknown = [a for a in named if a not in mesh.names and a not in mesh.sub_axes]
         if unknown:

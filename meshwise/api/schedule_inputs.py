@@ -1,11 +1,11 @@
 """What moves of a schedule are asked for: kinds, handles, numbers; an error for what is none."""
 
-import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from meshwise.errors import ArgumentError, message
 from meshwise.ir.collectives import CollectiveKind
+from meshwise.ir.whole_numbers import whole
 from meshwise.rules.registry import REGISTRY
 from meshwise.schedule.handles import Handle, kind_of
 from meshwise.schedule.view import View
@@ -40,10 +40,10 @@ def refuse_unknown_kind(kind: Any, view: View) -> None:
         )
 
 
-def refuse_no_bytes(move: str, max_bytes: Any) -> None:
-    """Raise ArgumentError for what is no number of bytes; None is no limit."""
-    refuse_no_numbers(move, max_bytes=max_bytes)
-    if max_bytes is not None and max_bytes < 0:
+def number_of_bytes(move: str, max_bytes: Any) -> int | None:
+    """The number, None for no limit. Raises ArgumentError for what is no number of bytes."""
+    (number,) = whole_numbers(move, max_bytes=max_bytes)
+    if number is not None and number < 0:
         raise ArgumentError(
             message(
                 f"{move} was given less than no room",
@@ -52,11 +52,17 @@ def refuse_no_bytes(move: str, max_bytes: Any) -> None:
                 "Leave it out for no limit.",
             )
         )
+    return number
 
 
-def refuse_no_numbers(move: str, **numbers: Any) -> None:
-    """Raise ArgumentError for what is given in the place of whole numbers; None is left out."""
-    problems = [f"{name}={n!r}" for name, n in numbers.items() if not (n is None or _is_whole(n))]
+def whole_numbers(move: str, **given: Any) -> list[int | None]:
+    """Whole numbers as Python has them; None for what is left out.
+
+    Raises ArgumentError for what is given in their place.
+    """
+    numbers = [None if n is None else whole(n) for n in given.values()]
+    pairs = zip(given.items(), numbers, strict=True)
+    problems = [f"{name}={n!r}" for (name, n), number in pairs if n is not None and number is None]
     if problems:
         raise ArgumentError(
             message(
@@ -66,11 +72,49 @@ def refuse_no_numbers(move: str, **numbers: Any) -> None:
                 "Leave them out for what is done by default.",
             )
         )
+    return numbers
 
 
-def _is_whole(number: Any) -> bool:
-    try:
-        operator.index(number)
-    except TypeError:
-        return False
-    return not isinstance(number, bool)
+def names_of(asker: str, given: Any) -> list[str]:
+    """One name, or several, as a list. Raises ArgumentError for what is none."""
+    names = [given] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise ArgumentError(
+            message(
+                f"{asker} was given names that are none",
+                [f"{given!r:.60}"],
+                "Axes, and arguments of a program, are named by text: one, or a list of them.",
+                "Name one or more; print the schedule to see what there is.",
+            )
+        )
+    return names
+
+
+def refuse_no_text(asker: str, **given: Any) -> None:
+    """Raise ArgumentError for what is given in the place of text; None is left out."""
+    problems = [f"{k}={v!r:.60}" for k, v in given.items() if not isinstance(v, str | None)]
+    if problems:
+        raise ArgumentError(
+            message(
+                f"{asker} was given what is no text",
+                problems,
+                "A source is a part of a line as file.py:12, a name that of a fused equation.",
+                "Leave it out for all, or for a name of the equation's own.",
+            )
+        )
+
+
+def refuse_taken_name(name: Any, view: View) -> None:
+    """Raise ArgumentError for what cannot name a fused equation: `find` would confuse it."""
+    refuse_no_text("fuse", name=name)
+    primitives = {eqn.primitive.name for eqn in view.eqns}
+    if name is not None and (not name or name in {*CollectiveKind, *REGISTRY.rules, *primitives}):
+        raise ArgumentError(
+            message(
+                "fuse was given a name by which its equation could not be found",
+                [f"name={name!r}"],
+                "s.find finds values by their kind: that of a collective, a primitive's name, or "
+                "that of a fused equation.",
+                "Give a name that is no kind and no primitive's, or leave it out.",
+            )
+        )

@@ -144,13 +144,15 @@ class SpmdProgram:
         differs between devices.
         """
         program = self.per_device
+        arrays = [*self.held, *self._leaves(args, kwargs)]
+        refuse_gone(self.name, arrays, lambda: self.in_paths)
         results = simulate(
             program.jaxpr,
             program.mesh,
             program.in_shardings,
             program.out_shardings,
             [t.shape for t in program.out_types],
-            [*self.held, *self._leaves(args, kwargs)],
+            arrays,
         )
         return jax.tree.unflatten(self.out_tree, results)
 

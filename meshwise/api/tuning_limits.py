@@ -1,24 +1,39 @@
 """What `mw.autotune` is held to, and compares schedules by; an error for what is none."""
 
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from jax.sharding import AbstractMesh
 
 from meshwise.api.meshes import process_count
 from meshwise.cost.hardware import Hardware
 from meshwise.cost.links import Links
 from meshwise.errors import ArgumentError, message
+from meshwise.ir.whole_numbers import whole
 
 MEASURES = ("time", "cost")
 
 
-def check_limits(budget_s: Any, finalists: Any, rounds: Any, hardware: Any) -> None:
-    """Raise ArgumentError for limits that are none."""
+@dataclass(frozen=True)
+class TuningLimits:
+    """How long is tried and timed, how many schedules are timed, and how often."""
+
+    budget_s: float
+    finalists: int
+    rounds: int
+
+
+def tuning_limits(budget_s: Any, finalists: Any, rounds: Any, hardware: Any) -> TuningLimits:
+    """The limits, as Python has them. Raises ArgumentError for what is none."""
     problems = []
-    if not isinstance(budget_s, int | float) or not budget_s >= 0:
+    is_number = isinstance(budget_s, int | float | np.number) and not isinstance(budget_s, bool)
+    if not is_number or not budget_s >= 0:
         problems.append(f"budget_s={budget_s!r}")
+    counts = []
     for name, count, least in (("finalists", finalists, 0), ("rounds", rounds, 1)):
-        if not isinstance(count, int) or count < least:
+        counts.append(-1 if (number := whole(count)) is None else number)
+        if counts[-1] < least:
             problems.append(f"{name}={count!r}")
     if not isinstance(hardware, Hardware | Links | None):
         problems.append(f"hardware={hardware!r}")
@@ -32,6 +47,7 @@ def check_limits(budget_s: Any, finalists: Any, rounds: Any, hardware: Any) -> N
                 "Leave them out for what is tried by default.",
             )
         )
+    return TuningLimits(float(budget_s), *counts)
 
 
 def check_measure(measure: str, mesh: Any) -> None:

@@ -8,13 +8,14 @@ stacked values, which suits `jax.jit`; its predicate must then be the same on al
 construction. *Stepped*: as a Python loop over concrete values, which can look at every device's
 predicate.
 
-Where devices may take different branches, the collectives of a branch must be over other axes than
-those along which the predicate varies: then the devices of a group take it together. Every branch
-is run for all devices, and each gets the results of its own.
+Where devices may take different branches, or trips of a loop, the collectives there must be over
+other axes than those along which the predicate varies: then the devices of a group take it
+together. Every branch is run for all devices, and each gets the results of its own; a loop runs for
+as long as a device goes on that takes part, and the others keep what they carry.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -22,7 +23,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from meshwise import _jax
-from meshwise.errors import ReplicationError, message
 from meshwise.ir.mesh import Axes, Mesh
 from meshwise.run.stacked import (
     Stacked,
@@ -32,6 +32,7 @@ from meshwise.run.stacked import (
     join_axes,
     sends_over,
 )
+from meshwise.run.taking_part import agreed, own_branch, taking_part, varies
 
 
 class PredicateVariesError(Exception):
@@ -44,6 +45,8 @@ class Interpreter:
 
     mesh: Mesh
     is_stepped: bool
+    # Stepped: which devices run this, where not all do; of the others no value is read.
+    part: Stacked | None = None
 
     def run(self, jaxpr: Any, values: Sequence[Stacked]) -> list[Stacked]:
         """The results of a jaxpr, open (without constants) or closed."""
@@ -69,7 +72,11 @@ class Interpreter:
     def _equation(self, eqn: _jax.JaxprEqn, values: list[Stacked]) -> list[Stacked]:
         if is_collective(eqn, self.mesh):
             return apply_collective(eqn, values, self.mesh)
-        if not any(_needs_entering(body, self.mesh) for body in _jax.bodies_of(eqn)):
+        bodies = list(_jax.bodies_of(eqn))
+        sends = any(_needs_entering(body, self.mesh) for body in bodies)
+        # Batched, a loop would go on with the devices that do not take part.
+        may_not_end = self.part is not None and _jax.may_not_end(eqn)
+        if not sends and not may_not_end:
             return _batch(eqn, values, self.mesh)
         match eqn.primitive.name:
             case "scan":
@@ -78,8 +85,9 @@ class Interpreter:
                 return self._while(eqn, values)
             case "cond":
                 return self._cond(eqn, values)
-        bodies = list(_jax.bodies_of(eqn))
         if len(bodies) != 1 or len(_jax.opened(bodies[0]).invars) != len(values):
+            if not sends:
+                return _batch(eqn, values, self.mesh)
             text = f"the simulator cannot enter {eqn.primitive.name}, which holds a collective"
             raise NotImplementedError(text)
         return self.run(bodies[0], values)
@@ -128,9 +136,7 @@ class Interpreter:
             return self.run(params["body_jaxpr"], [*body_consts, *carry])
 
         if self.is_stepped:
-            while _agreed(test(carry), eqn, self.mesh):
-                carry = body(carry)
-            return carry
+            return self._step_while(eqn, values)
         axes = self._settled(body, carry)
         carry = [expand(v, a, self.mesh) for v, a in zip(carry, axes, strict=True)]
         if jax.eval_shape(test, carry).axes:
@@ -141,18 +147,39 @@ class Interpreter:
 
         return jax.lax.while_loop(lambda c: test(c).array, step, carry)
 
+    def _step_while(self, eqn: _jax.JaxprEqn, values: list[Stacked]) -> list[Stacked]:
+        """A loop that each device leaves when its own test says so."""
+        params, going = eqn.params, self
+        first = params["cond_nconsts"]
+        last = first + params["body_nconsts"]
+        carry = values[last:]
+        bodies = params["cond_jaxpr"], params["body_jaxpr"]
+        sent_over = set().union(*(_sends_over(body, self.mesh) for body in bodies))
+        while True:
+            (says,) = going.run(bodies[0], [*values[:first], *carry])
+            if sent_over & set(varies(says, going.part, self.mesh) or ()):
+                agreed(says, going.part, eqn, self.mesh)
+            going = replace(going, part=taking_part(says, going.part, self.mesh))
+            if going.part is None:
+                carry = going.run(bodies[1], [*values[first:last], *carry])
+            elif not np.any(going.part.array):
+                return carry
+            else:
+                new = going.run(bodies[1], [*values[first:last], *carry])
+                pairs = zip(carry, new, strict=True)
+                carry = [own_branch(going.part, pair, self.mesh) for pair in pairs]
+
     def _cond(self, eqn: _jax.JaxprEqn, values: list[Stacked]) -> list[Stacked]:
         index, *operands = values
         branches = eqn.params["branches"]
-        varies = index.axes if not self.is_stepped else _axes_of_difference(index, self.mesh)
-        if varies and not any(_sends_over(b, self.mesh) & set(varies) for b in branches):
-            results = zip(*(self.run(branch, operands) for branch in branches), strict=True)
-            return [_own_branch(index, outs, self.mesh) for outs in results]
         if self.is_stepped:
-            chosen = int(_agreed(index, eqn, self.mesh))
-            return self.run(branches[min(max(chosen, 0), len(branches) - 1)], operands)
-        if varies:
-            raise PredicateVariesError
+            return self._step_cond(eqn, index, operands)
+        if index.axes:
+            is_own = not any(_sends_over(b, self.mesh) & set(index.axes) for b in branches)
+            if not is_own or any(map(_holds_a_loop, branches)):
+                raise PredicateVariesError
+            outs = [self.run(branch, operands) for branch in branches]
+            return [own_branch(index, own, self.mesh) for own in zip(*outs, strict=True)]
         runs = [lambda ops, branch=branch: self.run(branch, ops) for branch in branches]
         results = [jax.eval_shape(run, operands) for run in runs]
         axes = [join_axes(outs, self.mesh) for outs in zip(*results, strict=True)]
@@ -165,6 +192,21 @@ class Interpreter:
             return branch
 
         return jax.lax.switch(index.array, [widened(run) for run in runs], operands)
+
+    def _step_cond(
+        self, eqn: _jax.JaxprEqn, index: Stacked, operands: list[Stacked]
+    ) -> list[Stacked]:
+        """For each device the branch that its own index says."""
+        branches = eqn.params["branches"]
+        index = Stacked(jnp.clip(index.array, 0, len(branches) - 1), index.axes)
+        axes = varies(index, self.part, self.mesh)
+        if axes is None or any(_sends_over(b, self.mesh) & set(axes) for b in branches):
+            return self.run(branches[agreed(index, self.part, eqn, self.mesh)], operands)
+        outs = []
+        for number, branch in enumerate(branches):
+            part = taking_part(index, self.part, self.mesh, number)
+            outs.append(replace(self, part=part).run(branch, operands))
+        return [own_branch(index, own, self.mesh) for own in zip(*outs, strict=True)]
 
     def _settled(
         self, body: Callable[..., list[Stacked]], carry: list[Stacked], *rows: list[Stacked]
@@ -215,51 +257,11 @@ def _no_trips(eqn: _jax.JaxprEqn, carries: int) -> list[Stacked]:
     return [Stacked(jnp.empty(a.shape, a.dtype)) for a in avals]
 
 
-def _axes_of_difference(value: Stacked, mesh: Mesh) -> Axes:
-    """The axes along which a concrete scalar differs between neighbours."""
-    grid = np.asarray(value.array).reshape([mesh.axis_size[a] for a in value.axes])
-    return tuple(a for i, a in enumerate(value.axes) if (grid != grid.take([0], axis=i)).any())
-
-
 def _sends_over(jaxpr: Any, mesh: Mesh) -> set[str]:
     """The axes of all collectives in a jaxpr, its bodies included."""
     eqns = _jax.opened(jaxpr).eqns
     inner = [_sends_over(body, mesh) for eqn in eqns for body in _jax.bodies_of(eqn)]
     return set().union(*(sends_over(eqn, mesh) for eqn in eqns), *inner)
-
-
-def _own_branch(index: Stacked, results: Sequence[Stacked], mesh: Mesh) -> Stacked:
-    """For each device the result of the branch that its index says; as `lax.switch` clamps it."""
-    axes = join_axes([index, *results], mesh)
-    chosen = jnp.clip(expand(index, axes, mesh).array, 0, len(results) - 1)
-    first, *others = [expand(result, axes, mesh).array for result in results]
-    chosen = jnp.reshape(chosen, (-1,) + (1,) * (first.ndim - 1))
-    for number, other in enumerate(others, 1):
-        first = jnp.where(chosen == number, other, first)
-    return Stacked(first, axes)
-
-
-def _agreed(value: Stacked, eqn: _jax.JaxprEqn, mesh: Mesh) -> Any:
-    """The one value of a concrete scalar that all devices must agree on."""
-    values = np.asarray(value.array).reshape(-1)
-    if (values == values[0]).all():
-        return values[0]
-    sizes = [mesh.axis_size[a] for a in value.axes]
-    places = [np.unravel_index(i, sizes) for i in range(len(values))]
-    raise ReplicationError(
-        message(
-            f"Devices disagree on the predicate of {eqn.primitive.name}"
-            f" at {_jax.source_summary(eqn)}",
-            [
-                f"({', '.join(f'{a}={i}' for a, i in zip(value.axes, place, strict=True))}): {v}"
-                for place, v in zip(places, values, strict=True)
-            ],
-            "Its body holds collectives, which every device must run in the same order;"
-            " on real devices this program would hang or give wrong numbers.",
-            "Compute the predicate from values that are replicated, or reduce it with"
-            " psum or pmax first.",
-        )
-    )
 
 
 def _batch(eqn: _jax.JaxprEqn, values: list[Stacked], mesh: Mesh) -> list[Stacked]:
@@ -310,12 +312,17 @@ def _draws_bits_by_batch(eqn: _jax.JaxprEqn) -> bool:
     return any(_draws_bits_by_batch(e) for b in _jax.bodies_of(eqn) for e in _jax.opened(b).eqns)
 
 
+def _holds_a_loop(jaxpr: Any) -> bool:
+    """Whether a body holds a loop that ends when its data says so."""
+    return any(map(_jax.may_not_end, _jax.opened(jaxpr).eqns))
+
+
 def _skips_a_loop(eqn: _jax.JaxprEqn) -> bool:
     """Whether a branch holds a loop that ends when its data says so: `vmap` takes every branch."""
-    inner = [e for body in _jax.bodies_of(eqn) for e in _jax.opened(body).eqns]
+    bodies = list(_jax.bodies_of(eqn))
     if eqn.primitive.name == "cond":
-        return any(map(_jax.may_not_end, inner))
-    return any(_skips_a_loop(e) for e in inner)
+        return any(map(_holds_a_loop, bodies))
+    return any(_skips_a_loop(e) for body in bodies for e in _jax.opened(body).eqns)
 
 
 def _needs_entering(jaxpr: Any, mesh: Mesh) -> bool:

@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from meshwise import _jax
+from meshwise.ir.whole_numbers import whole
 from meshwise.run.padding import cut_array, even_sharding
 
 
@@ -46,7 +47,10 @@ class UnevenArray:
 
     def __init__(self, padded: jax.Array, shape: Sequence[int]):
         """Wrap a padded array; its sharding must be a `NamedSharding` that explains the padding."""
-        shape = tuple(shape)
+        sizes = [whole(size) for size in shape]
+        if None in sizes:
+            raise ValueError(f"{tuple(shape)} is no shape: its sizes are whole numbers")
+        shape = tuple([size for size in sizes if size is not None])
         sharding = getattr(padded, "sharding", None)  # an array of NumPy lies nowhere
         if not isinstance(sharding, NamedSharding):
             raise ValueError(f"an UnevenArray is sharded by a NamedSharding, not by {sharding}")
@@ -163,6 +167,14 @@ class UnevenArray:
         if copy is False and dtype is not None and host.dtype != dtype:
             raise ValueError(f"to change {host.dtype} to {dtype}, NumPy must copy")
         return np.array(host, dtype) if copy else np.asarray(host, dtype)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        """An error of JAX's own: it lies on several devices, as every uneven array does."""
+        return self.padded.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        """The same error."""
+        return self.padded.__dlpack_device__()
 
     def __jax_array__(self) -> jax.Array:
         return self.value

@@ -84,8 +84,8 @@ def schedule_function(script: Any) -> Callable[[Any], Any]:
     if isinstance(script, str):
         try:
             exec(compile(script, "<schedule>", "exec"), names)
-        except (NameError, SyntaxError) as error:
-            problem = f": {error}"
+        except Exception as error:
+            problem = f": {type(error).__name__}: {error}"
     if not callable(names.get("schedule")):
         raise ArgumentError(
             message(

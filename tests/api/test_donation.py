@@ -125,6 +125,62 @@ def test_donating_what_is_read_twice(step, mesh2x4):
     np.testing.assert_array_equal(step({"a": a, "b": b}, a.copy())["a"], X * 2)
 
 
+def key_and_its_data(mesh, _):
+    key = jax.device_put(jax.random.key(0), NamedSharding(mesh, P()))
+    return key, jax.random.key_data(key)
+
+
+def uneven(mesh):
+    return mw.reshard(np.arange(13.0, dtype=np.float32), NamedSharding(mesh, P("x")))
+
+
+def lone(mesh, _):
+    held = jnp.arange(64.0)  # on one device, whose buffer is the first of those of the other
+    return jax.device_put(held, NamedSharding(mesh, P())), held
+
+
+OF_ONE_BUFFER = {
+    "resharded": lambda m8, m24: (
+        put(m8, None, "x"),
+        lambda x: mw.reshard(x, NamedSharding(m24, P(None, ("x", "y")))),
+    ),
+    "put": lambda m8, m24: (
+        put(m8, None, "x"),
+        lambda x: jax.device_put(x, NamedSharding(m24, P(None, ("x", "y")))),
+    ),
+    "uneven": lambda m8, _: (uneven(m8), lambda u: mw.UnevenArray(u.padded, u.shape)),
+    "padded": lambda m8, _: (uneven(m8), lambda u: u.padded),
+    "uneven resharded": lambda m8, m24: (
+        uneven(m8),
+        lambda u: mw.reshard(u, NamedSharding(m24, P(("x", "y")))),
+    ),
+    "key": key_and_its_data,
+    "lone": lone,
+}
+
+
+@pytest.mark.parametrize("case", OF_ONE_BUFFER)
+def test_donating_what_is_read_under_another_name(case, mesh8, mesh2x4):
+    x, other = OF_ONE_BUFFER[case](mesh8, mesh2x4)
+    other = other(x) if callable(other) else other
+    step = mw.jit(lambda x, y: (x, y), mesh=mesh8, donate_argnums=0)
+    program = step.partition(x, other)
+    for call in (step, step, program):
+        with pytest.raises(mw.DeletedArrayError, match="are of the same buffers"):
+            call(x, other)
+    assert not x.is_deleted()
+
+
+def test_donating_beside_what_lies_alike(mesh8, mesh2x4):
+    step = mw.jit(lambda x, y: (x + 1, y.sum()), mesh=mesh8, donate_argnums=0)
+    y = jnp.copy(put(mesh2x4, None, ("x", "y")))
+    for _ in range(3):
+        x = jnp.copy(put(mesh8, None, "x"))
+        np.testing.assert_array_equal(step(x, y)[0], X + 1)
+        assert x.is_deleted()
+        assert not y.is_deleted()
+
+
 CLOSED_OVER = "closed-over array 0 and args[0] are one array"
 
 
@@ -145,6 +201,16 @@ def test_donating_what_is_closed_over(mesh2x4):
         donating.partition(weight)(weight)
     np.testing.assert_array_equal(donating(weight.copy()), X * 3)
     assert not weight.is_deleted()
+
+
+def test_donating_what_is_closed_over_under_another_sharding(mesh8, mesh2x4):
+    weight = put(mesh8, None, "x")
+    step = mw.jit(lambda x: x * 2 + weight, mesh=mesh8, donate_argnums=0)
+    np.testing.assert_array_equal(step(jnp.copy(weight)), X * 3)
+    for _ in range(2):
+        other = mw.reshard(weight, NamedSharding(mesh2x4, P(None, ("x", "y"))))
+        with pytest.raises(mw.DeletedArrayError, match="are of the same buffers"):
+            step(other)
 
 
 def test_what_is_closed_over_is_donated_elsewhere(mesh2x4):

@@ -97,6 +97,10 @@ def test_deleted(mesh):
     gone.delete()
     with pytest.raises(DeletedArrayError, match=r"args\[0\]\['x'\]: Array has been deleted"):
         fn({"x": gone})
+    program = fn.partition({"x": uneven(mesh, 17)})
+    for call in (program, program.simulate):
+        with pytest.raises(DeletedArrayError, match=r"args\[0\]\['x'\]: Array has been deleted"):
+            call({"x": gone})
 
 
 @pytest.mark.parametrize("held", [False, True], ids=["given whole", "held uneven"])

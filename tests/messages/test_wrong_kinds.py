@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.extend.core import Primitive
 from jax.sharding import AbstractMesh
@@ -19,6 +20,11 @@ def schedule():
     return mw.Schedule(fn, jax.ShapeDtypeStruct((64, 8), jnp.float32))
 
 
+def fused(**said):
+    s = schedule()
+    return s.fuse([s.find("reduce_sum")[0], s.find("all_reduce")[0]], **said)
+
+
 def registered(**said):
     return mw.register_rule(Primitive("mw_test_of_wrong_kinds"), "i -> i", **said)
 
@@ -29,6 +35,44 @@ CASES = {
     "hoist": (mw.ArgumentError, "handles: 'x'", lambda: schedule().hoist("x")),
     "merge": (mw.ArgumentError, r"handles: \[\]", lambda: schedule().merge([])),
     "bucket": (mw.ArgumentError, "handles: 'sums'", lambda: schedule().bucket("sums")),
+    "a result": (
+        mw.ArgumentError, "slice_state was given numbers that are none: result=1.5",
+        lambda: schedule().slice_state("x", result=1.5),
+    ),
+    "a state": (
+        mw.ArgumentError, "slice_state was given names that are none: 2",
+        lambda: schedule().slice_state(2),
+    ),
+    "no state": (
+        mw.ArgumentError, r"names that are none: \[\]", lambda: schedule().slice_state([]),
+    ),
+    "a state without a name": (
+        mw.ArgumentError, "names that are none: ''", lambda: schedule().slice_state(""),
+    ),
+    "no axes": (
+        mw.ArgumentError, r"a schedule was given names that are none: \(\)",
+        lambda: schedule().find(axes=()),
+    ),
+    "axes": (mw.ArgumentError, "names that are none: 3", lambda: schedule().find(axes=3)),
+    "a source": (mw.ArgumentError, "no text: source=3", lambda: schedule().find(source=3)),
+    "a name": (mw.ArgumentError, "no text: name=3", lambda: fused(name=3)),
+    "a name of a collective": (
+        mw.ArgumentError, "not be found: name='all_reduce'", lambda: fused(name="all_reduce"),
+    ),
+    "a name of a primitive": (
+        mw.ArgumentError, "not be found: name='tanh'", lambda: fused(name="tanh"),
+    ),
+    "states to tune": (
+        mw.ArgumentError, "mw.autotune was given names that are none: 3",
+        lambda: mw.autotune(schedule().program, measure="cost", states=3),  # pyright: ignore
+    ),
+    "a state to tune": (
+        mw.ArgumentError, "'mm' is no argument",
+        lambda: mw.autotune(schedule().program, measure="cost", states="mm"),
+    ),
+    "axes of a verb": (mw.LayoutError, "axes=3", lambda: mw.all_gather(1.0, axes=3)),
+    "axes of a program": (mw.LayoutError, "axes=3", lambda: mw.program(MESH, axes=3)),
+    "an operator": (mw.LayoutError, r"op=\['sum'\]", lambda: mw.all_reduce(1.0, op=["sum"])),
     "a mesh of a program": (
         mw.ArgumentError, "mw.program was given a mesh that is none", lambda: mw.program("x"),
     ),
@@ -37,6 +81,13 @@ CASES = {
         "(?s)budget_s=-1.*finalists='2'.*rounds=0.*hardware='cpu'",
         lambda: mw.autotune(
             None, budget_s=-1, finalists="2", rounds=0, hardware="cpu"  # pyright: ignore
+        ),
+    ),
+    "limits of tuning that are no numbers": (
+        mw.ArgumentError,
+        "(?s)budget_s=True.*finalists=2.5.*rounds=None",
+        lambda: mw.autotune(
+            None, budget_s=True, finalists=2.5, rounds=None  # pyright: ignore
         ),
     ),
     "a type to reshard": (
@@ -61,6 +112,10 @@ CASES = {
         mw.RuleError, "(?s)flops='many'.*local=3", lambda: registered(flops="many", local=3),
     ),
     "a rate": (mw.LayoutError, "rate=1.5", lambda: mw.dropout(jax.random.key(0), 1.0, 1.5)),
+    "a rate of NumPy": (
+        mw.LayoutError, "rate=np.float32",
+        lambda: mw.dropout(jax.random.key(0), 1.0, np.float32(2)),
+    ),
     "a rate below": (mw.LayoutError, "rate=-1", lambda: mw.dropout(jax.random.key(0), 1.0, -1)),
     "a loss": (
         mw.PipelineError, "no function: 3",

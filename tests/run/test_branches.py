@@ -1,4 +1,4 @@
-"""Devices that take different branches, with collectives inside over other axes."""
+"""Devices that take different branches, or trips, with collectives inside over other axes."""
 
 import jax
 import jax.numpy as jnp
@@ -49,8 +49,47 @@ def by_row(x):
     return [lax.cond(chosen, lambda v: lax.psum(v, "z"), lambda v: v * lax.axis_index("y"), x)]
 
 
+def by_trips(x):
+    """Halves along x leave a loop after trips of their own; inside all of a half meet."""
+
+    def step(i, v):
+        half = lax.cond(lax.axis_index("z") < 1, lambda v: lax.psum(v, "y") / 2, jnp.sin, v)
+        return half + lax.psum(v, ("y", "z")) / 4 + i
+
+    return [lax.fori_loop(0, lax.axis_index("x") * 2 + 1, step, x)]
+
+
+def by_data(x):
+    """A test that sends itself, and pairs along x that leave one after another."""
+    first = lax.pmax(jnp.abs(x), ("y", "z")) + 1
+    return [
+        lax.while_loop(lambda v: lax.pmin(v.min(), "z") < 90, lambda v: v + lax.psum(v, "y"), first)
+    ]
+
+
+def entered_by_some(x):
+    """Loops that would not end for those who do not enter them; the inner one sends nothing."""
+
+    def sending(v):
+        grown = lax.while_loop(
+            lambda v: lax.pmax(v.max(), "z") < 90, lambda v: v * (1 + lax.axis_index("x")), v
+        )
+        return lax.psum(grown, "y")
+
+    def own(v):
+        halved = lax.while_loop(lambda v: v.max() > 1, lambda v: v / (2 - lax.axis_index("x")), v)
+        return halved + lax.psum(v, "z")
+
+    first = lax.pmax(jnp.abs(x), ("y", "z")) + 1
+    v = lax.cond(lax.axis_index("x") > 0, sending, lambda v: v, first)
+    return [lax.cond(lax.axis_index("x") < 1, own, lambda v: v, v)]
+
+
+FUNCTIONS = [by_stage, by_number, by_row, by_trips, by_data, entered_by_some]
+
+
 @pytest.mark.parametrize("compiled", [True, False])
-@pytest.mark.parametrize("function", [by_stage, by_number, by_row])
+@pytest.mark.parametrize("function", FUNCTIONS)
 def test_own_branches_are_those_of_real_devices(function, compiled):
     x = np.random.default_rng(0).standard_normal((16, 3)).astype(np.float32)
     axes = list(zip(CUBE.names, CUBE.sizes, strict=True))

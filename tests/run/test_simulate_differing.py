@@ -33,11 +33,22 @@ def test_disagreement_on_a_predicate(compiled):
     assert lines[1:] == [
         "  - (x=0): 1",
         "  - (x=1): 0",
-        "Its body holds collectives, which every device must run in the same order; on real"
-        " devices this program would hang or give wrong numbers.",
+        "Its body holds collectives along axes over which it differs, which devices must run in the"
+        " same order; on real devices this program would hang or give wrong numbers.",
         "Compute the predicate from values that are replicated, or reduce it with psum or pmax"
         " first.",
     ]
+
+
+def test_disagreement_on_a_trip():
+    def function(x):
+        return [lax.fori_loop(0, lax.axis_index("y") + 2, lambda i, v: lax.psum(v, both), x)]
+
+    both, places = ("x", "y"), sharding("x y z")
+    with pytest.raises(ReplicationError, match="on the predicate of while") as caught:
+        jaxpr = trace(function, CUBE, (1,))
+        simulate(jaxpr, CUBE, [places], [places], [(8,)], [numbers(8)])
+    assert str(caught.value).splitlines()[1:3] == ["  - (y=0): False", "  - (y=1): True"]
 
 
 def test_padding_is_garbage():

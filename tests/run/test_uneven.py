@@ -238,6 +238,13 @@ def test_keys(mesh):
     np.testing.assert_array_equal(jax.random.key_data(array.value), jax.random.key_data(keys)[:5])
 
 
+def test_dlpack_is_that_of_an_array_on_several_devices(array):
+    for call in (np.from_dlpack, lambda a: a.__dlpack_device__()):
+        for several in (array, array.padded):
+            with pytest.raises(BufferError, match=r"unsharded arrays|singular device"):
+                call(several)
+
+
 def test_unknown_attributes(array):
     assert "mean" in dir(array)
     for name in ("no_such_thing", "_private", "__cuda_array_interface__"):
@@ -259,6 +266,9 @@ def test_wrong_padding_is_refused(mesh):
         UnevenArray(zeros, (17,))
     with pytest.raises(ValueError, match=r"is not \(20, 2\) with padding"):
         UnevenArray(zeros, (20, 2))
+    with pytest.raises(ValueError, match=r"\(17.0, 2\) is no shape: its sizes are whole numbers"):
+        UnevenArray(zeros, (17.0, 2))  # pyright: ignore
+    assert repr(UnevenArray(zeros, np.array([17, 2])).shape) == "(17, 2)"
     with pytest.raises(ValueError, match="sharded by a NamedSharding, not by SingleDevice"):
         UnevenArray(jax.device_put(np.zeros(4), jax.devices()[0]), (3,))
     with pytest.raises(ValueError, match="sharded by a NamedSharding, not by None"):

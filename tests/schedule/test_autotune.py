@@ -67,7 +67,9 @@ def test_finalists_are_timed_and_compared(mesh8):
 
     args = (random(8, SIZE), random(SIZE), random(SIZE, seed=1))
     program = mw.SpmdProgram.from_shard_map(step, mesh8, (P("x"), P(), P()), (P(), P()), *args)
-    tuned = mw.autotune(program, *args, rounds=2, finalists=2)
+    tuned = mw.autotune(
+        program, *args, rounds=np.int8(2), finalists=np.int64(2), budget_s=np.float32(60)
+    )
     timed = [c for c in tuned.candidates if c.measured_s is not None]
     assert len(timed) >= 2
     assert tuned.best is timed[0]

@@ -3,6 +3,7 @@
 import contextlib
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
@@ -110,13 +111,35 @@ def test_a_script_keeps_what_was_not_to_be_padded():
         mw.Schedule(adam(61).program).run(s.script())
 
 
+SPLIT = "def schedule(s):\n    s.split(s.find('all_reduce')[0])\n"
+
+
+def then(rest):
+    def schedule(s):
+        s.split(s.find("all_reduce")[0])
+        rest(s)
+
+    return schedule
+
+
+def unpacked(first, second):
+    pass
+
+
 @pytest.mark.parametrize(
     ("script", "error", "text"),
     [
         ("autoo", mw.ArgumentError, "no script.*autoo"),
         ("def schedule(s:", mw.ArgumentError, "no script"),
         ("def other(s): pass", mw.ArgumentError, "called `schedule`"),
+        ("schedule = 1 / 0", mw.ArgumentError, "no script.*ZeroDivisionError"),
         (lambda s: s.split(s.find("all_reduce")[3]), mw.IllegalMove, "does not fit step"),
+        (then(lambda s: s.find("all_gather")[1]), mw.IllegalMove, "does not fit step"),
+        (then(lambda s: unpacked(*s.find("all_gather"))), TypeError, "missing 1"),
+        (f"{SPLIT}    a, b = s.find('all_gather')", mw.IllegalMove, "not enough values to unpack"),
+        (f"{SPLIT}    {{}}['m']", mw.IllegalMove, "takes what is not there: 'm'"),
+        (f"{SPLIT}    s.nomove()", AttributeError, "nomove"),
+        (f"{SPLIT}    s.split(nothing)", NameError, "nothing"),
     ],
 )
 def test_scripts_that_do_not_fit(script, error, text):
@@ -124,6 +147,16 @@ def test_scripts_that_do_not_fit(script, error, text):
     with pytest.raises(error, match=text):
         s.run(script)
     assert s.script() == mw.Schedule(adam().program).script()
+
+
+@pytest.mark.parametrize("number", [np.int64, np.uint8, jnp.int32, np.array])
+def test_numbers_of_any_kind_are_written_as_pythons(number):
+    s = mw.Schedule(adam(64).program)
+    s.split(s.find("all_reduce")[0], dim=number(0))
+    s.overlap(s.find("sqrt"), chunks=number(2))
+    assert "dim=0)" in s.script()
+    assert "chunks=2)" in s.script()
+    assert mw.Schedule(adam(64).program).run(s.script()).script() == s.script()
 
 
 def test_names_of_a_script_are_names():

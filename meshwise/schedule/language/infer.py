@@ -201,7 +201,7 @@ def _needs_whole(
     kept: Sequence[DimAxes],
     scene: Scene,
 ) -> Exception:
-    offenders = []
+    offenders, sizes = [], set[int]()
     for atom, layout, wanted, of_dims in zip(
         eqn.invars, operands, kept, factors.operands, strict=True
     ):
@@ -209,7 +209,16 @@ def _needs_whole(
             permuted = any(f in factors.permuted for f in of_dims[dim])
             if axes and (permuted or wanted[dim] != axes):
                 size = shape_of(atom)[dim]
+                sizes.add(size)
                 offenders.append(f"{scene.text(atom)}; dim {dim} of {size} is needed whole")
+    if sizes == {1}:
+        return refuse(
+            eqn,
+            offenders,
+            "A dim of one element has no parts: the first device has all of it, and the others "
+            "nothing to compute with. Only verbs take it sliced.",
+            "mw.all_gather the value first, or slice along another dim (mw.all_to_all).",
+        )
     return refuse(
         eqn,
         offenders,

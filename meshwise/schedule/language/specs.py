@@ -175,7 +175,16 @@ def as_spec(value: Any) -> LayoutSpec:
 
 
 def axes_of(axes: str | Sequence[str] | None) -> Axes | None:
-    """One axis, or several, as a tuple; None stays None."""
+    """One axis, or several, as a tuple; None stays None. Raises `LayoutError`."""
+    if not _are_names(axes):
+        raise LayoutError(
+            message(
+                "Axes were expected",
+                [f"axes={axes!r:.60}"],
+                "Axes are the name of an axis of the mesh, or several.",
+                'For example axes="data", or axes=("data", "model").',
+            )
+        )
     return (axes,) if isinstance(axes, str) else axes if axes is None else tuple(axes)
 
 

@@ -10,11 +10,13 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from meshwise._jax import Primitive, array_type
 from meshwise._jax.verbs import new_verb
 from meshwise.errors import LayoutError, message
 from meshwise.ir.sharding import Reduction
+from meshwise.ir.whole_numbers import whole
 from meshwise.schedule.language.specs import REDUCTIONS, axes_of
 
 Tree = TypeVar("Tree")
@@ -74,7 +76,9 @@ def reduce_scatter(
     A dim that does not divide is padded.
     """
     reduction = _operator("reduce_scatter", op, x)
-    return _bind(reduce_scatter_p, x, dim=dim, op=reduction, axes=axes_of(axes))
+    return _bind(
+        reduce_scatter_p, x, dim=_whole("reduce_scatter", dim=dim), op=reduction, axes=axes_of(axes)
+    )
 
 
 def all_gather(x: Tree, axes: str | Sequence[str] | None = None) -> Tree:
@@ -84,7 +88,7 @@ def all_gather(x: Tree, axes: str | Sequence[str] | None = None) -> Tree:
 
 def all_to_all(x: Tree, dim: int, axes: str | Sequence[str] | None = None) -> Tree:
     """The parts cut along another dim: Sliced(d) becomes Sliced(dim)."""
-    return _bind(all_to_all_p, x, dim=dim, axes=axes_of(axes))
+    return _bind(all_to_all_p, x, dim=_whole("all_to_all", dim=dim), axes=axes_of(axes))
 
 
 def broadcast(x: Tree, root: int = 0, axes: str | Sequence[str] | None = None) -> Tree:
@@ -92,7 +96,7 @@ def broadcast(x: Tree, root: int = 0, axes: str | Sequence[str] | None = None) -
 
     Over several axes `root` counts their devices, major to minor.
     """
-    return _bind(broadcast_p, x, root=root, axes=axes_of(axes))
+    return _bind(broadcast_p, x, root=_whole("broadcast", root=root), axes=axes_of(axes))
 
 
 def reduce(
@@ -102,7 +106,8 @@ def reduce(
 
     Other devices hold what the reduction leaves there: sums of some of the terms, of no use.
     """
-    return _bind(reduce_p, x, root=root, op=_operator("reduce", op, x), axes=axes_of(axes))
+    number = _whole("reduce", root=root)
+    return _bind(reduce_p, x, root=number, op=_operator("reduce", op, x), axes=axes_of(axes))
 
 
 def send(x: Tree, axis: str, shift: int = 1) -> Tree:
@@ -110,7 +115,8 @@ def send(x: Tree, axis: str, shift: int = 1) -> Tree:
 
     The first `shift` devices (the last ones, for a negative shift) get zeros.
     """
-    return _bind(send_p, x, axis=axis, shift=shift)
+    axes_of(axis)
+    return _bind(send_p, x, axis=axis, shift=_whole("send", shift=shift))
 
 
 def update(target: Tree, value: Tree) -> Tree:
@@ -165,7 +171,7 @@ def dropout(key: Any, x: jax.Array, rate: float) -> jax.Array:
     >>> dropout(jax.random.key(0), jnp.ones(4), 0.0).tolist()
     [1.0, 1.0, 1.0, 1.0]
     """
-    is_known = isinstance(rate, int | float)
+    is_known = isinstance(rate, int | float | np.number)
     if is_known and not 0 <= rate < 1:
         raise LayoutError(
             message(
@@ -186,6 +192,22 @@ def _bind(primitive: Primitive, x: Any, **params: Any) -> Any:
     return jax.tree.map(lambda leaf: primitive.bind(leaf, **params), arrays)
 
 
+def _whole(verb: str, **given: Any) -> int:
+    """The whole number that is given under a name."""
+    ((name, value),) = given.items()
+    number = whole(value)
+    if number is None:
+        raise LayoutError(
+            message(
+                f"mw.{verb} was given a number that is none",
+                [f"{name}={value!r:.60}"],
+                "A dim, a root and a shift are whole numbers that are known when it is traced.",
+                "Give it as an int.",
+            )
+        )
+    return number
+
+
 def _arrays(verb: str, x: Any) -> Any:
     """The tree with each leaf an array. Raises `LayoutError` where one is none."""
     offenders = [f"{leaf!r:.60}" for leaf in jax.tree.leaves(x) if array_type(leaf) is None]
@@ -203,7 +225,7 @@ def _arrays(verb: str, x: Any) -> Any:
 
 def _operator(verb: str, op: str, x: Any) -> Reduction:
     """The operator, where there is one of that name for the values' types."""
-    if op not in REDUCTIONS:
+    if not isinstance(op, str) or op not in REDUCTIONS:
         raise LayoutError(
             message(
                 f"mw.{verb} was given an operator that is none",

@@ -134,6 +134,17 @@ def test_what_needs_a_dim_whole(name):
     assert text.endswith(f"dim 0 of 6 is needed whole\n{MIXES}")
 
 
+@pytest.mark.parametrize("name", ["sort", "mul", "transpose"])
+def test_a_dim_of_one_element_has_no_parts(name):
+    fn = {"sort": MIXING["sort"], "mul": lambda x: x * 2, "transpose": lambda x: x.T}[name]
+    assert refused(ONE, fn, random(3, 1), x=S1) == (
+        f"{name} at HERE {GIVEN} f32[3,1], argument x, is Sliced(1) over d; dim 1 of 1 is needed "
+        "whole\nA dim of one element has no parts: the first device has all of it, and the others "
+        "nothing to compute with. Only verbs take it sliced.\n"
+        "mw.all_gather the value first, or slice along another dim (mw.all_to_all)."
+    )
+
+
 def test_a_window_over_slices():
     layouts = {"x": mw.Sliced(2)}
     args = random(1, 1, 8, 8), random(1, 1, 3, 3)

@@ -3,6 +3,8 @@
 # ruff: noqa: PLW0108  (a lambda has a line of its own, which messages name)
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 
@@ -206,3 +208,29 @@ def test_values_that_are_no_arrays(verb):
         "A verb takes an array, or a tree of arrays, and then what is said of it.\n"
         f'Write mw.{verb}(x, ...) with the value first, and axes by name: axes="data".'
     )
+
+
+NUMBERS = {
+    "dim=1.5": lambda x: mw.reduce_scatter(x, dim=1.5),
+    "dim=None": lambda x: mw.all_to_all(x, dim=None),
+    "root=1.5": lambda x: mw.broadcast(x, root=1.5),
+    "root=True": lambda x: mw.reduce(x, root=True),
+    "root=JitTracer(int32[])": lambda x: mw.broadcast(x, root=jnp.int32(1)),
+    "shift='1'": lambda x: mw.send(x, "d", "1"),
+}
+
+
+@pytest.mark.parametrize("given", NUMBERS)
+def test_numbers_that_are_none(given):
+    text = refused(ONE, NUMBERS[given], random(4, 8), x=L)
+    assert text.splitlines()[0].endswith(f" was given a number that is none: {given}")
+
+
+def test_numbers_of_any_kind():
+    root = jnp.int32(1)
+
+    def fn(x):
+        return mw.send(mw.broadcast(x, root=root) + x, "d", np.int8(1)).sum()
+
+    program = mw.program(ONE, layouts={"x": L})(fn).partition(random(4, 8))
+    assert "ppermute" in str(program)
