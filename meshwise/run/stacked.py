@@ -62,7 +62,12 @@ def is_collective(eqn: _jax.JaxprEqn, mesh: Mesh) -> bool:
 
 
 def sends_over(eqn: _jax.JaxprEqn, mesh: Mesh) -> Axes:
-    """The axes along which devices must run an equation together (bodies not looked into)."""
+    """The axes along which devices must run an equation together (bodies not looked into).
+
+    For a permute all devices meet, on CPU at least, whatever axes it is over.
+    """
+    if COLLECTIVES.get(eqn.primitive.name) is _ppermute:
+        return mesh.names
     if not is_collective(eqn, mesh) or COLLECTIVES.get(eqn.primitive.name) in (
         _axis_index,
         _as_it_is,

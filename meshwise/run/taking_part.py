@@ -52,8 +52,9 @@ def agreed(value: Stacked, part: Stacked | None, eqn: _jax.JaxprEqn, mesh: Mesh)
                 f"({', '.join(f'{a}={i}' for a, i in zip(axes, place, strict=True))}): {v}"
                 for place, v in zip(places, values, strict=True)
             ],
-            "Its body holds collectives along axes over which it differs, which devices must run in"
-            " the same order; on real devices this program would hang or give wrong numbers.",
+            "Its body holds collectives along axes over which it differs, or permutes (for which"
+            " all devices meet), which devices must run in the same order; on real devices this"
+            " program would hang or give wrong numbers.",
             "Compute the predicate from values that are replicated, or reduce it with"
             " psum or pmax first.",
         )

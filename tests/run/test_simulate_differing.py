@@ -33,11 +33,27 @@ def test_disagreement_on_a_predicate(compiled):
     assert lines[1:] == [
         "  - (x=0): 1",
         "  - (x=1): 0",
-        "Its body holds collectives along axes over which it differs, which devices must run in the"
-        " same order; on real devices this program would hang or give wrong numbers.",
+        "Its body holds collectives along axes over which it differs, or permutes (for which all"
+        " devices meet), which devices must run in the same order; on real devices this program"
+        " would hang or give wrong numbers.",
         "Compute the predicate from values that are replicated, or reduce it with psum or pmax"
         " first.",
     ]
+
+
+def test_all_devices_meet_for_a_permute():
+    """Those in other branches too, whatever axes it is over."""
+
+    def function(x):
+        def sent(v):
+            return lax.ppermute(v, "y", [(0, 1), (1, 0)])
+
+        return [lax.cond(lax.axis_index("x") < 1, sent, lambda v: v, x)]
+
+    places = sharding("x y z")
+    with pytest.raises(ReplicationError, match="on the predicate of cond"):
+        jaxpr = trace(function, CUBE, (1,))
+        simulate(jaxpr, CUBE, [places], [places], [(8,)], [numbers(8)])
 
 
 def test_disagreement_on_a_trip():
