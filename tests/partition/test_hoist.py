@@ -118,3 +118,44 @@ def test_what_an_outer_loop_has_an_inner_one_has_too():
 def test_nothing_is_said_of_loops_that_read_nothing_else():
     step = mw.jit(lambda x: lax.fori_loop(0, 3, lambda i, x: x * 2, x), mesh=mesh_of(8))
     assert not step.partition(jax.ShapeDtypeStruct((8,), np.float32)).per_device.loop_reads
+
+
+def rows_and_columns(w, h, g):
+    """Rows of `h` meet all of `w`, columns of `g` a part: a slice of what is gathered for `h`."""
+    return lax.scan(
+        lambda c, _: ((jnp.tanh(c[0] @ w), jnp.tanh(c[1] * w)), None), (h, g), length=STEPS
+    )[0]
+
+
+def columns_then_rows(w, h, g):
+    """The loop reads columns of `w` alone: of what is gathered for `h`, after it."""
+    g = lax.scan(lambda g, _: (jnp.tanh(g * w), None), g, length=STEPS)[0]
+    return jnp.tanh(h @ w), g
+
+
+@pytest.mark.parametrize(
+    ("function", "gathers_within"),
+    [(rows_and_columns, [STEPS]), (columns_then_rows, [1, STEPS])],
+)
+@pytest.mark.parametrize("hoist_bytes", [None, HELD, HELD - 1, 0])
+def test_a_slice_is_made_before_a_loop_only_with_what_it_is_of(
+    function, gathers_within, hoist_bytes
+):
+    """It sends nothing itself; what it is a slice of is gathered, and counts."""
+    args = ARGS[0], reals(2048, SIZE), ARGS[1]
+    shardings = (P("x"), P("x"), P(None, "x"))
+    step = mw.jit(
+        function,
+        mesh=mesh_of(8),
+        in_shardings=shardings,
+        out_shardings=shardings[1:],
+        hoist_bytes=hoist_bytes,
+    )
+    found = step.partition(*args)
+    fits = hoist_bytes is None or hoist_bytes >= HELD
+    gathers = [c.count for c in found.collectives if c.kind == "all_gather"]
+    assert sorted(gathers) == ([1] if fits else gathers_within)
+    where = "once before it" if fits else f"in each of its {STEPS} steps"
+    (read,) = found.per_device.loop_reads
+    assert f"{where}, {GATHER:,} bytes sent each time, {HELD:,} held" in read
+    assert_same(found.simulate(*args), function(*args), 1e-5)
