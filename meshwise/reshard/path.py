@@ -89,8 +89,7 @@ def shortest_path(
     came: dict[State, tuple[State, Move]] = {}
     queue: list[_Waiting] = [(haste * bounds.cost(start), 0, 0, start, False)]
     left: dict[State, float] = {}  # at what cost the moves from a state were looked at
-    late = _rounds_from(bounds)
-    number, tried = itertools.count(1), 0
+    late, number, tried = _rounds_from(bounds), itertools.count(1), 0
     while queue:
         rank, length, _, state, rounds = heapq.heappop(queue)
         if rank >= below:
@@ -118,11 +117,9 @@ def shortest_path(
                 least = max(late, cost + haste * bounds.cost(state)) * (1 + _ROUNDING)
                 heapq.heappush(queue, (least, length, next(number), state, True))
         for move in options:
-            if move.peak_bytes > cap:
-                continue
             new_cost = cost + move.cost
-            known = costs.get(move.state, below)
-            if new_cost >= known * (1 - _ROUNDING):
+            known = costs.get(move.state, below) * (1 - _ROUNDING)
+            if move.peak_bytes > cap or new_cost >= known:
                 continue
             least = new_cost + haste * bounds.cost(move.state)
             if least >= below:

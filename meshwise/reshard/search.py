@@ -25,8 +25,11 @@ from meshwise.reshard.problem import Problem
 from meshwise.reshard.steps import gathered_in_turn, steps_of
 from meshwise.reshard.turned import straightened, turned_seconds
 
-# Moves that are looked at in each search for a plan: about a second.
+# Moves that are looked at in each search for a plan: about a second. Thousands of reshards are
+# priced for one program, of which it takes a few: fewer moves are looked at for a price, where
+# they are not those of a smaller problem, found once for many.
 MOST_MOVES = 20_000
+MOST_PRICED_MOVES = 2_500
 
 # How many times what is left counts where any path that fits is looked for: better ones, then soon.
 _HASTES = 4.0, 64.0
@@ -92,16 +95,16 @@ def plan_within_shards(asked: Reshard) -> ReshardPlan:
 
 @lru_cache(maxsize=1 << 17)
 def reshard_cost(asked: Reshard) -> float:
-    """Seconds of the best plan that takes no dim apart, with the price of bytes that come first.
+    """Seconds of the best plan found soon that takes no dim apart, bytes that come first priced.
 
-    `plan_reshard` gives that plan or one that costs less, and sends no more.
+    `plan_reshard` looks at more moves, and gives that plan or one that costs less.
     """
     if asked.source.turned:
         return turned_seconds(asked)
     sending = _sending(asked)
     if sending is None:
         return 0.0
-    best, _ = _best(sending, None)
+    best, _ = _best(sending, None, is_price=True)
     return best.path.cost / asked.hardware.link_bytes_per_s
 
 
@@ -146,19 +149,22 @@ class _Found:
         return self.excess(max_bytes), round(self.path.cost, 3), len(self.path.moves)
 
 
-def _best(asked: Reshard, max_bytes: int | None) -> tuple[_Found, list[Level]]:
+def _best(
+    asked: Reshard, max_bytes: int | None, is_price: bool = False
+) -> tuple[_Found, list[Level]]:
     """The best path of all levels, and the levels up to the first that meets the bound."""
     seen = [_first_level(asked)]
-    path, meets_bound = solve(seen[0].whole[0], max_bytes)
+    path, meets_bound = solve(seen[0].whole[0], max_bytes, is_price)
     best = _Found(path, *seen[0].whole)
     if meets_bound:
         return best, seen
     for level in islice(levels(asked), 1, None):
         seen.append(level)
         if best.excess(max_bytes):
-            path, meets_bound = solve(level.whole[0], max_bytes)
+            path, meets_bound = solve(level.whole[0], max_bytes, is_price)
         else:
-            path, meets_bound = _solve_below(level.whole[0], max_bytes, best.path.cost)
+            below = best.path.cost
+            path, meets_bound = _solve_below(level.whole[0], max_bytes, below, is_price)
         if path is not None:
             best = min(best, _Found(path, *level.whole), key=lambda one: one.rank(max_bytes))
         if meets_bound:
@@ -202,6 +208,7 @@ def _better_path(
     cap: int,
     below: float = math.inf,
     with_rounds: bool = False,
+    most_moves: int = MOST_MOVES,
     haste: float = 1.0,
 ) -> Path | None:
     """A path of less cost than one that there is, if it is found soon.
@@ -209,13 +216,15 @@ def _better_path(
     By default without rounds, which would be those of the array as it is.
     """
     try:
-        return shortest_path(moves, cap, below, with_rounds, MOST_MOVES, haste)
+        return shortest_path(moves, cap, below, with_rounds, most_moves, haste)
     except SearchTooLong:
         return None
 
 
 @lru_cache(maxsize=1 << 14)
-def solve(problem: Problem, max_bytes: int | None = None) -> tuple[Path, bool]:
+def solve(
+    problem: Problem, max_bytes: int | None = None, is_price: bool = False
+) -> tuple[Path, bool]:
     """A path of a canonical problem, the cheapest that is found soon; and whether none is better.
 
     Without `max_bytes` it keeps the memory law, with the padding of a gathered dim; with it, it
@@ -224,39 +233,42 @@ def solve(problem: Problem, max_bytes: int | None = None) -> tuple[Path, bool]:
     moves = moves_of(problem)
     narrow = moves_of(replace(problem, is_narrow=True))
     cap = max(_allowed(moves, max_bytes), moves.end_bytes)  # the ends fit in no less
+    most_moves = _most_moves(moves, is_price)
     try:
-        path = shortest_path(moves, cap, most_moves=MOST_MOVES) or _of_little_peak(moves)
+        path = shortest_path(moves, cap, most_moves=most_moves)
+        path = path or _of_little_peak(moves, most_moves)
     except SearchTooLong:
-        path = _soon(moves, narrow, cap) or _of_little_peak(narrow)
+        path = _soon(moves, narrow, cap, most_moves) or _of_little_peak(narrow)
     return path, _meets_bound(path, problem, max_bytes)
 
 
-def _soon(moves: Moves, narrow: Moves, cap: int) -> Path | None:
+def _soon(moves: Moves, narrow: Moves, cap: int, most_moves: int) -> Path | None:
     """A path within the memory allowed, where it would take long to find the cheapest.
 
     It is the cheapest of those that only come closer to the target, without rounds; or else any.
     """
     path = shortest_path(narrow, cap, with_rounds=False)
     for haste in _HASTES:
-        path = path or _better_path(moves, cap, with_rounds=True, haste=haste)
+        path = path or _better_path(moves, cap, math.inf, True, most_moves, haste)
     return path
 
 
-def _of_little_peak(moves: Moves) -> Path:
+def _of_little_peak(moves: Moves, most_moves: float = math.inf) -> Path:
     """The cheapest path through the smallest arrays that do without rounds, if these are told."""
-    is_narrow = moves.problem.is_narrow
-    most_moves = math.inf if is_narrow else MOST_MOVES
-    cap = least_peak(moves, MOST_MOVES)
-    path = shortest_path(moves, cap, with_rounds=not is_narrow, most_moves=most_moves)
+    cap, with_rounds = least_peak(moves, MOST_MOVES), not moves.problem.is_narrow
+    path = shortest_path(moves, cap, with_rounds=with_rounds, most_moves=most_moves)
     assert path is not None, f"no path: {moves.problem}"
     return path
 
 
 @lru_cache(maxsize=1 << 14)
-def _solve_below(problem: Problem, max_bytes: int | None, below: float) -> tuple[Path | None, bool]:
+def _solve_below(
+    problem: Problem, max_bytes: int | None, below: float, is_price: bool
+) -> tuple[Path | None, bool]:
     """As `solve`, where a path that fits and costs `below` is in hand; None where none is found."""
     moves = moves_of(problem)
-    path = _better_path(moves, _allowed(moves, max_bytes), below, with_rounds=True)
+    most_moves = _most_moves(moves, is_price)
+    path = _better_path(moves, _allowed(moves, max_bytes), below, True, most_moves)
     return path, path is not None and _meets_bound(path, problem, max_bytes)
 
 
@@ -275,6 +287,10 @@ def _sends_least(found: _Found) -> bool:
 
 def _bounds(problem: Problem, max_bytes: int | None) -> Bounds:
     return bounds_of(problem, _allowed(moves_of(problem), max_bytes))
+
+
+def _most_moves(moves: Moves, is_price: bool) -> int:
+    return MOST_PRICED_MOVES if is_price and not moves.is_regular else MOST_MOVES
 
 
 def _allowed(moves: Moves, max_bytes: int | None) -> int:
