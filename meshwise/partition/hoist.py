@@ -25,19 +25,21 @@ Copy = tuple[Var, Sharding]
 class LoopRead:
     """One value that a loop reads in another sharding, and where that copy is made.
 
-    `held_bytes` is the copy on each device, `wire_bytes` what a device sends for it each time.
+    `held_bytes` is the copy on each device, `wire_bytes` what a device sends for it each time;
+    `trips` is None where only the data knows how often the loop runs.
     """
 
     loop: str
     value: str
     held_bytes: int
     wire_bytes: float
-    trips: int
+    trips: int | None
     is_before: bool
 
     def __str__(self) -> str:
         """One line, e.g. `scan at train.py:12: f32[16,16] [x, -] -> [-, -] once before it, ...`."""
-        where = "once before it" if self.is_before else f"in each of its {self.trips} steps"
+        steps = "step" if self.trips is None else f"of its {self.trips} steps"
+        where = "once before it" if self.is_before else f"in each {steps}"
         return (
             f"{self.loop}: {self.value} {where}, {self.wire_bytes:,.0f} bytes sent each time, "
             f"{self.held_bytes:,} held"
@@ -88,7 +90,7 @@ def read_before(
             f"{var.aval.str_short(short_dtypes=True)} {sources[var, sharding]} -> {sharding}",
             send.held_bytes,
             send.wire_bytes,
-            control.trips,
+            control.trips if control.are_trips_known else None,
             (var, sharding) in before,
         )
         for (var, sharding), send in sent.items()

@@ -51,6 +51,26 @@ def test_the_report_says_which():
     assert f"in each of its {STEPS} steps, {GATHER:,} bytes sent each time, {HELD:,} held" in text
 
 
+@pytest.mark.parametrize(("hoist_bytes", "where"), [(0, "in each step"), (None, "once before it")])
+def test_no_steps_are_counted_that_only_the_data_knows(hoist_bytes, where):
+    def function(w, h, steps):
+        state = h, 0
+        return lax.while_loop(
+            lambda state: state[1] < steps,
+            lambda state: (jnp.tanh(state[0] @ w), state[1] + 1),
+            state,
+        )[0]
+
+    step = mw.jit(
+        function, mesh=mesh_of(8), in_shardings=(P("x"), P("x"), P()), hoist_bytes=hoist_bytes
+    )
+    found = step.partition(ARGS[0], reals(2048, SIZE), 3)
+    text = " ".join(found.explain().split())
+    assert f"{where}, {GATHER:,} bytes sent each time, {HELD:,} held" in text
+    says_so = "in 1 collective; a `while` counts for one trip" in text
+    assert says_so == (hoist_bytes == 0) and found.wire_bytes == GATHER
+
+
 def test_a_branch_gathers_for_itself():
     """What only a branch reads is not gathered where the branch is not taken."""
 
