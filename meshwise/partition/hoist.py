@@ -15,8 +15,7 @@ from meshwise.cost.hardware import Hardware
 from meshwise.ir.bodies import Item, Nested
 from meshwise.ir.program import itemsize_of, shape_of
 from meshwise.ir.sharding import Sharding, local_bytes
-from meshwise.reshard.plan import Reshard
-from meshwise.reshard.search import plan_reshard
+from meshwise.partition.reshards import plan_of_edge
 
 Copy = tuple[Var, Sharding]
 
@@ -108,9 +107,8 @@ class _Send:
 
 def _send(plan: Plan, copy: Copy, source: Sharding, hardware: Hardware) -> _Send:
     var, sharding = copy
-    what = shape_of(var), itemsize_of(var), plan.program.mesh
-    wire = plan_reshard(Reshard(*what, source, sharding, hardware)).wire_bytes
-    return _Send(local_bytes(*what[:2], sharding, what[2]), wire)
+    held = local_bytes(shape_of(var), itemsize_of(var), sharding, plan.program.mesh)
+    return _Send(held, plan_of_edge(plan, var, (source, sharding), hardware).wire_bytes)
 
 
 def _made_of(copy: Copy, sources: Mapping[Copy, Sharding], known: Container[Copy]) -> list[Copy]:

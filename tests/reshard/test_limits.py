@@ -93,3 +93,28 @@ def test_a_step_accepts_what_a_plan_does() -> None:
     x = jnp.arange(35, dtype=jnp.float32).reshape(shape)
     found = step.partition(jax.ShapeDtypeStruct(shape, x.dtype))
     assert (found.simulate(x) == x).all()
+
+
+WITHIN = [  # mesh, shape, before, after, limit: within it parts of an axis go ways of their own
+    ((6, 2), (31, 6), P("y"), P(("y", "x")), 428),
+    ((4, 2), (12,), P("y"), P(("x", "y")), 25),
+    ((6, 2), (61, 67), P(None, ("y", "x")), P("x", "y"), 1580),
+    ((6, 2), (9, 16), P("x", "y"), P(None, "x"), 115),
+]
+
+
+@pytest.mark.parametrize(("sizes", "shape", "source", "target", "limit"), WITHIN)
+def test_a_step_sends_what_a_plan_within_the_limit_does(
+    sizes: tuple[int, ...], shape: tuple[int, ...], source: P, target: P, limit: int
+) -> None:
+    """Its mesh has the axes that this plan takes apart, not those of one without a limit."""
+    mesh = AbstractMesh(sizes, ("x", "y"))
+    ends = source, target
+    plan = mw.reshard_plan(shape, "float32", mesh, *ends, max_bytes=limit, hardware=GENERIC)
+    step = mw.jit(
+        lambda x: mw.reshard(x, target, max_bytes=limit),
+        mesh=mesh,
+        in_shardings=source,
+        out_shardings=target,
+    )
+    assert step.partition(jax.ShapeDtypeStruct(shape, jnp.float32)).wire_bytes == plan.wire_bytes
