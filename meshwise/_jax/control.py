@@ -77,6 +77,11 @@ class Control:
             return self.eqn.params["length"]
         return ASSUMED_TRIPS if self.name == "while" else 1
 
+    @property
+    def are_trips_known(self) -> bool:
+        """Whether more than the data knows how often a body runs."""
+        return self.name != "while"
+
     def __repr__(self) -> str:
         return f"{self.name}_{id(self.eqn) & 0xFFF:x}"
 

@@ -68,7 +68,7 @@ def reshard(
 
     Raises:
         HintError, TreeError, ArgumentError, MeshError: for what does not fit.
-        MemoryLimitError: where `max_bytes` is too little; it says the least possible.
+        MemoryLimitError: where no way within `max_bytes` is found; it says the least found.
 
     >>> mesh = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
     >>> rows = jax.device_put(np.arange(8.0), NamedSharding(mesh, PartitionSpec("x")))
@@ -201,7 +201,7 @@ def reshard_plan(
 
     Raises:
         HintError, MeshError: for what does not fit.
-        MemoryLimitError: where `max_bytes` is too little.
+        MemoryLimitError: where no plan within `max_bytes` is found.
 
     >>> mesh = AbstractMesh((2, 4), ("x", "y"))
     >>> plan = reshard_plan((64, 64), "int8", mesh, PartitionSpec("x"), PartitionSpec(None, "y"))

@@ -112,7 +112,7 @@ class SpmdProgram:
 
     @property
     def wire_bytes(self) -> float:
-        """Bytes each device sends in one call, loop trips included."""
+        """Bytes each device sends in one call, trips of loops included; a `while` counts once."""
         return self.per_device.wire_bytes
 
     @cached_property

@@ -18,6 +18,7 @@ from meshwise._jax import (
     Literal,
     Var,
     carry_p,
+    hint_p,
     next_p,
     number_key,
     source_summary,
@@ -117,6 +118,16 @@ class Program:
             for index, eqn in enumerate(self.equations)
             if eqn.primitive is next_p
         }
+
+    @cached_property
+    def most_bytes(self) -> dict[Var, int]:
+        """What a device may hold of a value while it is resharded, where a hint says so."""
+        found: dict[Var, int] = {}
+        for eqn in self.equations:
+            limit = eqn.params.get("max_bytes") if eqn.primitive is hint_p else None
+            if limit is not None and isinstance(var := eqn.invars[0], Var):
+                found[var] = min(limit, found.get(var, limit))
+        return found
 
     def source(self, equation: int) -> str:
         """The user's line that an equation comes from, as `file:line`."""

@@ -14,11 +14,10 @@ from meshwise.choose.plan import EquationPlan, Plan
 from meshwise.cost.hardware import Hardware
 from meshwise.ir.factors import Strategy
 from meshwise.ir.mesh import Axes, Mesh, sub_names
-from meshwise.ir.program import Hint, Program, itemsize_of, shape_of
+from meshwise.ir.program import Hint, Program
 from meshwise.ir.sharding import DimAxes, Sharding, unreduced
+from meshwise.partition.reshards import plan_of_edge
 from meshwise.propagate.completion import Completion
-from meshwise.reshard.plan import Reshard
-from meshwise.reshard.search import plan_reshard
 
 
 def coarsen(plan: Plan, hardware: Hardware) -> Plan:
@@ -39,7 +38,6 @@ Use = tuple[DimAxes, Axes]  # axes of dims, in order; and axes used as a set
 
 def _every_use(plan: Plan, hardware: Hardware) -> Iterable[Use]:
     """How axes stand in every sharding and strategy of a plan, reshards' steps included."""
-    mesh = plan.program.mesh
     for sharding in (*plan.in_shardings, *plan.out_shardings):
         yield sharding.dims, sharding.unreduced
     for dims in plan.completion.dims.values():
@@ -51,9 +49,8 @@ def _every_use(plan: Plan, hardware: Hardware) -> Iterable[Use]:
     for cause in plan.completion.causes.values():
         yield from (((axes,), ()) for axes in cause.beaten)
     for var, edges in plan.copies.items():
-        for source, target in edges:
-            asked = Reshard(shape_of(var), itemsize_of(var), mesh, source, target, hardware)
-            for step in plan_reshard(asked).steps:
+        for edge in edges:
+            for step in plan_of_edge(plan, var, edge, hardware).steps:
                 yield step.source.dims, step.source.unreduced
                 yield step.target.dims, step.target.unreduced
 

@@ -45,9 +45,6 @@ def emit(
         walk.sources.update({(var, target): source for source, target in edges})
     for index, eqn in enumerate(program.equations):
         walk.makers.update(dict.fromkeys(eqn.outvars, index))
-        limit = eqn.params.get("max_bytes") if eqn.primitive is _jax.hint_p else None
-        if limit is not None and isinstance(var := eqn.invars[0], Var):
-            walk.most_bytes[var] = min(limit, walk.most_bytes.get(var, limit))
 
     def per_device(*args: Any) -> list[Any]:
         return _run(walk, args)

@@ -15,8 +15,7 @@ from meshwise.cost.hardware import Hardware
 from meshwise.ir.bodies import Item, Nested
 from meshwise.ir.program import itemsize_of, shape_of
 from meshwise.ir.sharding import Sharding, local_bytes
-from meshwise.reshard.plan import Reshard
-from meshwise.reshard.search import plan_reshard
+from meshwise.partition.reshards import plan_of_edge
 
 Copy = tuple[Var, Sharding]
 
@@ -25,19 +24,21 @@ Copy = tuple[Var, Sharding]
 class LoopRead:
     """One value that a loop reads in another sharding, and where that copy is made.
 
-    `held_bytes` is the copy on each device, `wire_bytes` what a device sends for it each time.
+    `held_bytes` is the copy on each device, `wire_bytes` what a device sends for it each time;
+    `trips` is None where only the data knows how often the loop runs.
     """
 
     loop: str
     value: str
     held_bytes: int
     wire_bytes: float
-    trips: int
+    trips: int | None
     is_before: bool
 
     def __str__(self) -> str:
         """One line, e.g. `scan at train.py:12: f32[16,16] [x, -] -> [-, -] once before it, ...`."""
-        where = "once before it" if self.is_before else f"in each of its {self.trips} steps"
+        steps = "step" if self.trips is None else f"of its {self.trips} steps"
+        where = "once before it" if self.is_before else f"in each {steps}"
         return (
             f"{self.loop}: {self.value} {where}, {self.wire_bytes:,.0f} bytes sent each time, "
             f"{self.held_bytes:,} held"
@@ -55,40 +56,68 @@ def read_before(
     """The copies to make before a loop, in the order in which it reads them, and what is sent.
 
     Those that are `known` are there already. What is worth most for its bytes comes first where not
-    all fit in `most_bytes`.
+    all fit in `most_bytes`. A copy stands before the loop only with all that it is made of, be that
+    read in the loop or not.
     """
     copies = [copy for copy in _reads(plan, loop) if copy not in known]
-    sent: dict[Copy, tuple[int, float]] = {}
-    for var, sharding in copies:
-        source = sources.get((var, sharding))
-        if source is None:
-            continue
-        what = shape_of(var), itemsize_of(var), plan.program.mesh
-        wire = plan_reshard(Reshard(*what, source, sharding, hardware)).wire_bytes
-        if wire:
-            sent[var, sharding] = local_bytes(*what[:2], sharding, what[2]), wire
+    ways = {copy: _made_of(copy, sources, known) for copy in copies}
+    sends = {
+        step: _send(plan, step, sources[step], hardware) for way in ways.values() for step in way
+    }
+    sent = {step: send for step, send in sends.items() if send.wire_bytes}
+
+    def worth(copy: Copy) -> float:
+        steps = [sent[step] for step in ways[copy] if step in sent]
+        return sum(s.wire_bytes for s in steps) / max(sum(s.held_bytes for s in steps), 1)
+
     left = float("inf") if most_bytes is None else most_bytes
-    inside = set()
-    for copy in sorted(sent, key=lambda c: -sent[c][1] / max(sent[c][0], 1)):
-        held = sent[copy][0]
+    before: set[Copy] = set()
+    inside: set[Copy] = set()
+    for copy in sorted(copies, key=worth, reverse=True):
+        missing = [step for step in ways[copy] if step in sent and step not in before]
+        held = sum(sent[step].held_bytes for step in missing)
         if held > left:
             inside.add(copy)
         else:
             left -= held
+            before.update(missing)
     control = loop.control
     name = f"{control.name} at {_jax.source_summary(control.eqn)}"
     notes = [
         LoopRead(
             name,
             f"{var.aval.str_short(short_dtypes=True)} {sources[var, sharding]} -> {sharding}",
-            held,
-            wire,
-            control.trips,
-            (var, sharding) not in inside,
+            send.held_bytes,
+            send.wire_bytes,
+            control.trips if control.are_trips_known else None,
+            (var, sharding) in before,
         )
-        for (var, sharding), (held, wire) in sent.items()
+        for (var, sharding), send in sent.items()
     ]
     return [copy for copy in copies if copy not in inside], notes
+
+
+@dataclass(frozen=True)
+class _Send:
+    """What a device holds of a copy, and sends to make it of its source."""
+
+    held_bytes: int
+    wire_bytes: float
+
+
+def _send(plan: Plan, copy: Copy, source: Sharding, hardware: Hardware) -> _Send:
+    var, sharding = copy
+    held = local_bytes(shape_of(var), itemsize_of(var), sharding, plan.program.mesh)
+    return _Send(held, plan_of_edge(plan, var, (source, sharding), hardware).wire_bytes)
+
+
+def _made_of(copy: Copy, sources: Mapping[Copy, Sharding], known: Container[Copy]) -> list[Copy]:
+    """The copies that must be made for one, itself the last."""
+    way: list[Copy] = []
+    while copy in sources and copy not in known:
+        way.append(copy)
+        copy = copy[0], sources[copy]
+    return way[::-1]
 
 
 def read_anyway(plan: Plan, choice: Nested, beside: Sequence[Item]) -> Iterator[Copy]:

@@ -27,9 +27,9 @@ from meshwise.ir.sharding import Sharding, local_bytes, replicated
 from meshwise.partition.hoist import LoopRead
 from meshwise.partition.moved import sum_of_bits
 from meshwise.partition.padding import mask_operands
+from meshwise.partition.reshards import plan_of_edge
 from meshwise.reshard.emit import all_reduce, apply_steps
-from meshwise.reshard.plan import Reshard, StepKind
-from meshwise.reshard.search import plan_reshard
+from meshwise.reshard.plan import StepKind
 from meshwise.rules.registry import LocalContext, OpRule
 
 # Reductions up to this size (local bytes) share a collective. Larger ones are left to the compiler,
@@ -47,9 +47,9 @@ class Walk:
 
     `added` are the values whose terms add up, while of others one counts at each place. `waiting`
     holds, by (axes, operator, dtype), the reductions of values that exist already and will be
-    wanted later; `most_bytes` what a device may hold of a value while it is resharded; `loop_reads`
-    what each loop (by where it is opened) reads in another sharding, of which it may hold
-    `most_hoisted_bytes`; `parts` the stacks, by mark, of which a device keeps its own steps.
+    wanted later; `loop_reads` what each loop (by where it is opened) reads in another sharding, of
+    which it may hold `most_hoisted_bytes`; `parts` the stacks, by mark, of which a device keeps its
+    own steps.
     """
 
     plan: Plan
@@ -60,7 +60,6 @@ class Walk:
     makers: dict[Var, int] = field(default_factory=dict)
     waiting: Waiting = field(default_factory=lambda: defaultdict(list))
     reasons: list[Reason] = field(default_factory=list)
-    most_bytes: dict[Var, int] = field(default_factory=dict)
     most_hoisted_bytes: int | None = None
     loop_reads: dict[int, list[LoopRead]] = field(default_factory=dict)
     parts: dict[int, Sharding] = field(default_factory=dict)
@@ -189,8 +188,7 @@ def _strategy_for(rule: FactorRule, result: int, sharding: Sharding) -> Strategy
 def _reshard(walk: Walk, var: Var, edge: Edge, array: Any, user: JaxprEqn | None) -> Any:
     mesh = walk.plan.program.mesh
     source, target = edge
-    asked = Reshard(shape_of(var), itemsize_of(var), mesh, source, target, walk.hardware)
-    steps = plan_reshard(asked, walk.most_bytes.get(var))
+    steps = plan_of_edge(walk.plan, var, edge, walk.hardware)
     if not any(step.kind is not StepKind.SLICE for step in steps.steps):
         return apply_steps(array, steps, mesh)
     with _reason(walk, [(var, edge)], user):

@@ -69,13 +69,14 @@ def titled(program: PerDeviceProgram, name: str, rows: Sequence[tuple[str, str]]
 
 def figures(program: PerDeviceProgram, memory: Memory) -> list[tuple[str, str]]:
     """What a device holds and sends."""
-    mesh = program.mesh
+    mesh, sent = program.mesh, program.collectives
+    trip = "" if all(c.is_count_known for c in sent) else "; a `while` counts for one trip"
     return [
         ("arguments", _held(program.in_types, program.in_shardings, mesh)),
         ("results", _held(program.out_types, program.out_shardings, mesh)),
         ("sent", f"{kib(program.wire_bytes)} by each device in a call, in "
-                 f"{count(sum(c.count for c in program.collectives), 'collective')}"),
-        *(("", text) for text in _kinds(program.collectives)),
+                 f"{count(sum(c.count for c in sent), 'collective')}{trip}"),
+        *(("", text) for text in _kinds(sent)),
         peak_figure(memory),
     ]  # fmt: skip
 

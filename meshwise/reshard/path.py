@@ -74,10 +74,12 @@ def shortest_path(
     below: float = math.inf,
     with_rounds: bool = True,
     most_moves: float = math.inf,
+    haste: float = 1.0,
 ) -> Path | None:
     """A* from source to target through arrays of at most `cap` bytes, at a cost `below` another.
 
-    None where there is none. Raises SearchTooLong where so many moves do not tell.
+    None where there is none. Raises SearchTooLong where so many moves do not tell. With `haste` the
+    path is not the cheapest, but at most so many times dearer: what is left counts so many times.
 
     Rounds take long to find. What stands for them waits at a cost that they are not below, first
     for all rounds from a state, then for those to each other state; what comes first is found.
@@ -85,10 +87,9 @@ def shortest_path(
     start, bounds = moves.start, bounds_of(moves.problem, cap)
     costs: dict[State, float] = {start: 0.0}
     came: dict[State, tuple[State, Move]] = {}
-    queue: list[_Waiting] = [(bounds.cost(start), 0, 0, start, False)]
+    queue: list[_Waiting] = [(haste * bounds.cost(start), 0, 0, start, False)]
     left: dict[State, float] = {}  # at what cost the moves from a state were looked at
-    late = _rounds_from(bounds)
-    number, tried = itertools.count(1), 0
+    late, number, tried = _rounds_from(bounds), itertools.count(1), 0
     while queue:
         rank, length, _, state, rounds = heapq.heappop(queue)
         if rank >= below:
@@ -98,7 +99,7 @@ def shortest_path(
         cost = costs[state]
         if rounds is True:
             for straight in straight_moves(moves, state):
-                least = max(rank, cost + straight.least + bounds.cost(straight.end))
+                least = max(rank, cost + straight.least + haste * bounds.cost(straight.end))
                 heapq.heappush(queue, (least, length, next(number), state, straight))
             continue
         if rounds:
@@ -113,18 +114,18 @@ def shortest_path(
             options = moves.moves(state)
             tried += len(options)
             if with_rounds and (state == start or came[state][1].kind in _BEFORE_ROUNDS):
-                least = max(late, cost + bounds.cost(state)) * (1 + _ROUNDING)
+                least = max(late, cost + haste * bounds.cost(state)) * (1 + _ROUNDING)
                 heapq.heappush(queue, (least, length, next(number), state, True))
         for move in options:
-            if move.peak_bytes > cap:
-                continue
             new_cost = cost + move.cost
-            known = costs.get(move.state)
-            if known is not None and new_cost >= known * (1 - _ROUNDING):
+            known = costs.get(move.state, below) * (1 - _ROUNDING)
+            if move.peak_bytes > cap or new_cost >= known:
+                continue
+            least = new_cost + haste * bounds.cost(move.state)
+            if least >= below:
                 continue
             costs[move.state] = new_cost
             came[move.state] = state, move
-            least = new_cost + bounds.cost(move.state)
             heapq.heappush(queue, (least, length + 1, next(number), move.state, False))
     return None
 
@@ -135,24 +136,28 @@ def _rounds_from(bounds: Bounds) -> float:
     return max(bounds.cost(start) * prices.close + prices.slack, bounds.with_rounds(start))
 
 
-def least_peak(moves: Moves) -> int:
-    """The smallest cap for which there is a path: Dijkstra on the largest array on the way.
+def least_peak(moves: Moves, most_moves: float = math.inf) -> float:
+    """The smallest cap for which there is a path without rounds: Dijkstra on the largest array.
 
-    Rounds need no more than both ends, and are tried before.
+    No limit (infinity) where so many moves do not tell.
     """
     peaks: dict[State, int] = {moves.start: moves.end_bytes}
     queue = [(moves.end_bytes, 0, moves.start)]
-    count = 0
+    count = itertools.count(1)
+    tried = 0
     while queue:
         peak, _, state = heapq.heappop(queue)
         if moves.is_end(state):
             return peak
-        for move in moves.moves(state):
+        if tried > most_moves:
+            return math.inf
+        options = moves.moves(state)
+        tried += len(options)
+        for move in options:
             new_peak = max(peak, move.peak_bytes)
             if new_peak < peaks.get(move.state, new_peak + 1):
                 peaks[move.state] = new_peak
-                count += 1
-                heapq.heappush(queue, (new_peak, count, move.state))
+                heapq.heappush(queue, (new_peak, next(count), move.state))
     raise AssertionError(f"no path: {moves.problem}")
 
 

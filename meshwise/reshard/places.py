@@ -45,12 +45,16 @@ def exchanges(dims: DimIds, sizes: Ids, target: DimIds | None = None) -> tuple[E
             options = _direct(dims, [axis for axis, _ in lost], gaining, target)
         else:
             options = _distributions([axis for axis, _ in lost], gaining)
+        home = dict(lost)
+        lost_sizes = tuple((d, _product(dims[d][kept[d] :], sizes)) for d in losing)
+        left = [axes[:k] for axes, k in zip(dims, kept, strict=True)]
         for gains in options:
-            new = tuple(dims[d][:k] + gains.get(d, ()) for d, k in enumerate(kept))
-            parts = _exchange_parts(dims, dict(lost), gains)
-            lost_sizes = tuple((d, _product(dims[d][kept[d] :], sizes)) for d in losing)
-            gained_sizes = tuple((d, _product(axes, sizes)) for d, axes in gains.items())
-            found.append(Exchange(new, parts, lost_sizes, gained_sizes))
+            new = left.copy()
+            for d, axes in gains.items():
+                new[d] += axes
+            parts = _exchange_parts(dims, home, gains)
+            gained_sizes = tuple([(d, _product(axes, sizes)) for d, axes in gains.items()])
+            found.append(Exchange(tuple(new), parts, lost_sizes, gained_sizes))
     return tuple(found)
 
 
@@ -157,4 +161,4 @@ def _places(dims: DimIds, sizes: Ids) -> dict[int, tuple[int, int]]:
 
 
 def _product(axes: Ids, sizes: Ids) -> int:
-    return math.prod(sizes[a] for a in axes)
+    return math.prod([sizes[a] for a in axes])

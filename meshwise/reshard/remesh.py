@@ -81,7 +81,7 @@ def plan_remesh(
     `places` are the target mesh's devices in the list, in the mesh's order. None where the rounds
     would be too many for one program.
 
-    Raises MemoryLimitError where no plan fits in `max_bytes`.
+    Raises MemoryLimitError where no plan that fits in `max_bytes` is found.
     """
     found: list[RemeshPlan] = []
     for sharding in _before_gathers(source.shape, mesh, target):
@@ -93,7 +93,9 @@ def plan_remesh(
     least = min(plan.peak_bytes for plan in found)
     if max_bytes is not None and least > max_bytes:
         asked = f"tiles of {list(source.block)}", f"{target}"
-        raise MemoryLimitError(too_large(source.shape, *asked, max_bytes, least))
+        ends = prod(source.block), prod(local_shape(source.shape, target, mesh))
+        is_least = least <= max(ends) * itemsize
+        raise MemoryLimitError(too_large(source.shape, *asked, max_bytes, least, is_least))
     cap = least if max_bytes is None else max_bytes
     return min((p for p in found if p.peak_bytes <= cap), key=lambda p: p.seconds)
 

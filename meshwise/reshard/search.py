@@ -4,14 +4,14 @@
 64x64 from `[x, -]` to `[-, y]` is a slice of dim 1 over `y` (free), then an all_gather of dim 0
 over `x`: 512 of the 4,096 elements are sent, where gathering first would send 2,048.
 
-Memory law: the peak is at most the larger of the source and target shard whenever a plan within
-it exists; an uneven dim may hold the padding of its other end, unless `max_bytes` forbids it.
+Memory law: the peak is at most the larger of the source and target shard wherever a plan within it
+is found; an uneven dim may hold the padding of its other end, unless `max_bytes` forbids it.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import islice
 
 from meshwise.errors import MemoryLimitError, message
@@ -25,8 +25,14 @@ from meshwise.reshard.problem import Problem
 from meshwise.reshard.steps import gathered_in_turn, steps_of
 from meshwise.reshard.turned import straightened, turned_seconds
 
-# Moves that are looked at in each search: about a second.
+# Moves that are looked at in each search for a plan: about a second. Thousands of reshards are
+# priced for one program, of which it takes a few: fewer moves are looked at for a price, where
+# they are not those of a smaller problem, found once for many.
 MOST_MOVES = 20_000
+MOST_PRICED_MOVES = 2_500
+
+# How many times what is left counts where any path that fits is looked for: better ones, then soon.
+_HASTES = 4.0, 64.0
 
 # Half a byte is no difference in bytes.
 _NO_BYTES = 0.5
@@ -37,7 +43,7 @@ def plan_reshard(asked: Reshard, max_bytes: int | None = None) -> ReshardPlan:
 
     A target that is a sum over axes that the source is none over is made of one device's value,
     and zeros. Raises ValueError where it is another reduction, and MemoryLimitError where no plan
-    fits in `max_bytes`.
+    that fits in `max_bytes` is found.
     """
     return _plan(asked, max_bytes)
 
@@ -67,7 +73,8 @@ def _plan(asked: Reshard, max_bytes: int | None) -> ReshardPlan:
         steps = gathered_in_turn(steps_of(path.moves, naming, asked), itemsize, mesh)
         cost, peak, view = path.cost, path.peak_bytes, naming.ends.whole
     if max_bytes is not None and peak > max_bytes:
-        raise MemoryLimitError(too_large(shape, f"{source}", f"{target}", max_bytes, peak))
+        ends, is_least = (f"{source}", f"{target}"), peak <= asked.end_bytes
+        raise MemoryLimitError(too_large(shape, *ends, max_bytes, peak, is_least))
     sent = sum(step.wire_bytes for step in steps)
     launches = sum(step.launches for step in steps)
     seconds = (cost - sent * hardware.bytes_first) / hardware.link_bytes_per_s
@@ -88,16 +95,16 @@ def plan_within_shards(asked: Reshard) -> ReshardPlan:
 
 @lru_cache(maxsize=1 << 17)
 def reshard_cost(asked: Reshard) -> float:
-    """Seconds of the best plan that takes no dim apart, with the price of bytes that come first.
+    """Seconds of the best plan found soon that takes no dim apart, bytes that come first priced.
 
-    `plan_reshard` gives that plan or one that costs less, and sends no more.
+    `plan_reshard` looks at more moves, and gives that plan or one that costs less.
     """
     if asked.source.turned:
         return turned_seconds(asked)
     sending = _sending(asked)
     if sending is None:
         return 0.0
-    best, _ = _best(sending, None)
+    best, _ = _best(sending, None, is_price=True)
     return best.path.cost / asked.hardware.link_bytes_per_s
 
 
@@ -142,19 +149,22 @@ class _Found:
         return self.excess(max_bytes), round(self.path.cost, 3), len(self.path.moves)
 
 
-def _best(asked: Reshard, max_bytes: int | None) -> tuple[_Found, list[Level]]:
+def _best(
+    asked: Reshard, max_bytes: int | None, is_price: bool = False
+) -> tuple[_Found, list[Level]]:
     """The best path of all levels, and the levels up to the first that meets the bound."""
     seen = [_first_level(asked)]
-    path, meets_bound = solve(seen[0].whole[0], max_bytes)
+    path, meets_bound = solve(seen[0].whole[0], max_bytes, is_price)
     best = _Found(path, *seen[0].whole)
     if meets_bound:
         return best, seen
     for level in islice(levels(asked), 1, None):
         seen.append(level)
         if best.excess(max_bytes):
-            path, meets_bound = solve(level.whole[0], max_bytes)
+            path, meets_bound = solve(level.whole[0], max_bytes, is_price)
         else:
-            path, meets_bound = _solve_below(level.whole[0], max_bytes, best.path.cost)
+            below = best.path.cost
+            path, meets_bound = _solve_below(level.whole[0], max_bytes, below, is_price)
         if path is not None:
             best = min(best, _Found(path, *level.whole), key=lambda one: one.rank(max_bytes))
         if meets_bound:
@@ -171,7 +181,8 @@ def _by_finer_groups(best: _Found, asked: Reshard, seen: int, max_bytes: int | N
     if best.path.is_one_launch or best.excess(max_bytes):
         return best
     for level in islice(levels(asked), seen, None):
-        path = _better_path(moves_of(level.whole[0]), max_bytes, best.path.cost)
+        moves = moves_of(level.whole[0])
+        path = _better_path(moves, _allowed(moves, max_bytes), best.path.cost)
         if path is not None and path.sent <= best.path.sent + _NO_BYTES:
             best = _Found(path, *level.whole)
     return best
@@ -186,59 +197,79 @@ def _taken_apart(best: _Found, seen: Sequence[Level], max_bytes: int | None) -> 
             continue
         moves = moves_of(level.apart[0])
         below = math.inf if best.excess(max_bytes) else best.path.cost
-        path = _better_path(moves, max_bytes, below)
+        path = _better_path(moves, _allowed(moves, max_bytes), below)
         if path is not None and path.sent <= best.path.sent + _NO_BYTES:
             best = _Found(path, *level.apart)
     return best
 
 
 def _better_path(
-    moves: Moves, max_bytes: int | None, below: float, with_rounds: bool = False
+    moves: Moves,
+    cap: int,
+    below: float = math.inf,
+    with_rounds: bool = False,
+    most_moves: int = MOST_MOVES,
+    haste: float = 1.0,
 ) -> Path | None:
     """A path of less cost than one that there is, if it is found soon.
 
     By default without rounds, which would be those of the array as it is.
     """
     try:
-        return shortest_path(moves, _allowed(moves, max_bytes), below, with_rounds, MOST_MOVES)
+        return shortest_path(moves, cap, below, with_rounds, most_moves, haste)
     except SearchTooLong:
         return None
 
 
 @lru_cache(maxsize=1 << 14)
-def solve(problem: Problem, max_bytes: int | None = None) -> tuple[Path, bool]:
-    """The cheapest path of a canonical problem, and whether it meets the lower bound.
+def solve(
+    problem: Problem, max_bytes: int | None = None, is_price: bool = False
+) -> tuple[Path, bool]:
+    """A path of a canonical problem, the cheapest that is found soon; and whether none is better.
 
-    Without `max_bytes` the path keeps the memory law, with the padding of a gathered dim; with it,
-    it fits in so much. Where there is no such path, it is one of least peak. It is the cheapest of
-    those that only come closer to the target where no search among all ends soon.
+    Without `max_bytes` it keeps the memory law, with the padding of a gathered dim; with it, it
+    fits in so much. Where no such path is found, it is one of little peak.
     """
+    moves = moves_of(problem)
+    narrow = moves_of(replace(problem, is_narrow=True))
+    cap = max(_allowed(moves, max_bytes), moves.end_bytes)  # the ends fit in no less
+    most_moves = _most_moves(moves, is_price)
     try:
-        path = _within(moves_of(problem), max_bytes, MOST_MOVES)
+        path = shortest_path(moves, cap, most_moves=most_moves)
+        path = path or _of_little_peak(moves, most_moves)
     except SearchTooLong:
-        path = _within(moves_of(replace(problem, is_narrow=True)), max_bytes, math.inf)
+        path = _soon(moves, narrow, cap, most_moves) or _of_little_peak(narrow)
     return path, _meets_bound(path, problem, max_bytes)
 
 
-@lru_cache(maxsize=1 << 14)
-def _solve_below(problem: Problem, max_bytes: int | None, below: float) -> tuple[Path | None, bool]:
-    """As `solve`, where a path that fits and costs `below` is in hand; None where none is found."""
-    path = _better_path(moves_of(problem), max_bytes, below, with_rounds=True)
-    return path, path is not None and _meets_bound(path, problem, max_bytes)
+def _soon(moves: Moves, narrow: Moves, cap: int, most_moves: int) -> Path | None:
+    """A path within the memory allowed, where it would take long to find the cheapest.
+
+    It is the cheapest of those that only come closer to the target, without rounds; or else any.
+    """
+    path = shortest_path(narrow, cap, with_rounds=False)
+    for haste in _HASTES:
+        path = path or _better_path(moves, cap, math.inf, True, most_moves, haste)
+    return path
 
 
-def _within(moves: Moves, max_bytes: int | None, most_moves: float) -> Path:
-    """The cheapest path within the memory allowed, or else one of least peak."""
-    with_rounds = not moves.problem.is_narrow
-    find = partial(shortest_path, moves, with_rounds=with_rounds, most_moves=most_moves)
-    allowed = _allowed(moves, max_bytes)
-    path = find(allowed)
-    if path is None and allowed < moves.end_bytes:
-        path = find(moves.end_bytes)
-    if path is None:
-        path = find(least_peak(moves))
+def _of_little_peak(moves: Moves, most_moves: float = math.inf) -> Path:
+    """The cheapest path through the smallest arrays that do without rounds, if these are told."""
+    cap, with_rounds = least_peak(moves, MOST_MOVES), not moves.problem.is_narrow
+    path = shortest_path(moves, cap, with_rounds=with_rounds, most_moves=most_moves)
     assert path is not None, f"no path: {moves.problem}"
     return path
+
+
+@lru_cache(maxsize=1 << 14)
+def _solve_below(
+    problem: Problem, max_bytes: int | None, below: float, is_price: bool
+) -> tuple[Path | None, bool]:
+    """As `solve`, where a path that fits and costs `below` is in hand; None where none is found."""
+    moves = moves_of(problem)
+    most_moves = _most_moves(moves, is_price)
+    path = _better_path(moves, _allowed(moves, max_bytes), below, True, most_moves)
+    return path, path is not None and _meets_bound(path, problem, max_bytes)
 
 
 def _meets_bound(path: Path, problem: Problem, max_bytes: int | None) -> bool:
@@ -256,6 +287,10 @@ def _sends_least(found: _Found) -> bool:
 
 def _bounds(problem: Problem, max_bytes: int | None) -> Bounds:
     return bounds_of(problem, _allowed(moves_of(problem), max_bytes))
+
+
+def _most_moves(moves: Moves, is_price: bool) -> int:
+    return MOST_PRICED_MOVES if is_price and not moves.is_regular else MOST_MOVES
 
 
 def _allowed(moves: Moves, max_bytes: int | None) -> int:
@@ -297,12 +332,15 @@ def _check(asked: Reshard) -> None:
         )
 
 
-def too_large(shape: tuple[int, ...], source: str, target: str, max_bytes: int, least: int) -> str:
-    """The message of the error for a reshard that does not fit."""
+def too_large(
+    shape: tuple[int, ...], source: str, target: str, max_bytes: int, peak: int, is_least: bool
+) -> str:
+    """The message of the error for a reshard that does not fit; what was found takes `peak`."""
+    found = "the least possible is" if is_least else "no such plan was found, the least found takes"
     return message(
         f"reshard of shape {list(shape)} from {source} to {target} in at most {max_bytes:,} "
         "bytes a device",
-        [f"the least possible is {least:,}"],
+        [f"{found} {peak:,}"],
         "The largest array that a device holds on the way, its shards before and after included, "
         "must fit.",
         "Raise max_bytes, or use shardings over more axes.",

@@ -105,8 +105,14 @@ class Transfers:
         dims, blocks, terms, _ = state
         p = self.problem
         target = p.target if self.is_narrow else None
+        splits: dict[tuple[int, int], Sequence[int]] = {}
         for new_dims, parts, lost, gained in exchanges(dims, p.sizes, target):
-            options = [self._splits(state, dim, size) for dim, size in gained]
+            for way in gained:
+                if way not in splits:
+                    splits[way] = self._splits(state, *way)
+            options = [splits[way] for way in gained]
+            if not all(options):
+                continue
             for chosen in product(*options):
                 after = list(blocks)
                 padded = list(blocks)

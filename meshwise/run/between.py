@@ -38,7 +38,7 @@ def plan_between(transfer: Transfer, limits: Limits) -> RemeshPlan | None:
 
     Devices of an AbstractMesh are the numbers from 0 on.
 
-    Raises MemoryLimitError where none fits in `max_bytes`.
+    Raises MemoryLimitError where none that fits in `max_bytes` is found.
     """
     mesh, target = _refined(transfer.target, transfer.rank)
     union = devices_of_both(transfer)

@@ -39,7 +39,7 @@ from meshwise.run.transfers import (
 def plan_within(transfer: Transfer, limits: Limits) -> ReshardPlan | None:
     """The plan on the mesh that both placements have in common; None where there is none.
 
-    Raises MemoryLimitError where none fits in `max_bytes`.
+    Raises MemoryLimitError where none that fits in `max_bytes` is found.
     """
     common = common_mesh_of(transfer.source, transfer.target)
     if common is None:

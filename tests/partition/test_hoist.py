@@ -51,6 +51,26 @@ def test_the_report_says_which():
     assert f"in each of its {STEPS} steps, {GATHER:,} bytes sent each time, {HELD:,} held" in text
 
 
+@pytest.mark.parametrize(("hoist_bytes", "where"), [(0, "in each step"), (None, "once before it")])
+def test_no_steps_are_counted_that_only_the_data_knows(hoist_bytes, where):
+    def function(w, h, steps):
+        state = h, 0
+        return lax.while_loop(
+            lambda state: state[1] < steps,
+            lambda state: (jnp.tanh(state[0] @ w), state[1] + 1),
+            state,
+        )[0]
+
+    step = mw.jit(
+        function, mesh=mesh_of(8), in_shardings=(P("x"), P("x"), P()), hoist_bytes=hoist_bytes
+    )
+    found = step.partition(ARGS[0], reals(2048, SIZE), 3)
+    text = " ".join(found.explain().split())
+    assert f"{where}, {GATHER:,} bytes sent each time, {HELD:,} held" in text
+    says_so = "in 1 collective; a `while` counts for one trip" in text
+    assert says_so == (hoist_bytes == 0) and found.wire_bytes == GATHER
+
+
 def test_a_branch_gathers_for_itself():
     """What only a branch reads is not gathered where the branch is not taken."""
 
@@ -118,3 +138,44 @@ def test_what_an_outer_loop_has_an_inner_one_has_too():
 def test_nothing_is_said_of_loops_that_read_nothing_else():
     step = mw.jit(lambda x: lax.fori_loop(0, 3, lambda i, x: x * 2, x), mesh=mesh_of(8))
     assert not step.partition(jax.ShapeDtypeStruct((8,), np.float32)).per_device.loop_reads
+
+
+def rows_and_columns(w, h, g):
+    """Rows of `h` meet all of `w`, columns of `g` a part: a slice of what is gathered for `h`."""
+    return lax.scan(
+        lambda c, _: ((jnp.tanh(c[0] @ w), jnp.tanh(c[1] * w)), None), (h, g), length=STEPS
+    )[0]
+
+
+def columns_then_rows(w, h, g):
+    """The loop reads columns of `w` alone: of what is gathered for `h`, after it."""
+    g = lax.scan(lambda g, _: (jnp.tanh(g * w), None), g, length=STEPS)[0]
+    return jnp.tanh(h @ w), g
+
+
+@pytest.mark.parametrize(
+    ("function", "gathers_within"),
+    [(rows_and_columns, [STEPS]), (columns_then_rows, [1, STEPS])],
+)
+@pytest.mark.parametrize("hoist_bytes", [None, HELD, HELD - 1, 0])
+def test_a_slice_is_made_before_a_loop_only_with_what_it_is_of(
+    function, gathers_within, hoist_bytes
+):
+    """It sends nothing itself; what it is a slice of is gathered, and counts."""
+    args = ARGS[0], reals(2048, SIZE), ARGS[1]
+    shardings = (P("x"), P("x"), P(None, "x"))
+    step = mw.jit(
+        function,
+        mesh=mesh_of(8),
+        in_shardings=shardings,
+        out_shardings=shardings[1:],
+        hoist_bytes=hoist_bytes,
+    )
+    found = step.partition(*args)
+    fits = hoist_bytes is None or hoist_bytes >= HELD
+    gathers = [c.count for c in found.collectives if c.kind == "all_gather"]
+    assert sorted(gathers) == ([1] if fits else gathers_within)
+    where = "once before it" if fits else f"in each of its {STEPS} steps"
+    (read,) = found.per_device.loop_reads
+    assert f"{where}, {GATHER:,} bytes sent each time, {HELD:,} held" in read
+    assert_same(found.simulate(*args), function(*args), 1e-5)
