@@ -7,7 +7,7 @@ from operator import attrgetter
 from typing import Any
 
 from jax._src.random.prng import PRNGKeyArray
-from jaxlib._jax import ArrayImpl  # pyright: ignore[reportAttributeAccessIssue]
+from jaxlib._jax import ArrayImpl
 
 _kind = attrgetter("shape", "dtype", "sharding")
 

@@ -174,7 +174,8 @@ class UnevenArray:
 
     def __dlpack_device__(self) -> Any:
         """The same error."""
-        return self.padded.__dlpack_device__()
+        held: Any = self.padded
+        return held.__dlpack_device__()
 
     def __jax_array__(self) -> jax.Array:
         return self.value
