@@ -154,6 +154,8 @@ class SpmdProgram:
             [t.shape for t in program.out_types],
             arrays,
         )
+        outs = zip(results, program.out_types, strict=True)
+        results = [_jax.weakened(x) if t.weak_type else x for x, t in outs]
         return jax.tree.unflatten(self.out_tree, results)
 
     @cached_property

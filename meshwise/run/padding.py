@@ -53,7 +53,7 @@ def pad_array(array: Any, padded: tuple[int, ...], sharding: NamedSharding) -> j
         return jax.device_put(np.pad(host, widths), sharding)
     shape = tuple(array.shape)
     source = even_sharding(sharding, shape, padded)
-    run = _pad_program(shape, array.dtype, padded, source, sharding)
+    run = _pad_program(_type_of(array), padded, source, sharding)
     return run(jax.device_put(array, source))
 
 
@@ -61,35 +61,37 @@ def cut_array(array: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """The logical array of a padded one; whole along the dims that are padded."""
     sharding: Any = array.sharding
     target = even_sharding(sharding, shape, array.shape)
-    return _cut_program(tuple(array.shape), array.dtype, shape, sharding, target)(array)
+    return _cut_program(_type_of(array), shape, sharding, target)(array)
+
+
+def _type_of(array: jax.Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(array.shape, array.dtype, weak_type=_jax.is_weak(array))
 
 
 @functools.lru_cache(_KEPT_PROGRAMS)
 def _pad_program(
-    shape: tuple[int, ...],
-    dtype: Any,
+    given: jax.ShapeDtypeStruct,
     padded: tuple[int, ...],
     source: NamedSharding,
     target: NamedSharding,
 ) -> Any:
     jitted = jax.jit(lambda x: pad_end(x, padded), in_shardings=source, out_shardings=target)
     with _jax.moving():
-        compiled = jitted.lower(jax.ShapeDtypeStruct(shape, dtype)).compile()
-    return _jax.mover(_jax.caller(compiled), [dtype])
+        compiled = jitted.lower(given).compile()
+    return _jax.mover(_jax.caller(compiled), [given.dtype])
 
 
 @functools.lru_cache(_KEPT_PROGRAMS)
 def _cut_program(
-    padded: tuple[int, ...],
-    dtype: Any,
+    given: jax.ShapeDtypeStruct,
     shape: tuple[int, ...],
     source: NamedSharding,
     target: NamedSharding,
 ) -> Any:
     jitted = jax.jit(lambda x: cut_end(x, shape), in_shardings=source, out_shardings=target)
     with _jax.moving():
-        compiled = jitted.lower(jax.ShapeDtypeStruct(padded, dtype)).compile()
-    return _jax.mover(_jax.caller(compiled), [dtype])
+        compiled = jitted.lower(given).compile()
+    return _jax.mover(_jax.caller(compiled), [given.dtype])
 
 
 def positions_of_uneven(types: Sequence[Any], padded: Sequence[tuple[int, ...]]) -> list[int]:

@@ -90,12 +90,19 @@ def on_whole_axes(values: Sequence[Any], program: PerDeviceProgram, user_mesh: A
     """A program's results in a trace, as an enclosing `jax.jit` can say where they lie.
 
     It says so in axes of the user's mesh, and fails where a part of one is in use: such dims are
-    gathered.
+    gathered, and those that do not divide, as XLA may lay them over a part of an axis.
     """
     mesh, auto = program.mesh, jax.sharding.Mesh(user_mesh.devices, user_mesh.axis_names)
+
+    def can_say(value: Any, sharding: Sharding) -> bool:
+        return all(
+            mesh.restore(axes) is not None and size % mesh.size(axes) == 0
+            for size, axes in zip(value.shape, sharding.dims, strict=True)
+        )
+
     return [
         value
-        if all(mesh.restore(axes) is not None for axes in sharding.dims)
+        if can_say(value, sharding)
         else jax.lax.with_sharding_constraint(
             value, explicit_sharding(sharding, mesh, auto, value.shape)
         )

@@ -132,3 +132,23 @@ def test_types_that_give_way_have_programs_of_their_own(mesh):
         add = mw.jit(lambda x: x + jnp.ones(17, "bfloat16"), mesh=mesh)
         for x in (first, second, first):
             assert add(x).dtype == (jnp.bfloat16 if x is weak else jnp.float32)
+    for x in (weak, strong):
+        assert x.value.weak_type == x.weak_type
+        assert (x * jnp.ones(17, "bfloat16")).dtype == (jnp.bfloat16 if x is weak else jnp.float32)
+    simulated = made[0].partition(mask).simulate(mask)
+    assert simulated.weak_type
+    assert jax.vmap(made[0])(mask[None]).weak_type
+
+
+def test_uneven_results_inside_of_jit():
+    """XLA may lay them over a part of an axis, which JAX cannot say."""
+    mesh = jax.make_mesh((2, 4), ("x", "y"), (AxisType.Auto,) * 2)
+    step = mw.jit(
+        lambda a: (mw.shard(a * 2, P("x", "y")),) * 2,
+        mesh=mesh,
+        out_shardings=(None, P(None, ("x", "y"))),
+    )
+    a = np.random.default_rng(0).normal(size=(2, 2, 2)).astype("f")
+    for call in (step, jax.jit(step), jax.jit(jax.checkpoint(step))):
+        for value in call(a):
+            np.testing.assert_array_equal(value, 2 * a)
