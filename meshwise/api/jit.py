@@ -22,6 +22,7 @@ from meshwise.api.options import Choices, Options, check_is_mesh
 from meshwise.api.spmd_program import SpmdProgram
 from meshwise.cost.hardware import GENERIC, Hardware
 from meshwise.errors import ArgumentError, message
+from meshwise.ir.whole_numbers import whole_number
 
 _NOTHING: Any = object()
 
@@ -104,7 +105,8 @@ def _read(fun: Callable[..., Any], given: dict[str, Any]) -> Options:
 
 
 def _check_hoist_bytes(most: Any) -> None:
-    if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 0):
+    number = whole_number(most)
+    if most is not None and (number is None or number < 0):
         raise ArgumentError(
             message(
                 "mw.jit was given a limit that is no number of bytes",

@@ -16,6 +16,7 @@ from meshwise.api.in_stages import check_stages
 from meshwise.api.specs import given_in_specs
 from meshwise.errors import ArgumentError, MeshError, PipelineError, message
 from meshwise.ir.mesh import refine_mesh
+from meshwise.ir.whole_numbers import whole_number
 from meshwise.pipeline.call import PipelineCall
 from meshwise.pipeline.inner import Placement, place, without_axis
 from meshwise.pipeline.local import has_gradient
@@ -73,13 +74,16 @@ def pipeline_value_and_grad(
     Raises:
         PipelineError, ArgumentError, MeshError: when called, for what does not fit.
     """
-    _check(loss, microbatches, schedule, chunks)
-    return PipelinedLoss(loss, axis, microbatches, schedule, chunks, in_shardings, has_aux)
+    count, each = _numbers(loss, microbatches, schedule, chunks)
+    return PipelinedLoss(loss, axis, count, schedule, each, in_shardings, has_aux)
 
 
-def _check(loss: Any, microbatches: Any, schedule: str, chunks: int) -> None:
-    """An error for what is no pipeline."""
-    if schedule not in SCHEDULES or (chunks != 1 and schedule != "interleaved") or chunks < 1:
+def _numbers(loss: Any, microbatches: Any, schedule: Any, chunks: Any) -> tuple[int, int]:
+    """The numbers of microbatches and of chunks; an error for what is no pipeline."""
+    count, each = whole_number(microbatches), whole_number(chunks)
+    is_known = isinstance(schedule, str) and schedule in SCHEDULES
+    is_several = each != 1 and schedule != "interleaved"
+    if not is_known or each is None or each < 1 or is_several:
         raise PipelineError(
             message(
                 "mw.pipeline_value_and_grad was asked for a schedule that there is not",
@@ -98,7 +102,7 @@ def _check(loss: Any, microbatches: Any, schedule: str, chunks: int) -> None:
                 "Pass the function itself.",
             )
         )
-    if not isinstance(microbatches, int) or microbatches < 1:
+    if count is None or count < 1:
         raise PipelineError(
             message(
                 "mw.pipeline_value_and_grad cannot cut a batch",
@@ -107,6 +111,7 @@ def _check(loss: Any, microbatches: Any, schedule: str, chunks: int) -> None:
                 "Use at least as many as there are stages, or most devices are idle.",
             )
         )
+    return count, each
 
 
 @dataclass(frozen=True, eq=False)

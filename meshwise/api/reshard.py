@@ -16,7 +16,7 @@ from meshwise.api.specs import Described, broadcast_specs, kind_of
 from meshwise.cost.hardware import Hardware
 from meshwise.errors import ArgumentError, HintError, MeshError, message
 from meshwise.ir.mesh import refine_mesh
-from meshwise.ir.whole_numbers import whole
+from meshwise.ir.whole_numbers import whole_number
 from meshwise.reshard.plan import ReshardPlan
 from meshwise.reshard.remesh import RemeshPlan
 from meshwise.run.between import plan_between
@@ -324,7 +324,7 @@ def _is_elsewhere(spec: Any, mesh: Any) -> bool:
 def _limits(name: str, max_bytes: Any, hardware: Any) -> Limits:
     """What plans are held to, checked."""
     problems = []
-    most = whole(max_bytes)
+    most = whole_number(max_bytes)
     if max_bytes is not None and (most is None or most <= 0):
         problems.append(f"max_bytes={max_bytes!r}")
     if not isinstance(hardware, Hardware | None):

@@ -5,7 +5,7 @@ from typing import Any
 
 from meshwise.errors import ArgumentError, message
 from meshwise.ir.collectives import CollectiveKind
-from meshwise.ir.whole_numbers import whole
+from meshwise.ir.whole_numbers import whole_number
 from meshwise.rules.registry import REGISTRY
 from meshwise.schedule.handles import Handle, kind_of
 from meshwise.schedule.view import View
@@ -60,7 +60,7 @@ def whole_numbers(move: str, **given: Any) -> list[int | None]:
 
     Raises ArgumentError for what is given in their place.
     """
-    numbers = [None if n is None else whole(n) for n in given.values()]
+    numbers = [None if n is None else whole_number(n) for n in given.values()]
     pairs = zip(given.items(), numbers, strict=True)
     problems = [f"{name}={n!r}" for (name, n), number in pairs if n is not None and number is None]
     if problems:

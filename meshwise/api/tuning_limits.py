@@ -10,7 +10,7 @@ from meshwise.api.meshes import process_count
 from meshwise.cost.hardware import Hardware
 from meshwise.cost.links import Links
 from meshwise.errors import ArgumentError, message
-from meshwise.ir.whole_numbers import whole
+from meshwise.ir.whole_numbers import whole_number
 
 MEASURES = ("time", "cost")
 
@@ -32,7 +32,7 @@ def tuning_limits(budget_s: Any, finalists: Any, rounds: Any, hardware: Any) -> 
         problems.append(f"budget_s={budget_s!r}")
     counts = []
     for name, count, least in (("finalists", finalists, 0), ("rounds", rounds, 1)):
-        counts.append(-1 if (number := whole(count)) is None else number)
+        counts.append(-1 if (number := whole_number(count)) is None else number)
         if counts[-1] < least:
             problems.append(f"{name}={count!r}")
     if not isinstance(hardware, Hardware | Links | None):

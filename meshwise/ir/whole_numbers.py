@@ -4,11 +4,11 @@ import operator
 from typing import Any
 
 
-def whole(number: Any) -> int | None:
+def whole_number(number: Any) -> int | None:
     """The whole number that something is, as Python has it; None where it is none, as a bool.
 
     >>> import numpy as np
-    >>> whole(np.int64(3)), whole(3.0), whole(True)
+    >>> whole_number(np.int64(3)), whole_number(3.0), whole_number(True)
     (3, None, None)
     """
     try:

@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec
 
 from meshwise import _jax
 from meshwise.errors import PipelineError, message
+from meshwise.ir.whole_numbers import whole_number
 from meshwise.pipeline.bubbles import without_gradient_unless
 from meshwise.pipeline.stacking import StackedLayers
 
@@ -156,7 +157,7 @@ def _sizes(params: Any, inputs: Any, schedule: str, repeat: int) -> tuple[int, i
     stacked, given = _shapes("params", params), _shapes("inputs", inputs)
     stages = next((shape[:1] for shape in stacked.values()), ())
     count = next((shape[:1] for shape in given.values()), ())
-    is_count = isinstance(repeat, int) and repeat >= 1
+    is_count = (whole_number(repeat) or 0) >= 1
     wanted = (*stages, repeat) if is_count and repeat > 1 else stages
     offenders = [f"{n} has shape {s}" for n, s in stacked.items() if s[: len(wanted)] != wanted]
     offenders += [f"{n} has shape {s}" for n, s in given.items() if not s or s[:1] != count]

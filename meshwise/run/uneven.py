@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from meshwise import _jax
-from meshwise.ir.whole_numbers import whole
+from meshwise.ir.whole_numbers import whole_number
 from meshwise.run.padding import cut_array, even_sharding
 
 
@@ -47,7 +47,7 @@ class UnevenArray:
 
     def __init__(self, padded: jax.Array, shape: Sequence[int]):
         """Wrap a padded array; its sharding must be a `NamedSharding` that explains the padding."""
-        sizes = [whole(size) for size in shape]
+        sizes = [whole_number(size) for size in shape]
         if None in sizes:
             raise ValueError(f"{tuple(shape)} is no shape: its sizes are whole numbers")
         shape = tuple([size for size in sizes if size is not None])

@@ -181,14 +181,22 @@ def test_a_mark_on_nothing():
 
 
 @pytest.mark.parametrize(
-    "asked", [{"schedule": "zigzag"}, {"chunks": 2}, {"schedule": "interleaved", "chunks": 0}]
+    "asked",
+    [
+        {"schedule": "zigzag"},
+        {"schedule": ["1f1b"]},
+        {"chunks": 2},
+        {"schedule": "interleaved", "chunks": 0},
+        {"schedule": "interleaved", "chunks": 1.5},
+        {"schedule": "interleaved", "chunks": "2"},
+    ],
 )
 def test_schedules_that_there_are_not(asked):
     said = {"schedule": "1f1b", "chunks": 1} | asked
     check(
         mw.PipelineError,
         "mw.pipeline_value_and_grad was asked for a schedule that there is not:"
-        f" schedule={said['schedule']!r}, chunks={said['chunks']}\n"
+        f" schedule={said['schedule']!r}, chunks={said['chunks']!r}\n"
         "Schedules are '1f1b', 'eager', 'gpipe', 'interleaved'; only 'interleaved' has several"
         " chunks a device.\n"
         "Name one of them.",
@@ -196,7 +204,7 @@ def test_schedules_that_there_are_not(asked):
     )
 
 
-@pytest.mark.parametrize("count", [0, 2.0])
+@pytest.mark.parametrize("count", [0, 2.0, True])
 def test_numbers_of_microbatches(count):
     check(
         mw.PipelineError,
@@ -208,6 +216,11 @@ def test_numbers_of_microbatches(count):
 
 
 PAIR = AbstractMesh((2, 2), ("stage", "data"))
+
+
+def test_whole_numbers_of_numpy():
+    kind = {"schedule": "interleaved", "chunks": np.int64(1)}
+    assert call(two_stages, mesh=PAIR, microbatches=np.int64(4), **kind).wire_bytes > 0
 
 
 def test_shardings_that_do_not_divide():

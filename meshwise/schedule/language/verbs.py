@@ -16,7 +16,7 @@ from meshwise._jax import Primitive, array_type
 from meshwise._jax.verbs import new_verb
 from meshwise.errors import LayoutError, message
 from meshwise.ir.sharding import Reduction
-from meshwise.ir.whole_numbers import whole
+from meshwise.ir.whole_numbers import whole_number
 from meshwise.schedule.language.specs import REDUCTIONS, axes_of
 
 Tree = TypeVar("Tree")
@@ -195,7 +195,7 @@ def _bind(primitive: Primitive, x: Any, **params: Any) -> Any:
 def _whole(verb: str, **given: Any) -> int:
     """The whole number that is given under a name."""
     ((name, value),) = given.items()
-    number = whole(value)
+    number = whole_number(value)
     if number is None:
         raise LayoutError(
             message(
