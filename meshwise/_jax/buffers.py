@@ -21,9 +21,10 @@ def base_array(value: Any) -> Any:
 def sharing(bases: Sequence[Any]) -> list[list[int]]:
     """Positions of arrays that have buffers in common, a list for each; of `base_array`s.
 
-    A program writes every result into buffers of its own. Only what moves nothing gives an array
-    the buffers of another, under another sharding, with shards of the same shape. Where a call has
-    none of these, and that is remembered, no buffer is looked at: that takes longer than the call.
+    A program writes every result into buffers of its own. What moves nothing gives an array the
+    buffers of another, under another sharding, with shards of the same shape. Where a call has none
+    of these, and that is remembered, no buffer is looked at: that takes longer than the call. So
+    two arrays of one sharding, of which one was moved there and back, are not found.
     """
     arrays = [x for x in bases if x is not None]
     alike = _alike(frozenset(map(_kind, arrays))) if len(arrays) > 1 else None

@@ -22,7 +22,7 @@ from meshwise.api.options import Choices, Options, check_is_mesh
 from meshwise.api.spmd_program import SpmdProgram
 from meshwise.cost.hardware import GENERIC, Hardware
 from meshwise.errors import ArgumentError, message
-from meshwise.ir.whole_numbers import whole_number
+from meshwise.ir.numbers import whole_number
 
 _NOTHING: Any = object()
 

@@ -16,7 +16,7 @@ from meshwise.api.in_stages import check_stages
 from meshwise.api.specs import given_in_specs
 from meshwise.errors import ArgumentError, MeshError, PipelineError, message
 from meshwise.ir.mesh import refine_mesh
-from meshwise.ir.whole_numbers import whole_number
+from meshwise.ir.numbers import whole_number
 from meshwise.pipeline.call import PipelineCall
 from meshwise.pipeline.inner import Placement, place, without_axis
 from meshwise.pipeline.local import has_gradient

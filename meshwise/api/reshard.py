@@ -16,7 +16,7 @@ from meshwise.api.specs import Described, broadcast_specs, kind_of
 from meshwise.cost.hardware import Hardware
 from meshwise.errors import ArgumentError, HintError, MeshError, message
 from meshwise.ir.mesh import refine_mesh
-from meshwise.ir.whole_numbers import whole_number
+from meshwise.ir.numbers import whole_number
 from meshwise.reshard.plan import ReshardPlan
 from meshwise.reshard.remesh import RemeshPlan
 from meshwise.run.between import plan_between

@@ -19,7 +19,7 @@ from meshwise.api.spmd_program import SpmdProgram
 from meshwise.api.states import own_state_names, state_of
 from meshwise.cost.compute import program_work
 from meshwise.cost.memory import peak_memory
-from meshwise.errors import ArgumentError, IllegalMove, MeshwiseError, message
+from meshwise.errors import ArgumentError, IllegalMove, message
 from meshwise.flatten import inline_calls
 from meshwise.ir.mesh import Axes
 from meshwise.ir.per_device import PerDeviceProgram
@@ -149,7 +149,7 @@ class Schedule:
     def split_to_root(self, all_reduce: Handle, root: int = 0) -> tuple[Handle, Handle]:
         """An all_reduce as a reduce to one device and a broadcast from it, trees of ppermutes."""
         (number,) = whole_numbers("split_to_root", root=root)
-        root = number or 0
+        root = 0 if number is None else number
         done = split_to_root(self.view, self._value(all_reduce), root)
         name = self._moved("split_to_root", [all_reduce], {"root": root}, done.view)
         return self._pair(name, done, True)
@@ -282,7 +282,7 @@ class Schedule:
             moves(self)
         except BaseException as error:
             self.back_to(before)
-            if isinstance(error, MeshwiseError) or not isinstance(error, LookupError | ValueError):
+            if not isinstance(error, IndexError):
                 raise
             raise IllegalMove(
                 message(

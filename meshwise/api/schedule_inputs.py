@@ -5,7 +5,7 @@ from typing import Any
 
 from meshwise.errors import ArgumentError, message
 from meshwise.ir.collectives import CollectiveKind
-from meshwise.ir.whole_numbers import whole_number
+from meshwise.ir.numbers import whole_number
 from meshwise.rules.registry import REGISTRY
 from meshwise.schedule.handles import Handle, kind_of
 from meshwise.schedule.view import View

@@ -3,14 +3,13 @@
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from jax.sharding import AbstractMesh
 
 from meshwise.api.meshes import process_count
 from meshwise.cost.hardware import Hardware
 from meshwise.cost.links import Links
 from meshwise.errors import ArgumentError, message
-from meshwise.ir.whole_numbers import whole_number
+from meshwise.ir.numbers import real_number, whole_number
 
 MEASURES = ("time", "cost")
 
@@ -27,14 +26,15 @@ class TuningLimits:
 def tuning_limits(budget_s: Any, finalists: Any, rounds: Any, hardware: Any) -> TuningLimits:
     """The limits, as Python has them. Raises ArgumentError for what is none."""
     problems = []
-    is_number = isinstance(budget_s, int | float | np.number) and not isinstance(budget_s, bool)
-    if not is_number or not budget_s >= 0:
+    seconds = real_number(budget_s)
+    if seconds is None or not seconds >= 0:
         problems.append(f"budget_s={budget_s!r}")
     counts = []
     for name, count, least in (("finalists", finalists, 0), ("rounds", rounds, 1)):
-        counts.append(-1 if (number := whole_number(count)) is None else number)
-        if counts[-1] < least:
+        number = whole_number(count)
+        if number is None or number < least:
             problems.append(f"{name}={count!r}")
+        counts.append(number)
     if not isinstance(hardware, Hardware | Links | None):
         problems.append(f"hardware={hardware!r}")
     if problems:
@@ -47,7 +47,8 @@ def tuning_limits(budget_s: Any, finalists: Any, rounds: Any, hardware: Any) -> 
                 "Leave them out for what is tried by default.",
             )
         )
-    return TuningLimits(float(budget_s), *counts)
+    assert seconds is not None, "named above"
+    return TuningLimits(seconds, *counts)
 
 
 def check_measure(measure: str, mesh: Any) -> None:

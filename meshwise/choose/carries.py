@@ -32,6 +32,7 @@ from meshwise.rules.registry import OpRule
 
 Carry = frozenset[int]
 _START: Carry = frozenset({0})
+_NEVER = 2**40  # steps whose sums are reduced once, where that is never
 
 
 @dataclass(frozen=True)
@@ -137,14 +138,16 @@ def _gathered(
 ) -> dict[Var, int]:
     """Values all of whose uses lead into what loops add up or stack, and of how many steps' sums.
 
-    What is added up is reduced once for all steps; of a stack each row is still reduced.
+    What is added up is reduced once for all steps; of a stack each row is still reduced. Results
+    that are to be left as terms are not reduced at all.
     """
     found: dict[Var, int] = {}
 
     def steps(index: int, position: int) -> int:
-        eqn = program.equations[index]
         if index < 0:
-            return 0
+            hint = program.out_hints[position]
+            return _NEVER if hint is not None and hint.unreduced else 0
+        eqn = program.equations[index]
         if index in sums and position == 1:
             return eqn.params["control"].trips * found.get(eqn.outvars[0], 1)
         if eqn.primitive is stack_p:

@@ -184,7 +184,7 @@ def _node(
 def _bound(program: Program, member: Member) -> tuple[tuple[int, Axes], ...]:
     """The factors of a hint that it does not leave open, and their axes."""
     hint = program.hints.get(member.equation)
-    if hint is None or hint.derived:
+    if hint is None or hint.derived or hint.closed is not None:
         return ()
     said = zip(member.factors, hint.dims, strict=True)
     return tuple([(factor, axes) for factor, axes in said if axes is not None])

@@ -204,7 +204,7 @@ def _emitted(plan: Plan) -> ClosedJaxpr:
 
 def _figures(mesh: Mesh) -> Hardware:
     """`GENERIC` where what is permuted is gathered, over as many devices as an axis can have."""
-    times = max([mesh.size(axes) - 1 for axes in mesh.sub_axes.values()], default=1)
+    most = max([2, *(mesh.size(axes) for axes in mesh.sub_axes.values())])
     factors = dict(GENERIC.byte_factors)
-    dear = {"ppermute": factors["ppermute"] * max(times, 1)}
+    dear = {"ppermute": factors["ppermute"] * (most - 1)}
     return replace(GENERIC, byte_factors=tuple((factors | dear).items()))

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec
 
 from meshwise import _jax
 from meshwise.errors import PipelineError, message
-from meshwise.ir.whole_numbers import whole_number
+from meshwise.ir.numbers import whole_number
 from meshwise.pipeline.bubbles import without_gradient_unless
 from meshwise.pipeline.stacking import StackedLayers
 

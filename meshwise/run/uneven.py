@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from meshwise import _jax
-from meshwise.ir.whole_numbers import whole_number
+from meshwise.ir.numbers import whole_number
 from meshwise.run.padding import cut_array, even_sharding
 
 

@@ -15,8 +15,8 @@ import numpy as np
 from meshwise._jax import Primitive, array_type
 from meshwise._jax.verbs import new_verb
 from meshwise.errors import LayoutError, message
+from meshwise.ir.numbers import whole_number
 from meshwise.ir.sharding import Reduction
-from meshwise.ir.whole_numbers import whole_number
 from meshwise.schedule.language.specs import REDUCTIONS, axes_of
 
 Tree = TypeVar("Tree")

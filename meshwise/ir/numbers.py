@@ -1,0 +1,35 @@
+"""Numbers as users write them: of Python, NumPy or JAX."""
+
+import operator
+from typing import Any
+
+import numpy as np
+
+
+def whole_number(number: Any) -> int | None:
+    """The whole number that something is, as Python has it; None where it is none, as a bool.
+
+    >>> import numpy as np
+    >>> whole_number(np.int64(3)), whole_number(3.0), whole_number(True)
+    (3, None, None)
+    """
+    try:
+        return None if isinstance(number, bool) else operator.index(number)
+    except TypeError:
+        return None
+
+
+def real_number(number: Any) -> float | None:
+    """The real number that something is, as Python has it; None where it is none, as a bool.
+
+    >>> import numpy as np
+    >>> real_number(np.float32(0.5)), real_number(1j), real_number(True)
+    (0.5, None, None)
+    """
+    is_real = not isinstance(number, bool | str | bytes) and np.ndim(number) == 0
+    if not is_real or np.iscomplexobj(number) or np.asarray(number).dtype == np.bool_:
+        return None
+    try:
+        return float(number)
+    except (TypeError, ValueError):
+        return None
