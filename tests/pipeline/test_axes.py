@@ -179,6 +179,37 @@ def test_gradients_of_rows_may_stay_sharded_over_the_data():
     assert_same(got.unpack(), want)
 
 
+READS = {
+    "in short floats": lambda x, w: x.astype(jnp.bfloat16) @ w.astype(jnp.bfloat16),
+    "columns": lambda x, w: jnp.tile(x @ w[:, :4], 2),
+    "a row": lambda x, w: x * w[0],
+    "padded": lambda x, w: (jnp.pad(x, ((0, 0), (1, 1))) @ jnp.pad(w, 1))[:, 1:-1],
+    "a triangle": lambda x, w: x @ jnp.tril(w),
+    "in several places": lambda x, w: jnp.tanh(x @ w) @ w.T * w[0],
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_gradients_are_summed_over_the_data_once(name):
+    """However a stage reads its parameters, if that makes more of them, or reads them twice."""
+    read = READS[name]
+
+    def loss(params, batch):
+        x = batch["x"]
+        for i, w in enumerate(params):
+            x = read(mw.stage_boundary(x) if i else x, w)
+        return ((x - batch["y"]) ** 2).mean()
+
+    rng = np.random.default_rng(2)
+    params, batch = [normal(rng, 8, 8) for _ in range(2)], rows(16)
+    case = Model(name, 2, loss, params, rows), {"stage": 2, "data": 2}, DATA, {}, True
+    program, packed = program_of(*case, batch)
+    assert {c.count for c in program.collectives if "data" in c.axes} == {1}
+    tolerance = 0.05 if "short" in name else 1e-5
+    _, gradients = program.simulate(packed, batch)
+    assert_same(gradients.unpack(), jax.grad(loss)(params, batch), tolerance)
+
+
 def test_an_axis_that_the_program_takes_apart():
     """Eight stages along an axis of which something else in the program uses a part alone."""
     model, mesh, batch = mlp(8), mesh_of(stage=8), rows(8)
