@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
+import numpy as np
+
 from meshwise._jax import JaxprEqn, Literal, Var, next_p, stack_p
 from meshwise.ir.bodies import never_both, read_in
 from meshwise.ir.program import Program, bytes_of, makes_zeros
@@ -268,17 +270,17 @@ class _Known:
             return False
         if eqn.primitive is stack_p:  # each row is as large as what it is made of
             return True
-        counted = [a for a in terms if a not in self.zeros]
+        counted = [a for a in terms if not (isinstance(a, Literal) or a in self.zeros)]
         rows = max((self.gathered.get(v, 1) for v in eqn.outvars), default=1)
         return bool(counted) and bytes_of(*eqn.outvars) <= bytes_of(*counted) * rows
 
     def _is_sum(self, atom: Any, count: int, results: Sequence[Var], trips: int) -> bool:
         """Whether an operand may be a sum, or zeros around terms of one, and stay one."""
+        is_gathered = any(v in self.gathered for v in results)
         if isinstance(atom, Literal):
-            return False
+            return is_gathered and np.ndim(atom.val) == 0 and not atom.val
         if atom in self.zeros:
-            terms = atom in self.unreduced or any(v in self.gathered for v in results)
-            return terms and self._is_alone(atom, count)
+            return (atom in self.unreduced or is_gathered) and self._is_alone(atom, count)
         is_sum = atom in self.unreduced and self._is_alone(atom, count)
         return is_sum and self.made.get(atom, 1) >= trips
 

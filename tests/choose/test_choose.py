@@ -261,3 +261,31 @@ def test_parts_of_a_sum_meet_in_a_product(out):
     step = mw.jit(function, mesh=mesh, in_shardings=shardings, out_shardings=out)
     found = step.partition(*args).simulate(*args)
     np.testing.assert_allclose(found, function(*args), rtol=1e-5, atol=1e-5)
+
+
+READS = {
+    "one by one": lambda w, x: jnp.tanh(x @ w[0]) @ w[1],
+    "rolled": lambda w, x: x @ jnp.roll(w[0], 1, 0),
+    "halves": lambda w, x: jnp.tanh(x @ w[0, :4].T) @ w[0, 4:],
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_gradients_that_are_laid_side_by_side_are_added_up(name):
+    """Zero is added to what is joined, which stops no sum that is reduced once for all steps."""
+
+    def accumulated(w, batches):
+        def add(total, x):
+            return total + jax.grad(lambda w: (READS[name](w, x) ** 2).sum())(w), None
+
+        return lax.scan(add, jnp.zeros_like(w), batches)[0]
+
+    draw = np.random.default_rng(0)
+    args = draw.normal(size=(2, 8, 8)).astype("f"), draw.normal(size=(6, 16, 8)).astype("f")
+    mesh = AbstractMesh((4,), ("x",))
+    step = mw.jit(accumulated, mesh=mesh, in_shardings=(P(), P(None, "x")), out_shardings=P())
+    program = step.partition(*args)
+    assert sum(c.count for c in program.collectives) == 1
+    wanted = jax.jit(accumulated)(*args)
+    limit = 1e-5 * float(jnp.abs(wanted).max())
+    np.testing.assert_allclose(program.simulate(*args), wanted, atol=limit)
