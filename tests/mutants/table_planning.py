@@ -213,8 +213,8 @@ PARTITION = (
         "partition",
         "an operator's operands are taken as they lie",
         "meshwise/partition/walk.py",
-        "itemsize_of(var), mesh, source, target, walk.hardware)\n    steps",
-        "itemsize_of(var), mesh, source, source, walk.hardware)\n    steps",
+        "plan_of_edge(walk.plan, var, edge, walk.hardware)",
+        "plan_of_edge(walk.plan, var, (source, source), walk.hardware)",
         ("tests/partition",),
     ),
     Mutant(
