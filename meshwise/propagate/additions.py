@@ -79,7 +79,7 @@ def _additions(program: Program, rules: Sequence[OpRule], completion: Completion
         lies = zip(rule.factors.operands[2], completion.dims[updates], strict=True)
         in_shards = any(axes and not summed.isdisjoint(dim) for dim, axes in lies)
         gathered, reduced = bytes_of(*eqn.invars[1:]), 2 * bytes_of(base)
-        if in_shards and gathered >= reduced and type_of(base).dtype != np.bool_:
+        if in_shards and gathered >= reduced:
             found[index] = base
     return found
 
