@@ -110,7 +110,7 @@ TABLE = [
                    "dots_with_no_batch_dims_saveable")),
     Row("gradient of layers with a gain, recomputed", gradient(partial(layers, step=residual)),
         (reals(LAYERS, WIDTH + 1, WIDTH) / 4, X), (8,), (P(), P("x")), P(),
-        reduced(WEIGHT + WIDTH, times=LAYERS), 1e-5),
+        reduced(LAYERS * (WEIGHT + WIDTH)), 1e-5),
     Row("gradient over microbatches", accumulated, (W[0], ROWS), (8,), (P(), STACK), P(),
         reduced(WEIGHT), 1e-5),
     Row("gradient over microbatches, two axes", accumulated, (W[0], ROWS), (2, 4),
