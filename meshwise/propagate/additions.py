@@ -7,14 +7,13 @@ same rows are reduced together, and those in the steps of a loop once after it.
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from jax import lax
 
 from meshwise import _jax
 from meshwise._jax import JaxprEqn, Literal, Var
-from meshwise.ir.program import Program, bytes_of, makes_zeros, type_of
+from meshwise.ir.program import Program, bytes_of, type_of
 from meshwise.propagate.completion import Completion
 from meshwise.propagate.rewriting import rewritten, without_unread
 from meshwise.rules.registry import OpRule
@@ -25,26 +24,23 @@ _ADDING = (lax.scatter_add_p, lax.scatter_sub_p)
 def add_apart(program: Program, rules: Sequence[OpRule], completion: Completion) -> Program:
     """The program with such additions apart from what they are added to; itself without any.
 
-    One that is alone, to what is whole or zeros, stays as it is: it is reduced as soon either way.
+    One that is alone, in no loop, stays as it is: it is reduced as soon either way.
     """
     reads = _reads(program)
     found = _additions(program, rules, completion)
     made = {program.equations[index].outvars[0] for index in found}
     made |= {v for e in program.equations if e.primitive is _jax.carry_p for v in e.outvars}
     added_to = {base for base in found.values() if base in made and reads[base] == 1}
-    zeros = {v for e in program.equations if makes_zeros(e) for v in e.outvars}
     # For a result that was written so what is added to what.
     parts: dict[Var, tuple[Var, Var]] = {}
     instead: dict[int, Sequence[JaxprEqn]] = {}
     for index, eqn in enumerate(program.equations):
         if _jax.is_mark(eqn):
             parts = {}  # what is computed in another body stays there
-        if index not in found or (base := found[index]) in zeros:
+        if index not in found or (base := found[index]) not in added_to:
             continue
         (result,) = eqn.outvars
-        if base not in added_to and not _lies_with(eqn, base, completion):
-            continue
-        base, *more = parts.get(base, (base,)) if base in added_to else (base,)
+        base, *more = parts.get(base, (base,))
         nothing = _zeros(eqn)
         own = eqn.replace(invars=[*nothing.outvars, *eqn.invars[1:]], outvars=[_like(result)])
         sums = [_sum([*more, *own.outvars], eqn)] if more else []
@@ -82,13 +78,6 @@ def _additions(program: Program, rules: Sequence[OpRule], completion: Completion
         if in_shards and gathered >= reduced:
             found[index] = base
     return found
-
-
-def _lies_with(eqn: JaxprEqn, base: Var, completion: Completion) -> bool:
-    """Whether what is added to lies over axes that the updates lie over as well."""
-    own = {a for axes in completion.dims[base] for a in axes}
-    updates: Any = eqn.invars[2]
-    return any(not own.isdisjoint(axes) for axes in completion.dims[updates])
 
 
 def _zeros(eqn: JaxprEqn) -> JaxprEqn:

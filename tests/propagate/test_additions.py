@@ -57,7 +57,7 @@ def read_between(x: Any, i: Any, u: Any, j: Any, v: Any) -> Any:
 ROWS_OF, OTHERS = (places(400), numbers(400, 3)), (places(333), numbers(333, 3))
 STEPS = places(5, 200), numbers(5, 200)
 ONCE = reduced(24 * 3)
-SCATTERED = {"reduce_scatter": (1, 7 * 3 * 3 * 4)}
+SCATTERED = {kind: (1, 7 * 3 * 3 * 4) for kind in ("all_gather", "reduce_scatter")}
 IN_STEPS = P(None, "x")
 
 ROWS = [
