@@ -170,7 +170,24 @@ def _least_work(graph: Graph, node: Node, held: Sequence[DimAxes | None]) -> flo
     natural = [_summed_as_held(node, axes, held) for axes in natural]
     natural = [_exchanged_where_worth(graph, node, axes) for axes in natural]
     followed = [a for a in natural if node_seconds(graph, node, a) < IMPOSSIBLE]
+    followed = _with_its_largest(graph, node, followed)
     return min((_limited_seconds(graph, node, axes) for axes in followed), default=IMPOSSIBLE)
+
+
+def _with_its_largest(graph: Graph, node: Node, options: Sequence[DimAxes]) -> list[DimAxes]:
+    """Of a node that exchanges along dims, the strategies that leave its largest operand there.
+
+    A small kernel that lies over more devices than its image does suggests no work for all of
+    them: the image would be moved for it.
+    """
+    given = nominal(graph, node)
+    sharded = [k for k in range(len(node.operands)) if any(given[k])]
+    if not sharded or not node.rule.permuted:
+        return list(options)
+    values = [graph.values[v] for v in node.operands]
+    k = max(sharded, key=lambda k: math.prod(values[k].shape) * values[k].itemsize)
+    dims = node.rule.operands[k]
+    return [axes for axes in options if dims_sharding(dims, axes) == given[k]] or list(options)
 
 
 def _limited_seconds(graph: Graph, node: Node, axes: DimAxes) -> float:

@@ -234,3 +234,25 @@ def test_no_stack_is_gathered_for_hints_in_the_steps_of_a_loop():
     assert program.wire_bytes == 3 * layers * 7 / 8 * width * width * 4
     found = program.simulate(weights, x)
     np.testing.assert_allclose(found, gradient(weights, x), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_small_kernel_over_more_devices_than_its_image_is_gathered(whole):
+    """Half of the images' rows each, and a kernel in eighths: nobody asks for an eighth of the work."""
+    numbers = ("NHWC", "HWOI", "NHWC")
+
+    def back(images, kernel):
+        return jax.lax.conv_general_dilated(images, kernel, (1, 1), "SAME", dimension_numbers=numbers)
+
+    mesh = AbstractMesh((2, 4), ("x", "y"))
+    lies, shards = P(None, "x"), P() if whole else P(None, None, ("x", "y"))
+    step = mw.jit(back, mesh=mesh, in_shardings=(lies, shards), out_shardings=lies)
+    draw = np.random.default_rng(0)
+    images = draw.normal(size=(8, 32, 32, 16)).astype(np.float32)
+    kernel = draw.normal(size=(3, 3, 16, 16)).astype(np.float32)
+    program = step.partition(images, kernel)
+    np.testing.assert_allclose(
+        program.simulate(images, kernel), jax.jit(back)(images, kernel), rtol=1e-4, atol=1e-4
+    )
+    row = images[:, 0].nbytes
+    assert program.wire_bytes == row + (0 if whole else kernel.nbytes * 7 // 8)
