@@ -17,7 +17,7 @@ what they make of a function under `jax.jit`, in the same context. Others are ma
 """
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from functools import lru_cache
 from typing import Any
 
@@ -33,6 +33,7 @@ from meshwise._jax.dispatch import InternalNanError, raise_where_found
 from meshwise._jax.explicit import auto_mesh, is_explicit, is_typed, plain_type
 from meshwise._jax.hints import batched_spec
 from meshwise._jax.jaxprs import without_references
+from meshwise._jax.settings import as_wide_as
 
 mw_call_p = Primitive("mw_call")
 mw_call_p.multiple_results = True
@@ -70,10 +71,12 @@ def call(
 
 
 def setting_of(jaxpr: ClosedJaxpr, runner: Any) -> AbstractContextManager[Any]:
-    """What jaxprs are made of one in: its types', or over Auto axes."""
-    if is_typed((*jaxpr.in_avals, *jaxpr.out_avals)):
-        return nullcontext()
-    return jax.sharding.use_abstract_mesh(auto_mesh(runner.mesh))
+    """What jaxprs are made of one in: its types', or over Auto axes; and numbers as wide."""
+    setting = ExitStack()
+    setting.enter_context(as_wide_as(jaxpr))
+    if not is_typed((*jaxpr.in_avals, *jaxpr.out_avals)):
+        setting.enter_context(jax.sharding.use_abstract_mesh(auto_mesh(runner.mesh)))
+    return setting
 
 
 @_weakref_lru_cache

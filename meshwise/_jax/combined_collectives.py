@@ -18,12 +18,12 @@ from jax import numpy as jnp
 from jax._src import dtypes as _dtypes
 
 from meshwise._jax.cuts import group_size
+from meshwise._jax.effects import has_effects
 from meshwise._jax.jaxprs import (
     JaxprEqn,
     Literal,
     are_same,
     extended,
-    has_effects,
     in_place_of,
     new_eqn,
     opened,

@@ -141,9 +141,11 @@ def is_weak(array: Any) -> bool:
     return bool(getattr(array.aval, "weak_type", False))
 
 
-def weakened(array: jax.Array) -> Any:
-    """An array of the same numbers whose type gives way to others in arithmetic."""
-    return _lax._convert_element_type(array, weak_type=True)
+def with_weak_type(array: Any, weak: bool) -> Any:
+    """An array of the same numbers whose type gives way to others in arithmetic, or does not."""
+    if getattr(jax.typeof(array), "weak_type", False) == weak:
+        return array
+    return _lax._convert_element_type(array, weak_type=weak)
 
 
 def aval_of_shape(array: Any, shape: Sequence[int]) -> Any:

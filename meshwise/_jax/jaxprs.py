@@ -11,9 +11,7 @@ import jax
 import jax.core
 import numpy as np
 from jax._src import core as _core
-from jax._src import effects as _effects
 from jax._src import source_info_util
-from jax._src.debugging import DebugEffect, OrderedDebugEffect
 from jax._src.interpreters import pxla as _pxla
 from jax.extend.core import ClosedJaxpr as ClosedJaxpr
 from jax.extend.core import Jaxpr as Jaxpr
@@ -180,16 +178,22 @@ def at_source(eqn: JaxprEqn) -> Iterator[None]:
         yield
 
 
+def bits_by_position(eqn: JaxprEqn) -> bool:
+    """Whether threefry makes bits of key and position alone, as set where it was traced."""
+    return bool(eqn.ctx.threefry_partitionable)
+
+
 def bind(eqn: JaxprEqn, args: Sequence[Any], params: dict[str, Any] | None = None) -> list[Any]:
     """Apply an equation's primitive to other arguments, perhaps with other parameters.
 
-    The equation's own context and output shardings are left behind: they speak of the mesh of the
-    user's trace.
+    What the equation's own context and output shardings say of the mesh of the user's trace is left
+    behind; how random bits are made there is kept.
     """
     params = dict(eqn.params if params is None else params)
     params.update({name: None for name in ("sharding", "out_sharding") if name in params})
     bind_params = eqn.primitive.get_bind_params(params)
-    out = eqn.primitive.bind(*args, **bind_params)
+    with jax.threefry_partitionable(bits_by_position(eqn)):
+        out = eqn.primitive.bind(*args, **bind_params)
     return list(out) if eqn.primitive.multiple_results else [out]
 
 
@@ -283,12 +287,20 @@ def applied(
 
 
 def in_place_of(eqn: JaxprEqn, closed: ClosedJaxpr, operands: Sequence[Any]) -> list[JaxprEqn]:
-    """The equations of a jaxpr without constants, of some operands, in the place of an equation."""
+    """The equations of a jaxpr without constants, of some operands, in the place of an equation.
+
+    What it returns without making it, or twice, is copied: each result has an equation.
+    """
     names: dict[Var, Any] = dict(zip(closed.jaxpr.invars, operands, strict=True))
     for inner in closed.jaxpr.eqns:
         names.update((v, new_var(v.aval)) for v in inner.outvars)
-    names.update(zip(closed.jaxpr.outvars, eqn.outvars, strict=True))
-    return [
+    copied = []
+    for atom, out in zip(closed.jaxpr.outvars, eqn.outvars, strict=True):
+        if isinstance(atom, Literal) or atom in closed.jaxpr.invars or names[atom] in eqn.outvars:
+            copied.append((atom, out))
+        else:
+            names[atom] = out
+    made = [
         inner.replace(
             invars=[a if isinstance(a, Literal) else names[a] for a in inner.invars],
             outvars=[names[v] for v in inner.outvars],
@@ -297,6 +309,8 @@ def in_place_of(eqn: JaxprEqn, closed: ClosedJaxpr, operands: Sequence[Any]) -> 
         )
         for inner in closed.jaxpr.eqns
     ]
+    given = [(a if isinstance(a, Literal) else names[a], out) for a, out in copied]
+    return [*made, *(new_eqn(jax.lax.copy_p, [a], [out], {}, eqn) for a, out in given)]
 
 
 def equation_count(jaxpr: Any) -> int:
@@ -360,35 +374,8 @@ def _is_real(dtype: Any) -> bool:
     return any(jax.numpy.issubdtype(dtype, kind) for kind in kinds)
 
 
-def has_effects(eqn: JaxprEqn) -> bool:
-    """Whether an equation does something beside making values; to use a named axis is nothing."""
-    return any(not isinstance(effect, _core.NamedAxisEffect) for effect in eqn.effects)
-
-
 def without_references(jaxpr: Any) -> Any:
     """A closed jaxpr whose own references (`jax.new_ref`) are the values that stand in them."""
     if not any(isinstance(e, _core.InternalMutableArrayEffect) for e in jaxpr.effects):
         return jaxpr
     return _pxla._discharge_internal_refs(jaxpr)
-
-
-def has_checks(jaxpr: Any) -> bool:
-    """Whether a jaxpr has a `checkify.check` that is compiled by no one."""
-    return any(type(e).__name__ == "ErrorEffect" for e in jaxpr.effects)
-
-
-def not_to_repeat(jaxpr: Any) -> list[str]:
-    """The equations of a jaxpr, bodies included, that may do another thing when done again."""
-    found: list[str] = []
-    for eqn in opened(jaxpr).eqns:
-        harmless = (_core.NamedAxisEffect, DebugEffect, OrderedDebugEffect)
-        if not all(isinstance(effect, harmless) for effect in eqn.effects):
-            inside = [each for body in bodies_of(eqn) for each in not_to_repeat(body)]
-            found += inside or [f"{eqn.primitive.name} at {source_summary(eqn)}"]
-    return found
-
-
-def kept_in_order(jaxpr: Any) -> list[str]:
-    """The names of what a jaxpr does that JAX keeps in order on one device alone."""
-    known, of_many = _effects.ordered_effects, _effects.shardable_ordered_effects
-    return sorted({str(e) for e in jaxpr.effects if known.contains(e) and not of_many.contains(e)})

@@ -1,17 +1,61 @@
-"""The settings of a user's programs, which say nothing of what only moves their arrays."""
+"""The settings of a user's programs: which are kept, and which say nothing of moves of arrays."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import jax
 import numpy as np
 from jax._src import config as _config
 
+from meshwise._jax.jaxprs import bodies_of, opened
 from meshwise._jax.tracing import context_mesh, without_mesh
 
 # Types that are others where x64 is off.
 _WIDE = frozenset(map(np.dtype, ("int64", "uint64", "float64", "complex128")))
+
+
+# What JAX reads of a thread while it traces a function.
+_OF_A_TRACE = (
+    "default_matmul_precision",
+    "default_prng_impl",
+    "enable_x64",
+    "numpy_dtype_promotion",
+    "numpy_rank_promotion",
+    "threefry_partitionable",
+)
+
+
+def settings_now() -> Callable[[], AbstractContextManager[Any]]:
+    """What makes a context in which functions are traced as they are now."""
+    values = {name: getattr(jax.config, f"jax_{name}") for name in _OF_A_TRACE}
+
+    @contextmanager
+    def again() -> Iterator[None]:
+        with ExitStack() as stack:
+            for name, value in values.items():
+                stack.enter_context(getattr(jax, name)(value))
+            yield
+
+    return again
+
+
+def as_wide_as(jaxpr: Any) -> AbstractContextManager[Any]:
+    """In here numbers are as wide as those of a jaxpr: x64 is on if some of them have 64 bits.
+
+    So they have in a function that turned it on for a part, and in what it kept for its gradient.
+    """
+    if _config.enable_x64.value or not _has_wide(jaxpr):
+        return nullcontext()
+    return jax.enable_x64(True)
+
+
+def _has_wide(jaxpr: Any) -> bool:
+    inner = opened(jaxpr)
+    values = (*inner.constvars, *inner.invars, *(v for eqn in inner.eqns for v in eqn.outvars))
+    if any(getattr(v.aval, "dtype", None) in _WIDE for v in values):
+        return True
+    return any(_has_wide(body) for eqn in inner.eqns for body in bodies_of(eqn))
 
 
 def looks_for_nans() -> bool:

@@ -12,7 +12,14 @@ from jax._src.util import weakref_lru_cache as _weakref_lru_cache
 
 from meshwise._jax.bodies import call_body
 from meshwise._jax.explicit import is_typed
-from meshwise._jax.jaxprs import ClosedJaxpr, JaxprEqn, Literal, is_jaxpr, opened
+from meshwise._jax.jaxprs import (
+    ClosedJaxpr,
+    JaxprEqn,
+    Literal,
+    bits_by_position,
+    is_jaxpr,
+    opened,
+)
 
 
 class StructureKey:
@@ -67,7 +74,8 @@ def _jaxpr_parts(jaxpr: Any, kept: list[Any]) -> Any:
     for eqn in jaxpr.eqns:
         operands = tuple([read(a) for a in eqn.invars])
         results = tuple([bind(v) for v in eqn.outvars])
-        eqns.append((eqn.primitive, operands, results, _eqn_parts(eqn, kept)))
+        own = bits_by_position(eqn), _eqn_parts(eqn, kept)
+        eqns.append((eqn.primitive, operands, results, own))
     outputs = tuple([read(a) for a in jaxpr.outvars])
     return tuple(map(id, consts)), inputs, tuple(eqns), outputs
 

@@ -52,11 +52,6 @@ def is_unspecified(sharding: Any) -> bool:
     return sharding is None or isinstance(sharding, UnspecifiedValue)
 
 
-def threefry_partitionable() -> bool:
-    """Whether random bits are made by position, so that a part can be made by itself."""
-    return bool(_config.threefry_partitionable.value)
-
-
 def trace_function(
     function: Callable[..., Any],
     arguments_of: Callable[[Sequence[Any]], tuple[Sequence[Any], dict[str, Any]]],

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,7 +92,9 @@ class Calls:
                 return traced
         else:
             traced = self._as_jax.trace_uneven(call)
-        return _jax.traced_with(traced, functools.partial(self._lowered, arguments, traced))
+        settings = _jax.settings_now()
+        lowered = functools.partial(self._lowered, arguments, traced, settings)
+        return _jax.traced_with(traced, lowered)
 
     def look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """An error where buffers that a call reads are gone, or donated and read elsewhere."""
@@ -163,13 +166,21 @@ class Calls:
         self._as_jax.clear_cache()
         _kept.evict_weakref(self.fn)
 
-    def _lowered(self, arguments: Arguments, traced: Any, platforms: Any, parameters: Any) -> Any:
-        """`jax.stages.Lowered` of a traced call."""
+    def _lowered(
+        self,
+        arguments: Arguments,
+        traced: Any,
+        settings: Callable[[], AbstractContextManager[Any]],
+        platforms: Any,
+        parameters: Any,
+    ) -> Any:
+        """`jax.stages.Lowered` of a traced call; `settings` are those it was traced in."""
 
         def as_jax() -> Any:
             return _jax.lower_flat(traced, platforms, parameters)
 
-        found = self._found(arguments, is_compiled=False)
+        with settings():
+            found = self._found(arguments, is_compiled=False)
         if isinstance(found, MeshwiseError):
             return self._as_jax.answer(found, as_jax)
         if self._as_jax.may_run and found.user_mesh.size == 1:

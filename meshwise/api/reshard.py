@@ -167,7 +167,7 @@ def _refuse_terms(leaves: Sequence[Any], places: Mapping[int, NamedSharding]) ->
 
 def _weakened(x: Array) -> Array:
     """What moved of a weak type, which programs that move do not know of."""
-    return x if _jax.is_weak(x) else shown_as(_jax.weakened(held_by(x)), x.shape)
+    return x if _jax.is_weak(x) else shown_as(_jax.with_weak_type(held_by(x), True), x.shape)
 
 
 @_jax.hides_frames

@@ -146,16 +146,17 @@ class SpmdProgram:
         program = self.per_device
         arrays = [*self.held, *self._leaves(args, kwargs)]
         refuse_gone(self.name, arrays, lambda: self.in_paths)
-        results = simulate(
-            program.jaxpr,
-            program.mesh,
-            program.in_shardings,
-            program.out_shardings,
-            [t.shape for t in program.out_types],
-            arrays,
-        )
+        with _jax.as_wide_as(program.jaxpr):
+            results = simulate(
+                program.jaxpr,
+                program.mesh,
+                program.in_shardings,
+                program.out_shardings,
+                [t.shape for t in program.out_types],
+                arrays,
+            )
         outs = zip(results, program.out_types, strict=True)
-        results = [_jax.weakened(x) if t.weak_type else x for x, t in outs]
+        results = [_jax.with_weak_type(x, getattr(t, "weak_type", False)) for x, t in outs]
         return jax.tree.unflatten(self.out_tree, results)
 
     @cached_property

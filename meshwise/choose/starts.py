@@ -112,7 +112,9 @@ def backward_start(graph: Graph, limits: Limits) -> list[DimAxes]:
                 rule = graph.nodes[user].rule
                 wanted.append(operand_sharding(rule, Strategy(placed[user]), k).dims)
             else:
-                wanted.append(graph.nominal(var))
+                wanted.append(None if value.uses else graph.nominal(var))
+        if all(dims is None for dims in wanted):
+            wanted = [*wanted[: len(node.operands)], *map(graph.nominal, node.results)]
         placed[node.index] = _cheapest(graph, node, wanted, limits, keep_results=True)
     return [placed[node.index] for node in graph.nodes]
 

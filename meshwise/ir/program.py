@@ -17,6 +17,7 @@ from meshwise._jax import (
     JaxprEqn,
     Literal,
     Var,
+    bits_by_position,
     carry_p,
     hint_p,
     next_p,
@@ -173,9 +174,12 @@ def overwrites(eqn: JaxprEqn) -> bool:
 
 
 def application_key(eqn: JaxprEqn, operands: Any) -> Any:
-    """Equal for equal primitives, parameters and `operands`; None where one cannot be hashed."""
+    """Equal for equal primitives, parameters, settings and `operands`.
+
+    None where one of them cannot be hashed.
+    """
     params = [(name, number_key(value)) for name, value in sorted(eqn.params.items())]
-    key = eqn.primitive, operands, tuple(params)
+    key = eqn.primitive, operands, tuple(params), bits_by_position(eqn)
     try:
         hash(key)
     except TypeError:

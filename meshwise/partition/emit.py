@@ -76,9 +76,14 @@ def _run(walk: Walk, args: Sequence[Any]) -> list[Any]:
     for var, const in zip(jaxpr.jaxpr.constvars, jaxpr.consts, strict=True):
         store(walk, var, Sharding(((),) * len(shape_of(var))), const)
     _run_items(walk, nest(program.equations))
-    return [
+    results = [
         copy_of(walk, atom, sharding, None)
         for atom, sharding in zip(program.outputs, plan.out_shardings, strict=True)
+    ]
+    # What a local rule computes may have another weak type than what it stands for.
+    return [
+        _jax.with_weak_type(result, getattr(atom.aval, "weak_type", False))
+        for atom, result in zip(program.outputs, results, strict=True)
     ]
 
 

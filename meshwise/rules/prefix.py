@@ -14,7 +14,7 @@ from jax.numpy import issubdtype
 from meshwise.ir.collectives import CollectiveKind
 from meshwise.ir.program import type_of
 from meshwise.ir.sharding import Reduction
-from meshwise.rules.factoring import Factoring, shapes, total_size
+from meshwise.rules.factoring import Factoring, total_size
 from meshwise.rules.identity import mask_padding, nothing_like, reduction_identity
 from meshwise.rules.registry import (
     Application,
@@ -53,9 +53,12 @@ _REDUCTIONS = {
 @register(*_COMBINE, "cumlogsumexp")
 def _cumulative_rule(application: Application) -> OpRule:
     name, axis = application.eqn.primitive.name, application.params["axis"]
-    (operand,) = shapes(application.operands)
+    (operand,) = application.operands
     factoring = Factoring()
-    dims = [factoring.new(n, "permute" if d == axis else None) for d, n in enumerate(operand)]
+    # Complex numbers with a NaN in them have no order, so that their order of comparison counts.
+    ordered = name in ("cummax", "cummin") and issubdtype(operand.dtype, np.complexfloating)
+    along = "whole" if ordered else "permute"
+    dims = [factoring.new(n, along if d == axis else None) for d, n in enumerate(operand.shape)]
     return OpRule(
         factoring.rule([dims], [dims]),
         linear=((0,),) if name == "cumsum" else (),

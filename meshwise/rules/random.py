@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from meshwise._jax import gamma_of_keys, key_impl_name, threefry2x32_p, threefry_partitionable
+from meshwise._jax import bits_by_position, gamma_of_keys, key_impl_name, threefry2x32_p
 from meshwise.rules.factoring import Factoring, Kind, shapes, stretched, total_size
 from meshwise.rules.registry import Application, LocalContext, OpRule, register, shard_index
 
@@ -34,7 +34,7 @@ def _bits_rule(application: Application) -> OpRule:
     factoring = Factoring()
     kind: Kind = None if threefry else "whole"
     outer = factoring.dims(keys.shape, kind)
-    partitionable = threefry and threefry_partitionable()
+    partitionable = threefry and bits_by_position(application.eqn)
     inner = factoring.dims(application.params["shape"], None if partitionable else "whole")
     return OpRule(
         factoring.rule([outer], [outer + inner]),
@@ -176,7 +176,7 @@ def _gamma_rule(application: Application) -> OpRule:
     """The dims of the keys, then those for which each key is split by position."""
     keys, shape = application.operands
     threefry = key_impl_name(keys) == THREEFRY
-    partitionable = threefry and threefry_partitionable()
+    partitionable = threefry and bits_by_position(application.eqn)
     factoring = Factoring()
     outer = factoring.dims(keys.shape, None if threefry else "whole")
     inner = factoring.dims(shape.shape[len(outer) :], None if partitionable else "whole")

@@ -9,7 +9,8 @@ The call is optimistic: arguments go straight to JAX's own dispatch, which refus
 its place before anything runs. Only then are the arguments looked at one by one and moved.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -23,7 +24,7 @@ from meshwise.ir.per_device import PerDeviceProgram
 from meshwise.ir.sharding import padded_shape
 from meshwise.run.empty import cut_empty, is_made_inside, with_made
 from meshwise.run.garbage import garbage_later
-from meshwise.run.moved import in_type, is_committed, moved
+from meshwise.run.moved import in_type, moved, refuse_other_devices
 from meshwise.run.options import Compiling, as_platforms_compile, best_on_cpu
 from meshwise.run.padding import cut_end, pad_array, pad_end, positions_of_uneven, structs_of
 from meshwise.run.placement import (
@@ -35,7 +36,6 @@ from meshwise.run.placement import (
     partition_spec,
     platforms_of,
     refined_jax_mesh,
-    show_devices,
     without_explicit_type,
 )
 from meshwise.run.uneven import UnevenArray, wrap, wrapping
@@ -151,7 +151,7 @@ class Executable:
     def lower(self) -> Any:
         """JAX's `Lowered` of the program for its shapes (padded where uneven)."""
         self._check_has_devices()
-        with garbage_later(), _jax.without_mesh():
+        with self._making():
             return self._traced(self._mapped, 0).lower()
 
     def lower_for(self, platforms: Any, parameters: Any) -> Any:
@@ -164,9 +164,15 @@ class Executable:
             self._check_has_devices()
         without_held.__name__ = self.name
         function = without_held if self._held else self._mapped
-        with garbage_later(), _jax.without_mesh():
+        with self._making():
             traced = self._traced(function, len(self._held))
             return _jax.lower_flat(traced, platforms, parameters)
+
+    @contextmanager
+    def _making(self) -> Iterator[None]:
+        """In here the program is made: no mesh is in context, numbers are as wide as its own."""
+        with garbage_later(), _jax.without_mesh(), _jax.as_wide_as(self.program.jaxpr):
+            yield
 
     def _traced(self, function: Callable[..., Any], first: int) -> Any:
         """JAX's `Traced` of a function of the padded arguments from the first one on."""
@@ -183,8 +189,7 @@ class Executable:
             keep_unused=self.compiling.keep_unused,
             compiler_options=self._compiler_options or None,
         )
-        with _jax.without_mesh():
-            return jitted.trace(*structs[first:])
+        return jitted.trace(*structs[first:])
 
     def compile(self) -> Any:
         """JAX's `Compiled`, for its cost and memory analysis; compiled once."""
@@ -218,6 +223,10 @@ class Executable:
         self._check_has_devices()
 
         def function(args: Sequence[Any]) -> list[Any]:
+            with _jax.as_wide_as(self.program.jaxpr):
+                return run(args)
+
+        def run(args: Sequence[Any]) -> list[Any]:
             values = [jnp.asarray(a) for a in args]
             is_explicit = any(_jax.is_explicit(jax.typeof(v).sharding.mesh) for v in values)
             is_explicit |= _jax.is_explicit(jax.sharding.get_abstract_mesh())
@@ -248,7 +257,7 @@ class Executable:
                 arg = arg.value
             if isinstance(arg, _jax.Tracer):
                 return self._placed(args)
-            self._check_devices(args)
+            refuse_other_devices(self.name, self.arg_names, args, self._devices)
             args[i] = pad_array(arg, shape, sharding)
         return args
 
@@ -260,7 +269,7 @@ class Executable:
 
     def _placed(self, args: Sequence[Any]) -> list[Any]:
         """The arguments, those that lie otherwise on the same devices moved to their place."""
-        self._check_devices(args)
+        refuse_other_devices(self.name, self.arg_names, args, self._devices)
         given = [in_type(a, t.dtype) for a, t in zip(args, self.program.in_types, strict=True)]
         return [
             arg if i in self._uneven_in else moved(arg, sharding)
@@ -276,25 +285,6 @@ class Executable:
                     "A program for an AbstractMesh can be read, priced and simulated.",
                     "Partition it for a jax.sharding.Mesh to run or compile it; its StableHLO is "
                     'had by .trace(...).lower(lowering_platforms=("tpu",)).',
-                )
-            )
-
-    def _check_devices(self, args: Sequence[Any]) -> None:
-        devices = self._devices
-        offenders = [
-            f"{name} is on {show_devices(arg.sharding.device_set)}"
-            for name, arg in zip(self.arg_names, args, strict=True)
-            if is_committed(arg) and arg.sharding.device_set != devices
-        ]
-        if offenders:
-            raise MeshError(
-                message(
-                    f"Arguments of {self.name} are on other devices than its mesh"
-                    f" ({show_devices(devices)})",
-                    offenders,
-                    "An array that was put on devices on purpose is not moved to others.",
-                    "Move it with jax.device_put(x, NamedSharding(mesh, spec)), or make the mesh"
-                    " of the devices it is on.",
                 )
             )
 
@@ -335,7 +325,7 @@ class Executable:
         ins = structs_of(self.program.in_types, self._in_padded, self.in_shardings)
         outs = structs_of(self._local.out_avals, self._out_padded, self.out_shardings)
         said = self.arg_names, self.donated, self.compiling.keep_unused, self._compiler_options
-        with garbage_later(), _jax.without_mesh():
+        with self._making():
             return _jax.compiled_as_replicas(self._local, self._mesh, self.name, ins, outs, *said)
 
     @cached_property
@@ -363,14 +353,14 @@ class Executable:
     @cached_property
     def _best(self) -> tuple[PerDeviceProgram, dict[str, Any]]:
         """The program as it is compiled, and options: on CPU, short collectives travel together."""
-        with garbage_later():
+        with self._making():
             return best_on_cpu(self.program) if self._is_on_cpu else (self.program, {})
 
     @cached_property
     def _local(self) -> _jax.ClosedJaxpr:
         """The jaxpr of local arrays as it is compiled."""
         program, _ = self._best
-        with garbage_later():
+        with self._making():
             local = as_platforms_compile(program, platforms_of(self.user_mesh))
         return with_made(local, self._made, self.program.mesh) if self._made else local
 

@@ -112,6 +112,65 @@ def test_types_are_checked_of_programs_that_send():
             np.testing.assert_allclose(got, f(TEN[:8]), rtol=1e-5, atol=1e-6)
 
 
+# Settings that hold for a part of a function alone, or for its trace
+
+
+def wide_inside(a):
+    with jax.enable_x64(True):
+        wide = a.astype("float64") * 3.0 / 7
+        return wide, jnp.argsort(a, 0), jnp.arange(10)[:, None] * wide.sum(0)
+
+
+def bits_inside(a):
+    """Drawn by position; of the shape of all; and, in a loop, of keys that are split so."""
+    key = jax.random.key(3)
+    drawn = jax.random.normal(key, a.shape)
+    with jax.threefry_partitionable(False):
+        drawn -= 3 * jax.random.normal(key, a.shape)
+        keys = jax.random.split(key, 4)
+        step = lambda b, key: (b + jax.random.uniform(key, a.shape), None)  # noqa: E731
+        return lax.scan(step, drawn * a, keys)[0]
+
+
+INSIDE = {"x64": wide_inside, "random bits": bits_inside}
+
+
+@pytest.mark.parametrize("spec", [P("y"), P(None, "x")], ids=str)
+@pytest.mark.parametrize("name", INSIDE)
+def test_what_is_set_for_a_part_holds_for_that_part(name, spec):
+    function = INSIDE[name]
+    step, wanted = mw.jit(function, mesh=MESH, in_shardings=spec), jax.jit(function)(TEN)
+    for each in step(TEN), step.partition(TEN).simulate(TEN), jax.jit(step)(TEN):
+        for one, other in zip(*map(jax.tree.leaves, (each, wanted)), strict=True):
+            assert one.dtype == other.dtype
+            np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "setting", [lambda: jax.enable_x64(True), lambda: jax.threefry_partitionable(False)]
+)
+def test_what_was_set_for_a_trace_holds_where_it_is_lowered(setting):
+    def drawn(a):
+        return jax.random.uniform(jax.random.key(0), a.shape) + a * 2 / 3
+
+    with setting():
+        traced, wanted = mw.jit(drawn, mesh=MESH, in_shardings=P("x")).trace(TEN), drawn(TEN)
+    compiled = traced.lower().compile()
+    with setting():
+        found = compiled(TEN)
+    assert found.dtype == wanted.dtype
+    np.testing.assert_allclose(np.asarray(found), np.asarray(wanted), rtol=1e-6, atol=1e-6)
+
+
+def test_a_pullback_of_wide_numbers_is_called_where_x64_is_off():
+    with jax.enable_x64(True):
+        wide = TEN.astype(np.float64)
+        out, pullback = jax.vjp(mw.jit(lambda a: jnp.sin(a) * 2 / 3, mesh=MESH), wide)
+    for pull in (pullback, jax.jit(pullback)):
+        (found,) = pull(out)
+        np.testing.assert_allclose(found, np.cos(wide) * 2 / 3 * np.asarray(out), rtol=1e-12)
+
+
 # A function that names another mesh of the same devices
 
 

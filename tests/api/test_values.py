@@ -44,6 +44,37 @@ def test_scalars_and_weak_types(both, name):
         np.testing.assert_array_equal(got, wanted)
 
 
+def walls(w):
+    return w.at[1:-1].set(w[:-2] + w[2:])
+
+
+WEAK = {
+    "set": lambda w: w.at[0].set(w[1]),
+    "walls": walls,
+    "loop": lambda w: jax.lax.fori_loop(0, 3, lambda i, u: walls(u), w),
+    "padded": lambda w: jnp.pad(w, 1)[1:-1],
+    "reversed": lambda w: jax.lax.cumsum(w, reverse=True),
+    "product": lambda w: w @ jnp.broadcast_to(w[0][:, None], (8, 5)),
+    "window": lambda w: jax.lax.reduce_window(w, -jnp.inf, jax.lax.max, (16, 1), (1, 1), "VALID"),
+    "gradient": lambda w: jax.grad(lambda s: (w * s).sum())(2.0),
+    "cast": lambda w: walls(w.astype("float32")),
+}
+
+
+@pytest.mark.parametrize("spec", [P("x"), P(None, "x")], ids=str)
+@pytest.mark.parametrize("name", WEAK)
+def test_results_give_way_to_others_as_under_jit(mesh8, name, spec):
+    def fn(x):
+        return WEAK[name](jnp.where(x > 0, 1.0, 2.0))
+
+    x = np.random.default_rng(0).normal(size=(16, 8)).astype(np.float32)
+    program = mw.jit(fn, mesh=mesh8, in_shardings=spec).partition(x)
+    wanted = jax.jit(fn)(x)
+    for found in (program(x), program.simulate(x)):
+        assert (found.dtype, found.weak_type) == (wanted.dtype, wanted.weak_type)
+        np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
 def test_types_select_a_program(mesh8):
     seen = []
 

@@ -73,3 +73,26 @@ def test_the_last_of_overlapping_windows_wins(at, specs):
     x, new = (draw.normal(size=size).astype(np.float32) for size in [(13,), (9, 3)])
     positions = np.array(at, np.int32)[:, None]
     same(lambda x, i, u: lax.scatter(x, i, u, AT((0,), (), (0,))), x, positions, new, specs=specs)
+
+
+@pytest.mark.parametrize("function", [lax.cummax, lax.cummin])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_complex_numbers_without_an_order_are_compared_in_theirs(function, reverse):
+    x = np.array([1 + 2j, complex(np.inf, 1), complex(1, np.nan), complex(np.nan, 0), -np.inf - 1j])
+    x = np.concatenate([x, [0, 1 + 2j, 1 + 3j, 2, 2, complex(np.inf, np.nan), 3, 4]])
+    same(lambda x: function(x, reverse=reverse), x.astype(np.complex64), specs=(S,), out=S)
+
+
+PAIRS = (1, 2, 2, 1)
+IDENTITIES = {
+    "largest": lambda x: lax.reduce_window(x, -jnp.inf, lax.max, PAIRS, PAIRS, "SAME"),
+    "mean": lambda x: lax.reduce_window(x, 0.0, lax.add, PAIRS, PAIRS, "SAME") / 4,
+    "steps": lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (1,) * 4, PAIRS, "VALID"),
+}
+
+
+@pytest.mark.parametrize("name", IDENTITIES)
+def test_windows_over_an_image_of_one_pixel_change_nothing(name):
+    x = np.random.default_rng(3).normal(size=(8, 1, 1, 4)).astype(np.float32)
+    same(IDENTITIES[name], x, specs=(S,))
+    same(jax.grad(lambda x: jnp.sin(IDENTITIES[name](x)).sum()), x, specs=(S,))
