@@ -13,7 +13,6 @@ that completion and partitioning read. Only *replicated* is a proof that moves r
 three are what is known, and local is always a safe answer.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +23,6 @@ from meshwise.ir.collectives import is_collective
 from meshwise.ir.mesh import Axes
 from meshwise.ir.operators import DRAWING, is_among
 from meshwise.ir.per_device import PerDeviceProgram
-from meshwise.ir.program import itemsize_of, shape_of
 from meshwise.ir.sharding import DimAxes, Reduction, Sharding
 from meshwise.rules.registry import REGISTRY, OpRule
 from meshwise.schedule.slices import Positions
@@ -389,8 +387,3 @@ _BODIES: Mapping[str, Callable[[JaxprEqn, Sequence[Layout], Mapping[str, int]], 
     "while": _of_while,
     "cond": _of_cond,
 }
-
-
-def bytes_of(atom: Any) -> int:
-    """Bytes of a local array."""
-    return math.prod(shape_of(atom)) * itemsize_of(atom)

@@ -238,11 +238,13 @@ def test_no_stack_is_gathered_for_hints_in_the_steps_of_a_loop():
 
 @pytest.mark.parametrize("whole", [False, True])
 def test_a_small_kernel_over_more_devices_than_its_image_is_gathered(whole):
-    """Half of the images' rows each, and a kernel in eighths: nobody asks for an eighth of the work."""
+    """Half of the images' rows each, a kernel in eighths: nobody asks for an eighth of the work."""
     numbers = ("NHWC", "HWOI", "NHWC")
 
     def back(images, kernel):
-        return jax.lax.conv_general_dilated(images, kernel, (1, 1), "SAME", dimension_numbers=numbers)
+        return jax.lax.conv_general_dilated(
+            images, kernel, (1, 1), "SAME", dimension_numbers=numbers
+        )
 
     mesh = AbstractMesh((2, 4), ("x", "y"))
     lies, shards = P(None, "x"), P() if whole else P(None, None, ("x", "y"))

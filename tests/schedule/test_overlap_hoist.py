@@ -134,6 +134,24 @@ def test_a_scattered_sum_is_carried_whole_if_there_is_room():
         hoist(view, only_scan(view), max_bytes=100)
 
 
+@pytest.mark.parametrize(("allowed", "leave"), [(256, 1), (700, 2), (768, 3)])
+def test_own_sums_that_leave_together_are_held_together(allowed, leave):
+    def fn(xs):
+        def step(carry, x):
+            tiles = [lax.psum_scatter(jnp.sin(x + k), "x", tiled=True) for k in range(3)]
+            return [c + t for c, t in zip(carry, tiles, strict=True)], None
+
+        return lax.scan(step, [jnp.zeros(16)] * 3, xs)[0]
+
+    args = (random(5, 64),)
+    program = program_of(fn, P(), P("x"), args)
+    view = View(program.per_device)
+    done = hoist(view, only_scan(view), max_bytes=allowed)
+    assert sorted(c.count for c in done.view.program.collectives) == [1] * leave + [5] * (3 - leave)
+    assert done.held_bytes == 256 * leave
+    check(program, args, done.view)
+
+
 def refused(body, match, start=None, args=None, specs=None):
     """A loop over rows x, in which w is the same; the refusal of its only collective."""
 
