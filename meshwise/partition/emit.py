@@ -18,7 +18,6 @@ from jax import lax
 from meshwise import _jax
 from meshwise._jax import ClosedJaxpr, JaxprEqn, Literal, Var
 from meshwise.choose.plan import Plan
-from meshwise.cost.hardware import Hardware
 from meshwise.ir.bodies import Item, Nested, nest
 from meshwise.ir.per_device import Reason
 from meshwise.ir.program import shape_of, type_of
@@ -35,11 +34,11 @@ from meshwise.reshard.emit import as_term
 
 
 def emit(
-    plan: Plan, hardware: Hardware, most_hoisted_bytes: int | None = None
+    plan: Plan, most_hoisted_bytes: int | None = None
 ) -> tuple[ClosedJaxpr, list[Reason], list[LoopRead]]:
     """The per-device program of a plan, the reason of each of its reshards, and loops' reads."""
     limit, parts = most_hoisted_bytes, parts_kept(plan)
-    walk = Walk(plan, hardware, added_values(plan), most_hoisted_bytes=limit, parts=parts)
+    walk = Walk(plan, added_values(plan), most_hoisted_bytes=limit, parts=parts)
     program = plan.program
     for var, edges in plan.copies.items():
         walk.sources.update({(var, target): source for source, target in edges})
@@ -234,9 +233,7 @@ def _bind(walk: Walk, marks: Sequence[int], arrays: Sequence[Any]) -> None:
 
 def _read_before(walk: Walk, loop: Nested) -> None:
     """Make what a loop reads from around it, in the shardings it wants, before it."""
-    copies, reads = read_before(
-        walk.plan, loop, walk.sources, walk.copies, walk.hardware, walk.most_hoisted_bytes
-    )
+    copies, reads = read_before(walk.plan, loop, walk.sources, walk.copies, walk.most_hoisted_bytes)
     walk.loop_reads[loop.of(_jax.open_p)[0]] = reads
     for var, sharding in copies:
         copy_of(walk, var, sharding, loop.control.eqn)

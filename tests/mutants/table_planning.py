@@ -213,8 +213,8 @@ PARTITION = (
         "partition",
         "an operator's operands are taken as they lie",
         "meshwise/partition/walk.py",
-        "plan_of_edge(walk.plan, var, edge, walk.hardware)",
-        "plan_of_edge(walk.plan, var, (source, source), walk.hardware)",
+        "plan_of_edge(walk.plan, var, edge)",
+        "plan_of_edge(walk.plan, var, (source, source))",
         ("tests/partition",),
     ),
     Mutant(
