@@ -77,6 +77,8 @@ from meshwise._jax.extremes import last_argmax_p as last_argmax_p
 from meshwise._jax.extremes import last_argmin_p as last_argmin_p
 from meshwise._jax.extremes import max_and_argmax_p as max_and_argmax_p
 from meshwise._jax.extremes import min_and_argmin_p as min_and_argmin_p
+from meshwise._jax.groups import group_size as group_size
+from meshwise._jax.groups import named_axes as named_axes
 from meshwise._jax.hints import auto_twin as auto_twin
 from meshwise._jax.hints import def_eager_reshard as def_eager_reshard
 from meshwise._jax.hints import hint_p as hint_p

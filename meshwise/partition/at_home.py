@@ -14,7 +14,7 @@ from jax import ShapeDtypeStruct, lax
 
 from meshwise import _jax
 from meshwise._jax import ClosedJaxpr, JaxprEqn, Literal, Var
-from meshwise.ir.collectives import axes_of, is_collective
+from meshwise.ir.collectives import is_collective
 from meshwise.ir.mesh import Axes, Mesh
 from meshwise.ir.operators import (
     CUTS,
@@ -85,17 +85,16 @@ class _Walk:
         read = [a for a in eqn.invars if not isinstance(a, Literal)]
         own = frozenset[str]().union(*(self.varies.get(a, frozenset()) for a in read))
         if eqn.primitive is lax.all_gather_p and not eqn.params["axis_index_groups"]:
-            return own.difference(axes_of(eqn))
+            return own.difference(_jax.named_axes(eqn))
         moves = eqn.primitive is lax.axis_index_p or is_collective(eqn)
-        return own.union(axes_of(eqn)) if moves else own
+        return own.union(_jax.named_axes(eqn)) if moves else own
 
     def _at_home(self, eqn: JaxprEqn, piece: Var) -> list[JaxprEqn] | None:
         """What every receiver of a piece cuts in its place, and others fill with zeros.
 
         None where it cannot: where something else than moves made the piece of what devices share.
         """
-        axes = eqn.params["axis_name"]
-        axes = axes if isinstance(axes, tuple) else (axes,)
+        axes = _jax.named_axes(eqn)
         made_of = self._made_of(piece, frozenset(axes))
         if made_of is None:
             return None

@@ -150,8 +150,7 @@ def _both_ways(eqns: list[JaxprEqn], mesh: Mesh) -> list[JaxprEqn]:
     for index, eqn in enumerate(eqns):
         if eqn.primitive is not lax.ppermute_p or isinstance(eqn.invars[0], Literal):
             continue
-        axes = eqn.params["axis_name"]
-        axes = axes if isinstance(axes, tuple) else (axes,)
+        axes = _jax.named_axes(eqn)
         if len(axes) > 1:
             continue
         own = type_of(eqn.outvars[0])

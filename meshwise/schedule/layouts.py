@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from meshwise import _jax
-from meshwise._jax import JaxprEqn, Literal, Var
+from meshwise._jax import JaxprEqn, Literal, Var, named_axes
 from meshwise.ir.collectives import is_collective
 from meshwise.ir.mesh import Axes
 from meshwise.ir.operators import DRAWING, is_among
@@ -237,13 +237,6 @@ def _passes(rule: OpRule, operands: Sequence[Layout], position: int) -> bool:
     carried = {i for i, o in enumerate(operands) if o.unreduced == layout.unreduced}
     others = {a for i, o in enumerate(operands) if i not in carried for a in o.varying}
     return any({*group} == carried for group in rule.linear) and not others & {*layout.unreduced}
-
-
-def named_axes(eqn: JaxprEqn) -> Axes:
-    """The mesh axes that a collective, or `axis_index`, goes over."""
-    named = eqn.params.get("axes", eqn.params.get("axis_name", ()))
-    named = named if isinstance(named, tuple) else (named,)
-    return tuple([a for a in named if isinstance(a, str)])
 
 
 def _reduced(eqn: JaxprEqn, operand: Layout, axes: Axes) -> Layout:

@@ -7,8 +7,8 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
+from meshwise._jax import named_axes
 from meshwise.ir.mesh import plain_mesh
-from meshwise.schedule.layouts import named_axes
 from meshwise.schedule.moves.merge import merge
 from meshwise.schedule.moves.split import split
 from meshwise.schedule.tiling import cut, one_dim

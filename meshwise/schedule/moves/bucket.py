@@ -16,11 +16,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshwise import _jax
-from meshwise._jax import JaxprEqn, Literal, Var
+from meshwise._jax import JaxprEqn, Literal, Var, named_axes
 from meshwise.ir.mesh import Axes
 from meshwise.ir.per_device import Reason, reason_scope
 from meshwise.ir.program import bytes_of, type_of
-from meshwise.schedule.layouts import named_axes
 from meshwise.schedule.moves.refusal import equation_of, refuse, replaced
 from meshwise.schedule.rewrite import Piece, trace_piece
 from meshwise.schedule.view import GATHERS, SUMS, View

@@ -13,12 +13,11 @@ from typing import Any
 import jax.numpy as jnp
 
 from meshwise import _jax
-from meshwise._jax import JaxprEqn, Literal, Var
+from meshwise._jax import JaxprEqn, Literal, Var, named_axes
 from meshwise.ir.collectives import is_collective
 from meshwise.ir.mesh import Axes
 from meshwise.ir.program import shape_of, type_of
 from meshwise.schedule.kernels import MatmulSummand, all_gather_matmul, fused_all_reduce
-from meshwise.schedule.layouts import named_axes
 from meshwise.schedule.moves.refusal import refuse
 from meshwise.schedule.rewrite import jaxpr_of
 from meshwise.schedule.view import GATHERS, View

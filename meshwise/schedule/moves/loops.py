@@ -7,14 +7,13 @@ from functools import cached_property
 from typing import Any
 
 from meshwise import _jax
-from meshwise._jax import JaxprEqn, Literal, Var
+from meshwise._jax import JaxprEqn, Literal, Var, named_axes
 from meshwise.errors import IllegalMove
 from meshwise.ir.collectives import is_collective
 from meshwise.ir.factors import FactorRule
 from meshwise.ir.operators import ADDITIONS, is_among
 from meshwise.ir.program import shape_of
 from meshwise.rules.registry import REGISTRY
-from meshwise.schedule.layouts import named_axes
 from meshwise.schedule.moves.refusal import refuse
 from meshwise.schedule.rewrite import live
 from meshwise.schedule.view import SUMS, View
