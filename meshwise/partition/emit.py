@@ -90,7 +90,7 @@ def _run_items(walk: Walk, items: Sequence[Item]) -> None:
             _run_equation(walk, item)
         else:
             with _jax.at_source(item.control.eqn):
-                if item.control.name == "cond":
+                if item.control.is_choice:
                     for var, sharding in read_anyway(walk.plan, item, items):
                         copy_of(walk, var, sharding, item.control.eqn)
                 _CONTROLS[item.control.name](walk, item)

@@ -145,7 +145,7 @@ def _reads_of(plan: Plan, nested: Nested) -> dict[Copy, None]:
     joins = nested.of(_jax.join_p)
     found = _all_read(plan, [p for p in marks if p not in joins])
     bodies = {number: _all_read(plan, items) for number, items in nested.bodies.items()}
-    if nested.control.name != "cond":
+    if not nested.control.is_choice:
         return found | {copy: None for reads in bodies.values() for copy in reads}
     for number, reads in bodies.items():
         reads.update((copy, None) for p in joins for copy in _copies_read(plan, p, number))
