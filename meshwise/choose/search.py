@@ -368,7 +368,3 @@ class Search:
             if value.maker is not None:
                 near.add(value.maker)
         return near
-
-    def total(self) -> float:
-        """Cost of everything in seconds."""
-        return sum(self.value_cost.values()) + sum(p.seconds for p in self.placed)

@@ -8,7 +8,8 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
-from meshwise.schedule.moves.hoist import collectives_in_loops, hoist
+from meshwise.schedule.moves.hoist import hoist
+from meshwise.schedule.moves.loops import Loop
 from meshwise.schedule.view import View
 from tests.schedule.steps import kinds, mesh_of, only, random, simulate
 
@@ -58,6 +59,12 @@ def test_sums_leave_a_loop_and_what_is_the_same_in_all_steps(axes):
     assert {c.reason[:5] for c in done.view.program.collectives} == {"hoist"}
     assert len(done.values) == 3
     check(program, args, done.view)
+
+
+def collectives_in_loops(view):
+    """Their results in the bodies of scans, in order."""
+    loops = [Loop(view, i) for i, e in enumerate(view.eqns) if e.primitive.name == "scan"]
+    return [v for loop in loops for v in loop.collectives]
 
 
 def only_scan(view):

@@ -37,11 +37,6 @@ class Hoisted:
     held_bytes: int
 
 
-def collectives_in_loops(view: View) -> list[Var]:
-    """The results of collectives within the bodies of scans, in order: what `hoist` takes."""
-    return [v for loop in _loops(view) for v in loop.collectives]
-
-
 def hoist(
     view: View, value: Var, max_bytes: int | None = None, more_bytes: bool = False
 ) -> Hoisted:
