@@ -18,7 +18,6 @@ from meshwise import _jax
 from meshwise._jax import (
     ClosedJaxpr,
     JaxprEqn,
-    Var,
     bind,
     jaxpr_as_fun,
     may_not_end,
@@ -27,6 +26,7 @@ from meshwise._jax import (
 )
 from meshwise.flatten import flatten
 from meshwise.ir.collectives import CollectiveKind, wire_bytes
+from meshwise.ir.operators import adds_to
 from meshwise.ir.sharding import Reduction
 from meshwise.rules.factoring import Factoring, shapes
 from meshwise.rules.registry import (
@@ -38,8 +38,6 @@ from meshwise.rules.registry import (
     opaque_rule,
     register,
 )
-
-_SUMS = ("add", "add_any", "sub")
 
 
 @dataclass(frozen=True)
@@ -90,14 +88,9 @@ def _becomes(body: ClosedJaxpr, operand: int, result: int) -> str | None:
         returns = [k for k, a in enumerate(body.jaxpr.outvars) if a is value]
         if not reads and returns == [result]:
             return "sum"
-        if len(reads) != 1 or returns or not _adds(reads[0], value):
+        if len(reads) != 1 or returns or not adds_to(reads[0], value):
             return None
         value = reads[0].outvars[0]
-
-
-def _adds(eqn: JaxprEqn, value: Var) -> bool:
-    """Whether all that an equation does is to add something to a value."""
-    return eqn.primitive.name in _SUMS and (eqn.primitive.name != "sub" or eqn.invars[0] is value)
 
 
 @register("scan")

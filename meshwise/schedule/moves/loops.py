@@ -11,7 +11,7 @@ from meshwise._jax import JaxprEqn, Literal, Var, named_axes
 from meshwise.errors import IllegalMove
 from meshwise.ir.collectives import is_collective
 from meshwise.ir.factors import FactorRule
-from meshwise.ir.operators import ADDITIONS, is_among
+from meshwise.ir.operators import ADDITIONS, adds_to, is_among
 from meshwise.ir.program import shape_of
 from meshwise.rules.registry import REGISTRY
 from meshwise.schedule.moves.refusal import refuse
@@ -151,9 +151,9 @@ def _terms(loop: Loop, carried: int) -> list[Any] | str:
             named = f"{who.primitive.name} at {_jax.source_summary(who)}" if who else "no one"
             return f"carried value {carried} is read by {named}"
         (eqn,) = readers
-        left, right = eqn.invars
-        if left is right or (eqn.primitive.name == "sub" and right is var):
+        if not adds_to(eqn, var):
             return f"carried value {carried} is subtracted at {_jax.source_summary(eqn)}"
+        left, right = eqn.invars
         terms.append(right if left is var else left)
         var = eqn.outvars[0]
     if not terms:
