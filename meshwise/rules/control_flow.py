@@ -25,8 +25,8 @@ from meshwise._jax import (
     without_hints,
 )
 from meshwise.flatten import flatten
-from meshwise.ir.collectives import CollectiveKind, wire_bytes
 from meshwise.ir.operators import adds_to
+from meshwise.ir.program import bytes_of
 from meshwise.ir.sharding import Reduction
 from meshwise.rules.factoring import Factoring, shapes
 from meshwise.rules.registry import (
@@ -34,6 +34,7 @@ from meshwise.rules.registry import (
     Exchange,
     LocalContext,
     OpRule,
+    all_reduce_of,
     describe_all,
     opaque_rule,
     register,
@@ -133,10 +134,8 @@ def _scan_exchanges(loop: _Loop, context: LocalContext) -> list[Exchange]:
     factor = _steps_factor(context, loop)
     if factor is None:
         return []
-    sums: list[Any] = [context.eqn.outvars[k].aval for k in loop.summed]
-    kind, shards = CollectiveKind.ALL_REDUCE, context.shards(factor)
-    sizes = [aval.size * aval.dtype.itemsize for aval in sums]
-    return [Exchange(kind, wire_bytes(kind, n, n, shards)) for n in sizes]
+    sizes = [bytes_of(context.eqn.outvars[k]) for k in loop.summed]
+    return [all_reduce_of(size, context.shards(factor)) for size in sizes]
 
 
 def _scan_local(loop: _Loop, context: LocalContext, *operands: Any) -> Sequence[Any]:

@@ -23,6 +23,7 @@ from meshwise.ir.collectives import is_collective
 from meshwise.ir.mesh import Axes
 from meshwise.ir.operators import DRAWING, is_among
 from meshwise.ir.per_device import PerDeviceProgram
+from meshwise.ir.program import shape_of
 from meshwise.ir.sharding import DimAxes, Reduction, Sharding
 from meshwise.rules.registry import REGISTRY, OpRule
 from meshwise.schedule.slices import Positions
@@ -117,12 +118,13 @@ def _interpret(
     jaxpr = _jax.opened(closed)
     positions = Positions(sizes)
     for var in jaxpr.constvars:
-        found[var] = replicated(_rank(var))
+        found[var] = replicated(len(shape_of(var)))
     for var, layout in zip(jaxpr.invars, inputs, strict=True):
-        found[var] = layout if len(layout.dims) == _rank(var) else _flattened(layout, _rank(var))
+        rank = len(shape_of(var))
+        found[var] = layout if len(layout.dims) == rank else _flattened(layout, rank)
 
     def read(atom: Any) -> Layout:
-        return replicated(_rank(atom)) if isinstance(atom, Literal) else found[atom]
+        return replicated(len(shape_of(atom))) if isinstance(atom, Literal) else found[atom]
 
     for eqn in jaxpr.eqns:
         positions.read(eqn)
@@ -142,10 +144,6 @@ def _flattened(layout: Layout, rank: int) -> Layout:
     return local_over(rank, tuple(layout.varying))
 
 
-def _rank(atom: Any) -> int:
-    return len(getattr(atom.aval, "shape", ()))
-
-
 def _of_equation(
     eqn: JaxprEqn, operands: Sequence[Layout], sizes: Mapping[str, int], positions: Positions
 ) -> list[Layout]:
@@ -155,7 +153,7 @@ def _of_equation(
         return [_COLLECTIVES[name](eqn, o, axes) for o in operands[: len(eqn.outvars)]]
     if name == "axis_index":
         return [local_over(0, named_axes(eqn))]
-    ranks = [_rank(v) for v in eqn.outvars]
+    ranks = [len(shape_of(v)) for v in eqn.outvars]
     if is_collective(eqn):
         varying = {*named_axes(eqn)}.union(*(o.varying for o in operands))
         return [local_over(rank, tuple(varying)) for rank in ranks]
