@@ -64,6 +64,7 @@ from meshwise._jax.dispatch import refuse_nans as refuse_nans
 from meshwise._jax.dispatch import register_array as register_array
 from meshwise._jax.dispatch import weakened as weakened
 from meshwise._jax.emitters import is_short_float as is_short_float
+from meshwise._jax.environment import value_in as value_in
 from meshwise._jax.explicit import auto_mesh as auto_mesh
 from meshwise._jax.explicit import is_explicit as is_explicit
 from meshwise._jax.explicit import is_typed as is_typed

@@ -111,11 +111,7 @@ class _Walk:
                     places = [self._place(axes, step.params["axis_name"], s) for s in senders]
                     made = [shard_entry(places, axes, self.mesh)]
                 else:
-                    read = [
-                        _jax.literal_value(a) if isinstance(a, Literal) else env[a]
-                        for a in step.invars
-                    ]
-                    made = _jax.bind(step, read)
+                    made = _jax.bind(step, [_jax.value_in(env, a) for a in step.invars])
                 env.update(zip(step.outvars, made, strict=True))
             if all(receives):
                 return lax.optimization_barrier(env[piece]) if piece in leaves else env[piece]
@@ -123,8 +119,7 @@ class _Walk:
             return lax.select(is_sent, env[piece], lax.full_like(env[piece], 0))
 
         types = [ShapeDtypeStruct(shape_of(v), type_of(v).dtype) for v in leaves]
-        named = list(zip(self.mesh.names, self.mesh.sizes, strict=True))
-        traced = _jax.make_jaxpr_over_axes(cut, named, types)
+        traced = _jax.make_jaxpr_over_axes(cut, self.mesh.named_sizes, types)
         constants = {
             _jax.new_var(v.aval): c
             for v, c in zip(traced.jaxpr.constvars, traced.consts, strict=True)

@@ -190,8 +190,7 @@ def _one_exchange(one: JaxprEqn, other: JaxprEqn, cut: _Cut, mesh: Mesh) -> list
 
     operands = [one.invars[0], cut.whole]
     types = [ShapeDtypeStruct(shape_of(a), type_of(a).dtype) for a in operands]
-    named = list(zip(mesh.names, mesh.sizes, strict=True))
-    traced = _jax.make_jaxpr_over_axes(exchange, named, types)
+    traced = _jax.make_jaxpr_over_axes(exchange, mesh.named_sizes, types)
     both = one.replace(outvars=[one.outvars[0], other.outvars[0]])
     return _jax.in_place_of(both, traced, operands)
 

@@ -52,8 +52,7 @@ def emit(
         _local_type(var, sharding, plan)
         for var, sharding in zip(program.inputs, plan.in_shardings, strict=True)
     ]
-    axes = list(zip(program.mesh.names, program.mesh.sizes, strict=True))
-    traced = _jax.make_jaxpr_over_axes(per_device, axes, shapes)
+    traced = _jax.make_jaxpr_over_axes(per_device, program.mesh.named_sizes, shapes)
     sent = send_once(cut_at_home(traced, plan.in_shardings, program.mesh))
     jaxpr = send_together(sent, program.mesh)
     reads = [read for _, found in sorted(walk.loop_reads.items()) for read in found]

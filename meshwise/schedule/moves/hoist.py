@@ -182,7 +182,7 @@ def _scan(
                 env[eqn.outvars[0]] = env[eqn.invars[0]]
             elif not all(v in known for v in eqn.outvars):
                 _run(eqn, env)
-        outs = [_read(a, env) for a in body.outvars]
+        outs = [_jax.value_in(env, a) for a in body.outvars]
         return outs[:carried], outs[carried:]
 
     names = ("length", "reverse", "unroll")
@@ -198,12 +198,8 @@ def _environment(loop: Loop, invars: Sequence[Var], values: Sequence[Any]) -> di
 
 def _run(eqn: JaxprEqn, env: dict[Any, Any]) -> None:
     with _jax.at_source(eqn):
-        results = _jax.bind(eqn, [_read(a, env) for a in eqn.invars])
+        results = _jax.bind(eqn, [_jax.value_in(env, a) for a in eqn.invars])
     env.update(zip(eqn.outvars, results, strict=True))
-
-
-def _read(atom: Any, env: Mapping[Any, Any]) -> Any:
-    return _jax.literal_value(atom) if isinstance(atom, Literal) else env[atom]
 
 
 def _ancestors(loop: Loop, collective: JaxprEqn) -> list[JaxprEqn]:
