@@ -25,8 +25,8 @@ from meshwise.ir.sharding import Sharding, local_shape
 from meshwise.partition.at_home import cut_at_home
 from meshwise.partition.coalesced_sends import send_together
 from meshwise.partition.hoist import LoopRead, read_anyway, read_before
-from meshwise.partition.moved import added_values
 from meshwise.partition.once import send_once
+from meshwise.partition.one_term import added_values
 from meshwise.partition.order import emission_order
 from meshwise.partition.stacks import Part, parts_kept
 from meshwise.partition.walk import Walk, compute, copy_of, exchange_reason, store

@@ -24,7 +24,7 @@ from meshwise.ir.per_device import Reason, reason_scope
 from meshwise.ir.program import itemsize_of, shape_of, type_of
 from meshwise.ir.sharding import Sharding, local_bytes, replicated
 from meshwise.partition.hoist import LoopRead
-from meshwise.partition.moved import sum_of_bits
+from meshwise.partition.one_term import sum_of_bits
 from meshwise.partition.padding import mask_operands
 from meshwise.partition.reshards import plan_of_edge
 from meshwise.reshard.emit import all_reduce, apply_steps
