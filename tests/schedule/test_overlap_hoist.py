@@ -11,7 +11,8 @@ import meshwise as mw
 from meshwise.schedule.moves.hoist import hoist
 from meshwise.schedule.moves.loops import Loop
 from meshwise.schedule.view import View
-from tests.schedule.steps import kinds, mesh_of, only, random, simulate
+from tests.meshes import mesh_of
+from tests.schedule.steps import kinds, only, random, simulate
 
 
 def program_of(fn, specs, outs, args, **axes):

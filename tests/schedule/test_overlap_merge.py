@@ -13,7 +13,8 @@ from meshwise.schedule.moves.merge import merge
 from meshwise.schedule.moves.split import split
 from meshwise.schedule.tiling import cut, one_dim
 from meshwise.schedule.view import View
-from tests.schedule.steps import kinds, mesh_of, only, random, simulate
+from tests.meshes import mesh_of
+from tests.schedule.steps import kinds, only, random, simulate
 
 AXES = {"x": 2, "y": 3}
 
