@@ -21,8 +21,8 @@ from benchmarks.paper_cases import BERT, SECTIONS, TOKENS, TRAINING, Case, Moves
 from meshwise.cost.hardware import V100
 from meshwise.cost.memory import peak_memory
 from meshwise.cost.timeline import Timeline, timeline
+from meshwise.ir.program import bytes_of
 from meshwise.report.text import aligned
-from meshwise.schedule.layouts import bytes_of
 
 GIB = 2**30
 MEMORY_BYTES = 32 * GIB  # of a V100 in a DGX-2

@@ -162,7 +162,7 @@ def _enter(control: Control, flat: _Flat) -> list[Any]:
 
     Names begin anew in a body, as JAX lets them.
     """
-    enter = _enter_branches if control.name == "cond" else _enter_loop
+    enter = _enter_branches if control.is_choice else _enter_loop
     flat.mark(_jax.open_p, control)
     results = enter(control, flat, _jax.without_names(control.eqn))
     flat.mark(_jax.close_p, control)

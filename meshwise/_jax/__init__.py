@@ -68,6 +68,7 @@ from meshwise._jax.effects import has_effects as has_effects
 from meshwise._jax.effects import kept_in_order as kept_in_order
 from meshwise._jax.effects import not_to_repeat as not_to_repeat
 from meshwise._jax.emitters import is_short_float as is_short_float
+from meshwise._jax.environment import value_in as value_in
 from meshwise._jax.explicit import auto_mesh as auto_mesh
 from meshwise._jax.explicit import is_explicit as is_explicit
 from meshwise._jax.explicit import is_typed as is_typed
@@ -81,6 +82,8 @@ from meshwise._jax.extremes import last_argmax_p as last_argmax_p
 from meshwise._jax.extremes import last_argmin_p as last_argmin_p
 from meshwise._jax.extremes import max_and_argmax_p as max_and_argmax_p
 from meshwise._jax.extremes import min_and_argmin_p as min_and_argmin_p
+from meshwise._jax.groups import group_size as group_size
+from meshwise._jax.groups import named_axes as named_axes
 from meshwise._jax.hints import auto_twin as auto_twin
 from meshwise._jax.hints import def_eager_reshard as def_eager_reshard
 from meshwise._jax.hints import hint_p as hint_p

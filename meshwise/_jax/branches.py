@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jax import lax
 
+from meshwise._jax.groups import named_axes
 from meshwise._jax.jaxprs import JaxprEqn, in_place_of, with_bodies, with_each
 from meshwise._jax.tracing import make_jaxpr_over_axes
 
@@ -31,8 +32,7 @@ def without_permutes(jaxpr: Any, sizes: Mapping[str, int]) -> Any:
 
 
 def _gathered(eqn: JaxprEqn, sizes: Mapping[str, int]) -> list[JaxprEqn]:
-    names = eqn.params["axis_name"]
-    named = set(names) if isinstance(names, tuple | list) else {names}
+    named = {*named_axes(eqn)}
     axes = tuple([a for a in sizes if a in named])  # pairs count in the mesh's order
     count = int(np.prod([sizes[a] for a in axes]))
     source_of: dict[int, int] = {to: source for source, to in eqn.params["perm"]}

@@ -17,8 +17,8 @@ from jax import lax
 from jax import numpy as jnp
 from jax._src import dtypes as _dtypes
 
-from meshwise._jax.cuts import group_size
 from meshwise._jax.effects import has_effects
+from meshwise._jax.groups import group_size
 from meshwise._jax.jaxprs import (
     JaxprEqn,
     Literal,

@@ -71,6 +71,16 @@ class Control:
         return self.eqn.primitive.name
 
     @property
+    def is_choice(self) -> bool:
+        """Whether it runs one of its bodies, and no loop."""
+        return self.name == "cond"
+
+    @property
+    def branches(self) -> int:
+        """Of how many bodies one runs, each as probable as the others; a loop has no choice."""
+        return len(self.eqn.params["branches"]) if self.is_choice else 1
+
+    @property
     def trips(self) -> int:
         """How often a body runs; an assumption where only the data knows."""
         if self.name == "scan":

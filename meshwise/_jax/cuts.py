@@ -22,6 +22,7 @@ from jax._src import core as _core
 from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import ad, batching, mlir
 
+from meshwise._jax.groups import group_size
 from meshwise._jax.jaxprs import (
     JaxprEqn,
     Literal,
@@ -171,14 +172,6 @@ def _is_in(pieces: int, x: Any, makers: Mapping[Any, JaxprEqn]) -> bool:
     # Of others it makes slices, and a kernel of each.
     avals: list[Any] = [part.aval for part in maker.invars]
     return len(avals) == pieces and len({aval.shape for aval in avals}) == 1
-
-
-def group_size(eqn: JaxprEqn, sizes: Mapping[str, int]) -> int:
-    """How many devices exchange with one another."""
-    groups = eqn.params["axis_index_groups"]
-    names = eqn.params["axis_name"]
-    names = names if isinstance(names, tuple | list) else (names,)
-    return len(groups[0]) if groups else prod(sizes[name] for name in names)
 
 
 def _joined(first: Any, *rest: Any, along: int, **_: Any) -> Any:

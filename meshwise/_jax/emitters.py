@@ -24,7 +24,7 @@ from jax import lax
 from jax._src import compiler as _compiler
 from jax._src import dtypes as _dtypes
 
-from meshwise._jax.cuts import group_size
+from meshwise._jax.groups import group_size
 from meshwise._jax.jaxprs import JaxprEqn, Literal, bodies_of, opened, threefry2x32_p
 from meshwise._jax.minor_dims import of_leading_dim
 

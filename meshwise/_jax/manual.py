@@ -10,6 +10,7 @@ is some of these, in order, and one of a single device is none.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -20,6 +21,7 @@ from jax.sharding import AbstractMesh, AxisType
 
 from meshwise._jax.bodies import call_body, constraint_of, scan_counts
 from meshwise._jax.control import kept_at_their_end
+from meshwise._jax.environment import value_in
 from meshwise._jax.hints import hint_p
 from meshwise._jax.jaxprs import (
     ClosedJaxpr,
@@ -109,8 +111,7 @@ def run_local(
     env: dict[Var, Any] = dict(zip(inner.constvars, consts, strict=True))
     env.update(zip(inner.invars, args, strict=True))
 
-    def read(atom: Any) -> Any:
-        return literal_value(atom) if isinstance(atom, Literal) else env[atom]
+    read = partial(value_in, env)
 
     for eqn in inner.eqns:
         unknown = call is not None and source_summary(eqn) == "unknown"

@@ -16,6 +16,7 @@ import jax
 from jax import lax
 from jax import numpy as jnp
 
+from meshwise._jax.groups import named_axes
 from meshwise._jax.jaxprs import JaxprEqn, in_place_of, jaxpr_as_fun, with_bodies, with_each
 from meshwise._jax.tracing import without_mesh
 
@@ -58,18 +59,17 @@ def _traced(eqn: JaxprEqn, way: Callable[[dict[str, Any], Any], Any]) -> list[Ja
     """What a function makes of an equation's parameters and operand, in its place."""
     (x,) = eqn.invars
     aval: Any = x.aval
-    traced = jax.make_jaxpr(lambda operand: way(eqn.params, operand), axis_env=_axes(eqn.params))
+    traced = jax.make_jaxpr(lambda operand: way(eqn.params, operand), axis_env=_axes(eqn))
     with without_mesh():  # types would speak of a mesh in context
         closed = traced(jax.ShapeDtypeStruct(aval.shape, aval.dtype))
     return in_place_of(eqn, closed, eqn.invars)
 
 
-def _axes(params: dict[str, Any]) -> list[tuple[str, int]]:
+def _axes(eqn: JaxprEqn) -> list[tuple[str, int]]:
     """The named axes with sizes for which the trace asks: only their product is known, and used."""
-    names = params["axis_name"]
-    first, *rest = names if isinstance(names, tuple | list) else (names,)
-    groups = params["axis_index_groups"]
-    size = params["axis_size"] * (len(groups) if groups else 1)
+    first, *rest = named_axes(eqn)
+    groups = eqn.params["axis_index_groups"]
+    size = eqn.params["axis_size"] * (len(groups) if groups else 1)
     return [(first, size), *((name, 1) for name in rest)]
 
 

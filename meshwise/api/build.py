@@ -192,8 +192,7 @@ def partition_typed(
         if (pins := pinned(plan, out_avals, wanted, others.meshes, are_plain)) is not None:
             wanted = pins
             plan = plan_jaxpr(closed, others, in_specs, wanted, choices, name, *paths)
-        hardware = figures_of(choices.hardware, mesh)
-        per_device = partition(plan, hardware, choices.hoist_bytes)
+        per_device = partition(plan, choices.hoist_bytes)
     return per_device, plan, placements(plan, others.meshes, in_specs, wanted, out_avals)
 
 
@@ -257,7 +256,7 @@ def plan_jaxpr(
     most = plans[0].work_seconds * (1 + 1e-9)
     plan = min((p for p in plans if p.work_seconds <= most), key=lambda plan: plan.seconds)
     # Other meshes are spelled in sub-axes.
-    return plan if others.found else coarsen(plan, hardware)
+    return plan if others.found else coarsen(plan)
 
 
 def completions(read: Callable[[Enters], Program], choices: Choices) -> list[Completed]:

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from meshwise._jax import named_axes
 from meshwise.api.schedule import Schedule
 from meshwise.errors import ArgumentError, IllegalMove
 from meshwise.ir.mesh import Axes
-from meshwise.ir.program import shape_of
+from meshwise.ir.program import bytes_of, shape_of
 from meshwise.schedule.handles import Handle, depths, feeding, found, handle_of
-from meshwise.schedule.layouts import bytes_of, named_axes
 
 # All_reduces up to this size (bytes of the local operand) are not worth two collectives each.
 SMALL_BYTES = 4096

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from meshwise.choose.descents import descents
-from meshwise.choose.found import Found, copies_of, descended, total_seconds
+from meshwise.choose.found import Found, as_placed, descended
 from meshwise.choose.gathering import gathered_once
 from meshwise.choose.graph import Graph, build_graph
 from meshwise.choose.idle import with_idle_axes
@@ -51,8 +51,7 @@ def choose(
 def _completed(graph: Graph, limits: Limits) -> Found:
     """Completion as a plan."""
     search = Search(graph, completion_start(graph, limits), carries=False)
-    copies = copies_of(search, stop_at_completion=True)
-    return Found(total_seconds(search, copies), search, copies)
+    return as_placed(search, stop_at_completion=True)
 
 
 def _improved(found: Sequence[Found], completed: Found, limits: Limits) -> Found:
@@ -81,8 +80,7 @@ def _from_fewest_bytes(graph: Graph, limits: Limits) -> list[Found]:
     by_bytes = graph.priced_by(GENERIC)
     own = limits_of(by_bytes)
     best = _improved(descents(by_bytes, own), _completed(by_bytes, own), own)
-    axes = [placed.strategy.axes for placed in best.search.placed]
-    return [descended(Search(graph, axes), limits)]
+    return [descended(Search(graph, best.search.axes), limits)]
 
 
 def _best(found: Sequence[Found]) -> Found:

@@ -117,11 +117,16 @@ def _lays_out(graph: Graph, node: Node) -> bool:
 def descended(search: Search, limits: Limits) -> Found:
     """What a descent from where a search begins ends with."""
     descend(search, limits)
-    copies = copies_of(search, stop_at_completion=False)
-    return Found(total_seconds(search, copies), search, copies)
+    return as_placed(search)
 
 
-def copies_of(search: Search, stop_at_completion: bool) -> Copies:
+def as_placed(search: Search, stop_at_completion: bool = False) -> Found:
+    """The placement that a search is at, with its reshards."""
+    copies = _copies_of(search, stop_at_completion)
+    return Found(_total_seconds(search, copies), search, copies)
+
+
+def _copies_of(search: Search, stop_at_completion: bool) -> Copies:
     """For each value the cost and edges of its reshards."""
     graph = search.graph
     found = {}
@@ -153,7 +158,7 @@ def copies_of(search: Search, stop_at_completion: bool) -> Copies:
     return found
 
 
-def total_seconds(search: Search, copies: Copies) -> float:
+def _total_seconds(search: Search, copies: Copies) -> float:
     """Seconds of all reshards and all nodes."""
     return sum(c for c, _ in copies.values()) + sum(
         node_seconds(search.graph, node, placed.strategy.axes, leaves_turned=True)

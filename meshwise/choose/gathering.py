@@ -15,7 +15,7 @@ from collections.abc import Sequence, Set
 from math import prod
 
 from meshwise._jax import Var
-from meshwise.choose.found import Found, copies_of, descended, total_seconds
+from meshwise.choose.found import Found, as_placed, descended
 from meshwise.choose.graph import Graph
 from meshwise.choose.limits import Limits, fixed_axes, is_light, is_of_pairs, read_bytes
 from meshwise.choose.pricing import exchanges_of
@@ -55,19 +55,17 @@ def _with_whole(best: Found, nodes: Set[int], limits: Limits) -> tuple[Found, fl
     whole = gathering | _after(graph, nodes)
     moving = _moving(best, whole)
     whole = _without_sharded(best, whole, moving, gathering)
-    given = [placed.strategy.axes for placed in best.search.placed]
+    given = best.search.axes
     start = [_without(axes, moving) if i in whole else axes for i, axes in enumerate(given)]
     held = zip(graph.nodes, start, strict=True)
     if start == given or not all(limits.allow_held(graph, *one) for one in held):
         return None
-    search = Search(graph, start)
-    copies = copies_of(search, stop_at_completion=False)
-    as_it_stands = Found(total_seconds(search, copies), search, copies)
+    as_it_stands = as_placed(Search(graph, start))
     seconds = as_it_stands.seconds
     if seconds >= best.seconds or as_it_stands.sent_bytes >= best.sent_bytes:
         return None
     work = [IMPOSSIBLE if i in whole else most for i, most in enumerate(limits.work)]
-    return descended(search, Limits(work, limits.held)), seconds
+    return descended(as_it_stands.search, Limits(work, limits.held)), seconds
 
 
 def _is_gathered_for(best: Found, node: Node) -> bool:
@@ -161,7 +159,7 @@ def _with_before(best: Found, nodes: Set[int]) -> set[int]:
 
 
 def _bytes(graph: Graph, values: Sequence[Var]) -> int:
-    return sum(prod(graph.values[v].shape) * graph.values[v].itemsize for v in values)
+    return sum(graph.values[v].bytes for v in values)
 
 
 def _after(graph: Graph, nodes: Set[int]) -> set[int]:

@@ -1,5 +1,6 @@
 """The cost graph as data: nodes, the values between them, and what is fixed at the boundary."""
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -67,6 +68,11 @@ class Value:
     def by_itself(self) -> tuple[Any, ...]:
         """What it is, whoever makes and reads it: values that are alike have the same."""
         return self.shape, self.itemsize, self.trips, self.remade, self.fixed, self.returned
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all of it."""
+        return math.prod(self.shape) * self.itemsize
 
     @property
     def is_whole(self) -> bool:

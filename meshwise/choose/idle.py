@@ -21,5 +21,5 @@ def with_idle_axes(graph: Graph, best: Found, limits: Limits) -> list[Found]:
     wider = limits.reaching(Reach(idle=True))
     starts = [forward_start(graph, wider)]
     if best.search.graph is graph:
-        starts.append([placed.strategy.axes for placed in best.search.placed])
+        starts.append(best.search.axes)
     return [descended(Search(graph, axes), wider) for axes in dict.fromkeys(map(tuple, starts))]

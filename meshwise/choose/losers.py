@@ -3,7 +3,7 @@
 from bisect import insort
 from collections.abc import Sequence
 
-from meshwise.choose.descend import WORTH_IT, choices_of
+from meshwise.choose.descend import WORTH_IT, Priced, choices_of
 from meshwise.choose.graph import build_graph
 from meshwise.choose.limits import fixed_axes, limits_of
 from meshwise.choose.plan import Plan, Rejected
@@ -14,8 +14,6 @@ from meshwise.ir.factors import Strategy
 from meshwise.ir.sharding import DimAxes
 
 SHOWN = 3
-
-Priced = tuple[float, int, DimAxes]  # seconds, a number among the choices, and the choice
 
 
 def losers(plan: Plan) -> dict[int, tuple[Rejected, ...]]:

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from meshwise._jax import stack_p
 from meshwise.choose.graph import Graph
 from meshwise.choose.regions import Node
-from meshwise.ir.factors import Strategy, dims_sharding
+from meshwise.ir.factors import Strategy, made_sharding
 from meshwise.ir.mesh import Axes
-from meshwise.ir.sharding import Reduction, Sharding, unreduced
+from meshwise.ir.sharding import Sharding
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,16 +23,9 @@ class Placement:
     seconds: float
 
 
-def produced(node: Node, strategy: Strategy, result: int, turned: Axes) -> Sharding:
+def produced(node: Node, strategy: Strategy, result: int, turned: Axes = ()) -> Sharding:
     """The sharding of a result: unreduced over what is carried and the axes it is reduced over."""
-    axes = list(strategy.carried)
-    operator = Reduction.SUM
-    for factor, reduction in node.reduced[result]:
-        if strategy.axes[factor]:
-            axes += strategy.axes[factor]
-            operator = reduction
-    dims = dims_sharding(node.rule.results[result], strategy.axes)
-    return unreduced(dims, axes, operator, turned)
+    return made_sharding(node.rule.results[result], node.reduced[result], strategy, turned)
 
 
 def scattered_axes(graph: Graph, node: Node) -> frozenset[str]:

@@ -38,7 +38,7 @@ def with_regions_last(graph: Graph, limits: Limits, found: Sequence[Found]) -> l
         return []
     # An addition of sums goes with its terms.
     regions = {i for i in free if graph.nodes[i].is_region and not graph.nodes[i].carries}
-    plan = [placed.strategy.axes for placed in best.search.placed]
+    plan = best.search.axes
     wholes = [regions, free]
     starts = [_settled(graph, limits, plan, whole, best.seconds) for whole in wholes]
     ends = [descended(Search(graph, start), limits) for start in dict.fromkeys(starts)]
@@ -59,8 +59,7 @@ def _settled(
     settle_nodes(search, set(bound), bound, limits)
     if make_sums_together(search, limits, seconds):
         settle_nodes(search, set(bound), bound, limits)
-    placed = [one.strategy.axes for one in search.placed]
     return tuple(
         own if limits.allow(graph, node, own) else before
-        for node, own, before in zip(graph.nodes, placed, start, strict=True)
+        for node, own, before in zip(graph.nodes, search.axes, start, strict=True)
     )

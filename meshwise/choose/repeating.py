@@ -6,7 +6,6 @@ a launch is better done by all than exchanged. Such a plan has to be clearly fas
 is known less well than what a launch does.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -81,7 +80,7 @@ def _is_hardly_any(graph: Graph, node: Node) -> bool:
     after the other: that is known better than what vector units do.
     """
     hardware = graph.hardware
-    moved = sum(math.prod(v.shape) * v.itemsize for v in values_around(graph, node))
+    moved = sum(v.bytes for v in values_around(graph, node))
     runs = _runs(graph, node)
     computing = hardware.compute_s(node.flops, node.serial_flops, node.calls) / max(runs, 1)
     whole = computing + moved / hardware.memory_bytes_per_s

@@ -131,6 +131,11 @@ class Search:
         near = graph.once(("near", nodes), lambda: taking(nodes_near(graph, nodes)))
         return self.prices, near(self.placed)
 
+    @property
+    def axes(self) -> list[DimAxes]:
+        """The axes of each node's factors."""
+        return [placed.strategy.axes for placed in self.placed]
+
     def scattered(self, node: Node) -> frozenset[str]:
         """Axes over which a row that a node makes of a finished stack is reduce-scattered."""
         return self._scattered[node.index]
@@ -368,7 +373,3 @@ class Search:
             if value.maker is not None:
                 near.add(value.maker)
         return near
-
-    def total(self) -> float:
-        """Cost of everything in seconds."""
-        return sum(self.value_cost.values()) + sum(p.seconds for p in self.placed)

@@ -7,10 +7,11 @@ from meshwise._jax import Var
 from meshwise.choose.candidates import candidates, natural_candidates
 from meshwise.choose.graph import Graph, Value
 from meshwise.choose.limits import Limits, fixed_axes, nominal
+from meshwise.choose.placement import produced
 from meshwise.choose.pricing import node_seconds
 from meshwise.choose.regions import Node
 from meshwise.ir.factors import Strategy, dims_sharding, operand_sharding
-from meshwise.ir.sharding import DimAxes, Reduction, sharding_of, unreduced
+from meshwise.ir.sharding import DimAxes, sharding_of
 from meshwise.reshard.plan import Reshard
 from meshwise.reshard.search import reshard_bound, reshard_cost
 
@@ -204,10 +205,7 @@ def _price(
         if result < 0:
             source, target = sharding_of(dims), operand_sharding(node.rule, strategy, k)
         else:
-            over = [a for f, _ in node.reduced[result] for a in axes[f]]
-            operator = node.reduced[result][0][1] if over else Reduction.SUM
-            made = dims_sharding(node.rule.results[result], axes)
-            source, target = unreduced(made, over, operator), sharding_of(dims)
+            source, target = produced(node, strategy, result), sharding_of(dims)
         if source == target:
             continue
         what = value.shape, value.itemsize, graph.mesh

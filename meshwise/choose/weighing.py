@@ -49,9 +49,7 @@ class Burden:
         From completion on; and from the plan itself, if what is held has a price.
         """
         graph = best.search.graph
-        starts = [
-            [placed.strategy.axes for placed in one.search.placed] for one in (completed, best)
-        ]
+        starts = [one.search.axes for one in (completed, best)]
         if not self.holding:
             return [descended(Search(graph, starts[0]), with_work_of(limits, graph, starts[0]))]
         held = sum(best.search.held_bytes(value) for value in graph.values.values())

@@ -12,9 +12,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from meshwise._jax import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, call_body, mw_kernel_p, scan_counts
+from meshwise._jax import (
+    ClosedJaxpr,
+    Jaxpr,
+    JaxprEqn,
+    Literal,
+    call_body,
+    group_size,
+    mw_kernel_p,
+    scan_counts,
+)
 from meshwise._jax.jaxprs import opened
-from meshwise.ir.collectives import equation_collectives, group_size, is_collective
+from meshwise.ir.collectives import equation_collectives, is_collective
 from meshwise.ir.operators import RECASTS, RESHAPES, is_among
 
 LITERAL = -1  # stands where an operand is a literal

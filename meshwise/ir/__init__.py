@@ -1,1 +1,1 @@
-"""What things are: frozen data with checked invariants. No algorithm lives here."""
+"""What things are: frozen data with checked invariants, and what is asked of it."""

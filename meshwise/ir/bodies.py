@@ -139,7 +139,7 @@ def never_both(eqns: Sequence[JaxprEqn], one: Scope, other: Scope) -> bool:
     """Whether of what stands in two scopes a step runs one: in two branches of a conditional."""
     apart = next((pair for pair in zip(one, other, strict=False) if pair[0] != pair[1]), ())
     marks = [eqns[position] for position in apart if eqns[position].primitive is _jax.body_p]
-    return len(marks) == 2 and all(mark.params["control"].name == "cond" for mark in marks)
+    return len(marks) == 2 and all(mark.params["control"].is_choice for mark in marks)
 
 
 def is_visible(made: Scope, reader: Scope) -> bool:
@@ -176,8 +176,7 @@ def paths(eqns: Sequence[JaxprEqn]) -> list[Path]:
 
     def inside(position: int) -> Inside:
         control = eqns[position].params["control"]
-        branches = control.eqn.params["branches"] if control.name == "cond" else "1"
-        return Inside(position, len(branches), max(control.trips, 1))
+        return Inside(position, control.branches, max(control.trips, 1))
 
     return [
         tuple(inside(position) for position in scope if eqns[position].primitive is _jax.body_p)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from meshwise._jax import ClosedJaxpr, Jaxpr, JaxprEqn, bodies_of
+from meshwise._jax import ClosedJaxpr, Jaxpr, JaxprEqn, bodies_of, group_size, named_axes
 from meshwise.ir.mesh import Axes
 
 
@@ -152,7 +152,7 @@ def equation_collectives(
     None over a group of one device, where nothing is sent.
     """
     kind = _KIND_OF_PRIMITIVE[eqn.primitive.name]
-    axes, group = axes_of(eqn), group_size(eqn, axis_sizes)
+    axes, group = named_axes(eqn), group_size(eqn, axis_sizes)
     if group <= 1:
         return
     data = 1 if eqn.primitive.name.startswith("ragged") else len(eqn.invars)
@@ -170,19 +170,6 @@ def equation_collectives(
             whole_or_exact(sent * trips),
             equation=eqn,
         )
-
-
-def axes_of(eqn: JaxprEqn) -> Axes:
-    """Named axes of a collective; positional ones (from vmap) move nothing."""
-    names = eqn.params.get("axes", eqn.params.get("axis_name", ()))
-    names = names if isinstance(names, tuple | list) else (names,)
-    return tuple(n for n in names if isinstance(n, str))
-
-
-def group_size(eqn: JaxprEqn, axis_sizes: Mapping[str, int]) -> int:
-    """How many devices take part in one collective equation together."""
-    groups = eqn.params.get("axis_index_groups")
-    return len(groups[0]) if groups else math.prod(axis_sizes[a] for a in axes_of(eqn))
 
 
 def _bytes_of(aval: Any) -> int:

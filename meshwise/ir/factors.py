@@ -65,7 +65,7 @@ class FactorRule:
         return frozenset(dim for tensor in tensors for dim in tensor if len(dim) > 1)
 
     def __str__(self) -> str:
-        """The rule as text, as `parse_rule` reads it."""
+        """The rule as text, as `bind_rule` reads it."""
         operands = ", ".join(_show_dims(t) for t in self.operands)
         results = ", ".join(_show_dims(t) for t in self.results)
         kinds: dict[str, list[int]] = {}
@@ -84,10 +84,6 @@ class Strategy:
     axes: DimAxes
     carried: Axes = ()
 
-    def used_axes(self) -> frozenset[str]:
-        """Every axis that the strategy uses."""
-        return frozenset(a for axes in self.axes for a in axes).union(self.carried)
-
 
 def dims_sharding(dims: Dims, axes: DimAxes) -> DimAxes:
     """Axes of each dim of a tensor, given the axes of each factor."""
@@ -104,14 +100,23 @@ def operand_sharding(
 
 def result_sharding(rule: FactorRule, strategy: Strategy, result: int) -> Sharding:
     """The sharding a strategy produces: unreduced over the axes of reduction factors."""
-    dims = dims_sharding(rule.results[result], strategy.axes)
+    return made_sharding(rule.results[result], rule.reductions, strategy)
+
+
+def made_sharding(
+    dims: Dims,
+    reductions: Sequence[tuple[int, Reduction]],
+    strategy: Strategy,
+    turned: Sequence[str] = (),
+) -> Sharding:
+    """The sharding of dims: unreduced over what is carried and the axes that are reduced over."""
     axes = list(strategy.carried)
     operator = Reduction.SUM
-    for factor, reduction in rule.reductions:
+    for factor, reduction in reductions:
         if strategy.axes[factor]:
             axes += strategy.axes[factor]
             operator = reduction
-    return unreduced(dims, axes, operator)
+    return unreduced(dims_sharding(dims, strategy.axes), axes, operator, turned)
 
 
 def factor_axes(

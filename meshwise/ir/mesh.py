@@ -44,6 +44,11 @@ class Mesh:
         """Size of each sub-axis."""
         return dict(zip(self.names, self.sizes, strict=True))
 
+    @property
+    def named_sizes(self) -> list[tuple[str, int]]:
+        """Each sub-axis with its size, in order."""
+        return list(self.axis_size.items())
+
     @cached_property
     def sub_axes(self) -> dict[str, Axes]:
         """Sub-axes of each of the user's axes, major to minor."""

@@ -5,7 +5,7 @@ they do with the elements, and the others that more than one pass looks for. A t
 says what that pass alone knows, in these words where it can.
 """
 
-from meshwise._jax import JaxprEqn
+from meshwise._jax import JaxprEqn, Var
 
 # All elements in their order, under other dims.
 RESHAPES = frozenset({"reshape", "squeeze", "expand_dims"})
@@ -54,3 +54,10 @@ REDUCTIONS = frozenset(
 def is_among(eqn: JaxprEqn, kind: frozenset[str]) -> bool:
     """Whether an equation's operator is of a kind."""
     return eqn.primitive.name in kind
+
+
+def adds_to(eqn: JaxprEqn, value: Var) -> bool:
+    """Whether all that an equation does is to add something else to a value, or take it off."""
+    if not is_among(eqn, ADDITIONS) or sum(a is value for a in eqn.invars) != 1:
+        return False
+    return eqn.primitive.name != "sub" or eqn.invars[0] is value

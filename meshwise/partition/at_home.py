@@ -14,7 +14,7 @@ from jax import ShapeDtypeStruct, lax
 
 from meshwise import _jax
 from meshwise._jax import ClosedJaxpr, JaxprEqn, Literal, Var
-from meshwise.ir.collectives import axes_of, is_collective
+from meshwise.ir.collectives import is_collective
 from meshwise.ir.mesh import Axes, Mesh
 from meshwise.ir.operators import (
     CUTS,
@@ -85,17 +85,16 @@ class _Walk:
         read = [a for a in eqn.invars if not isinstance(a, Literal)]
         own = frozenset[str]().union(*(self.varies.get(a, frozenset()) for a in read))
         if eqn.primitive is lax.all_gather_p and not eqn.params["axis_index_groups"]:
-            return own.difference(axes_of(eqn))
+            return own.difference(_jax.named_axes(eqn))
         moves = eqn.primitive is lax.axis_index_p or is_collective(eqn)
-        return own.union(axes_of(eqn)) if moves else own
+        return own.union(_jax.named_axes(eqn)) if moves else own
 
     def _at_home(self, eqn: JaxprEqn, piece: Var) -> list[JaxprEqn] | None:
         """What every receiver of a piece cuts in its place, and others fill with zeros.
 
         None where it cannot: where something else than moves made the piece of what devices share.
         """
-        axes = eqn.params["axis_name"]
-        axes = axes if isinstance(axes, tuple) else (axes,)
+        axes = _jax.named_axes(eqn)
         made_of = self._made_of(piece, frozenset(axes))
         if made_of is None:
             return None
@@ -112,11 +111,7 @@ class _Walk:
                     places = [self._place(axes, step.params["axis_name"], s) for s in senders]
                     made = [shard_entry(places, axes, self.mesh)]
                 else:
-                    read = [
-                        _jax.literal_value(a) if isinstance(a, Literal) else env[a]
-                        for a in step.invars
-                    ]
-                    made = _jax.bind(step, read)
+                    made = _jax.bind(step, [_jax.value_in(env, a) for a in step.invars])
                 env.update(zip(step.outvars, made, strict=True))
             if all(receives):
                 return lax.optimization_barrier(env[piece]) if piece in leaves else env[piece]
@@ -124,8 +119,7 @@ class _Walk:
             return lax.select(is_sent, env[piece], lax.full_like(env[piece], 0))
 
         types = [ShapeDtypeStruct(shape_of(v), type_of(v).dtype) for v in leaves]
-        named = list(zip(self.mesh.names, self.mesh.sizes, strict=True))
-        traced = _jax.make_jaxpr_over_axes(cut, named, types)
+        traced = _jax.make_jaxpr_over_axes(cut, self.mesh.named_sizes, types)
         constants = {
             _jax.new_var(v.aval): c
             for v, c in zip(traced.jaxpr.constvars, traced.consts, strict=True)

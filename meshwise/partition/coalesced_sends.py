@@ -150,8 +150,7 @@ def _both_ways(eqns: list[JaxprEqn], mesh: Mesh) -> list[JaxprEqn]:
     for index, eqn in enumerate(eqns):
         if eqn.primitive is not lax.ppermute_p or isinstance(eqn.invars[0], Literal):
             continue
-        axes = eqn.params["axis_name"]
-        axes = axes if isinstance(axes, tuple) else (axes,)
+        axes = _jax.named_axes(eqn)
         if len(axes) > 1:
             continue
         own = type_of(eqn.outvars[0])
@@ -191,8 +190,7 @@ def _one_exchange(one: JaxprEqn, other: JaxprEqn, cut: _Cut, mesh: Mesh) -> list
 
     operands = [one.invars[0], cut.whole]
     types = [ShapeDtypeStruct(shape_of(a), type_of(a).dtype) for a in operands]
-    named = list(zip(mesh.names, mesh.sizes, strict=True))
-    traced = _jax.make_jaxpr_over_axes(exchange, named, types)
+    traced = _jax.make_jaxpr_over_axes(exchange, mesh.named_sizes, types)
     both = one.replace(outvars=[one.outvars[0], other.outvars[0]])
     return _jax.in_place_of(both, traced, operands)
 

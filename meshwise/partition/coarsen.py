@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from meshwise.choose.plan import EquationPlan, Plan
-from meshwise.cost.hardware import Hardware
 from meshwise.ir.factors import Strategy
 from meshwise.ir.mesh import Axes, Mesh, sub_names
 from meshwise.ir.program import Hint, Program
@@ -20,12 +19,12 @@ from meshwise.partition.reshards import plan_of_edge
 from meshwise.propagate.completion import Completion
 
 
-def coarsen(plan: Plan, hardware: Hardware) -> Plan:
+def coarsen(plan: Plan) -> Plan:
     """The same plan over the coarsest mesh that can express it."""
     mesh = plan.program.mesh
     apart: set[tuple[str, str]] = set()
     pairs = [pair for _, subs in mesh.user_axes for pair in pairwise(subs)]
-    for ordered, together in set(_every_use(plan, hardware)):
+    for ordered, together in set(_every_use(plan)):
         apart.update(p for p in pairs if p not in apart and _takes_apart(p, ordered, together))
     runs = _runs(mesh, apart)
     joined = _joined_mesh(mesh, runs)
@@ -36,7 +35,7 @@ def coarsen(plan: Plan, hardware: Hardware) -> Plan:
 Use = tuple[DimAxes, Axes]  # axes of dims, in order; and axes used as a set
 
 
-def _every_use(plan: Plan, hardware: Hardware) -> Iterable[Use]:
+def _every_use(plan: Plan) -> Iterable[Use]:
     """How axes stand in every sharding and strategy of a plan, reshards' steps included."""
     for sharding in (*plan.in_shardings, *plan.out_shardings):
         yield sharding.dims, sharding.unreduced
@@ -50,7 +49,7 @@ def _every_use(plan: Plan, hardware: Hardware) -> Iterable[Use]:
         yield from (((axes,), ()) for axes in cause.beaten)
     for var, edges in plan.copies.items():
         for edge in edges:
-            for step in plan_of_edge(plan, var, edge, hardware).steps:
+            for step in plan_of_edge(plan, var, edge).steps:
                 yield step.source.dims, step.source.unreduced
                 yield step.target.dims, step.target.unreduced
 

@@ -18,7 +18,6 @@ from jax import lax
 from meshwise import _jax
 from meshwise._jax import ClosedJaxpr, JaxprEqn, Literal, Var
 from meshwise.choose.plan import Plan
-from meshwise.cost.hardware import Hardware
 from meshwise.ir.bodies import Item, Nested, nest
 from meshwise.ir.per_device import Reason
 from meshwise.ir.program import shape_of, type_of
@@ -26,8 +25,8 @@ from meshwise.ir.sharding import Sharding, local_shape
 from meshwise.partition.at_home import cut_at_home
 from meshwise.partition.coalesced_sends import send_together
 from meshwise.partition.hoist import LoopRead, read_anyway, read_before
-from meshwise.partition.moved import added_values
 from meshwise.partition.once import send_once
+from meshwise.partition.one_term import added_values
 from meshwise.partition.order import emission_order
 from meshwise.partition.stacks import Part, parts_kept
 from meshwise.partition.walk import Walk, compute, copy_of, exchange_reason, store
@@ -35,11 +34,11 @@ from meshwise.reshard.emit import as_term
 
 
 def emit(
-    plan: Plan, hardware: Hardware, most_hoisted_bytes: int | None = None
+    plan: Plan, most_hoisted_bytes: int | None = None
 ) -> tuple[ClosedJaxpr, list[Reason], list[LoopRead]]:
     """The per-device program of a plan, the reason of each of its reshards, and loops' reads."""
     limit, parts = most_hoisted_bytes, parts_kept(plan)
-    walk = Walk(plan, hardware, added_values(plan), most_hoisted_bytes=limit, parts=parts)
+    walk = Walk(plan, added_values(plan), most_hoisted_bytes=limit, parts=parts)
     program = plan.program
     for var, edges in plan.copies.items():
         walk.sources.update({(var, target): source for source, target in edges})
@@ -53,8 +52,7 @@ def emit(
         _local_type(var, sharding, plan)
         for var, sharding in zip(program.inputs, plan.in_shardings, strict=True)
     ]
-    axes = list(zip(program.mesh.names, program.mesh.sizes, strict=True))
-    traced = _jax.make_jaxpr_over_axes(per_device, axes, shapes)
+    traced = _jax.make_jaxpr_over_axes(per_device, program.mesh.named_sizes, shapes)
     sent = send_once(cut_at_home(traced, plan.in_shardings, program.mesh))
     jaxpr = send_together(sent, program.mesh)
     reads = [read for _, found in sorted(walk.loop_reads.items()) for read in found]
@@ -96,7 +94,7 @@ def _run_items(walk: Walk, items: Sequence[Item]) -> None:
             _run_equation(walk, item)
         else:
             with _jax.at_source(item.control.eqn):
-                if item.control.name == "cond":
+                if item.control.is_choice:
                     for var, sharding in read_anyway(walk.plan, item, items):
                         copy_of(walk, var, sharding, item.control.eqn)
                 _CONTROLS[item.control.name](walk, item)
@@ -239,9 +237,7 @@ def _bind(walk: Walk, marks: Sequence[int], arrays: Sequence[Any]) -> None:
 
 def _read_before(walk: Walk, loop: Nested) -> None:
     """Make what a loop reads from around it, in the shardings it wants, before it."""
-    copies, reads = read_before(
-        walk.plan, loop, walk.sources, walk.copies, walk.hardware, walk.most_hoisted_bytes
-    )
+    copies, reads = read_before(walk.plan, loop, walk.sources, walk.copies, walk.most_hoisted_bytes)
     walk.loop_reads[loop.of(_jax.open_p)[0]] = reads
     for var, sharding in copies:
         copy_of(walk, var, sharding, loop.control.eqn)

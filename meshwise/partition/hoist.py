@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from meshwise import _jax
 from meshwise._jax import Literal, Var
 from meshwise.choose.plan import Plan
-from meshwise.cost.hardware import Hardware
 from meshwise.ir.bodies import Item, Nested
 from meshwise.ir.program import itemsize_of, shape_of
 from meshwise.ir.sharding import Sharding, local_bytes
@@ -50,7 +49,6 @@ def read_before(
     loop: Nested,
     sources: Mapping[Copy, Sharding],
     known: Container[Copy],
-    hardware: Hardware,
     most_bytes: int | None,
 ) -> tuple[list[Copy], list[LoopRead]]:
     """The copies to make before a loop, in the order in which it reads them, and what is sent.
@@ -61,9 +59,7 @@ def read_before(
     """
     copies = [copy for copy in _reads(plan, loop) if copy not in known]
     ways = {copy: _made_of(copy, sources, known) for copy in copies}
-    sends = {
-        step: _send(plan, step, sources[step], hardware) for way in ways.values() for step in way
-    }
+    sends = {step: _send(plan, step, sources[step]) for way in ways.values() for step in way}
     sent = {step: send for step, send in sends.items() if send.wire_bytes}
 
     def worth(copy: Copy) -> float:
@@ -105,10 +101,10 @@ class _Send:
     wire_bytes: float
 
 
-def _send(plan: Plan, copy: Copy, source: Sharding, hardware: Hardware) -> _Send:
+def _send(plan: Plan, copy: Copy, source: Sharding) -> _Send:
     var, sharding = copy
     held = local_bytes(shape_of(var), itemsize_of(var), sharding, plan.program.mesh)
-    return _Send(held, plan_of_edge(plan, var, (source, sharding), hardware).wire_bytes)
+    return _Send(held, plan_of_edge(plan, var, (source, sharding)).wire_bytes)
 
 
 def _made_of(copy: Copy, sources: Mapping[Copy, Sharding], known: Container[Copy]) -> list[Copy]:
@@ -149,7 +145,7 @@ def _reads_of(plan: Plan, nested: Nested) -> dict[Copy, None]:
     joins = nested.of(_jax.join_p)
     found = _all_read(plan, [p for p in marks if p not in joins])
     bodies = {number: _all_read(plan, items) for number, items in nested.bodies.items()}
-    if nested.control.name != "cond":
+    if not nested.control.is_choice:
         return found | {copy: None for reads in bodies.values() for copy in reads}
     for number, reads in bodies.items():
         reads.update((copy, None) for p in joins for copy in _copies_read(plan, p, number))

@@ -2,17 +2,14 @@
 
 from meshwise import _jax
 from meshwise.choose.plan import Plan
-from meshwise.cost.hardware import Hardware
 from meshwise.ir.per_device import PerDeviceProgram
 from meshwise.partition.emit import emit
 from meshwise.partition.sooner import scatter_sooner
 
 
-def partition(
-    plan: Plan, hardware: Hardware, most_hoisted_bytes: int | None = None
-) -> PerDeviceProgram:
+def partition(plan: Plan, most_hoisted_bytes: int | None = None) -> PerDeviceProgram:
     """Write the per-device program of a plan."""
-    jaxpr, reasons, reads = emit(scatter_sooner(plan), hardware, most_hoisted_bytes)
+    jaxpr, reasons, reads = emit(scatter_sooner(plan), most_hoisted_bytes)
     program = plan.program
     return PerDeviceProgram(
         jaxpr=jaxpr,

@@ -19,13 +19,12 @@ from meshwise import _jax
 from meshwise._jax import JaxprEqn, Literal, Var
 from meshwise.choose.plan import Plan
 from meshwise.choose.tree import Edge
-from meshwise.cost.hardware import Hardware
 from meshwise.ir.factors import FactorRule, Strategy, operand_sharding
 from meshwise.ir.per_device import Reason, reason_scope
 from meshwise.ir.program import itemsize_of, shape_of, type_of
 from meshwise.ir.sharding import Sharding, local_bytes, replicated
 from meshwise.partition.hoist import LoopRead
-from meshwise.partition.moved import sum_of_bits
+from meshwise.partition.one_term import sum_of_bits
 from meshwise.partition.padding import mask_operands
 from meshwise.partition.reshards import plan_of_edge
 from meshwise.reshard.emit import all_reduce, apply_steps
@@ -53,7 +52,6 @@ class Walk:
     """
 
     plan: Plan
-    hardware: Hardware
     added: frozenset[Var]
     copies: ChainMap[tuple[Var, Sharding], Any] = field(default_factory=ChainMap[Any, Any])
     sources: dict[tuple[Var, Sharding], Sharding] = field(default_factory=dict)
@@ -188,7 +186,7 @@ def _strategy_for(rule: FactorRule, result: int, sharding: Sharding) -> Strategy
 def _reshard(walk: Walk, var: Var, edge: Edge, array: Any, user: JaxprEqn | None) -> Any:
     mesh = walk.plan.program.mesh
     source, target = edge
-    steps = plan_of_edge(walk.plan, var, edge, walk.hardware)
+    steps = plan_of_edge(walk.plan, var, edge)
     if not any(step.kind is not StepKind.SLICE for step in steps.steps):
         return apply_steps(array, steps, mesh)
     with _reason(walk, [(var, edge)], user):

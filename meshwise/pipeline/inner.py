@@ -198,7 +198,7 @@ def _plan(
 def _emitted(plan: Plan) -> ClosedJaxpr:
     """The per-device program, run in a branch; its collectives go by their lines alone."""
     mesh = plan.program.mesh
-    local = partition(plan, _figures(mesh)).jaxpr
+    local = partition(plan).jaxpr
     return without_names(without_permutes(local, mesh.axis_size))
 
 

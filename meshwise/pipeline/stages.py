@@ -13,7 +13,6 @@ touched, so custom derivatives keep theirs.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 from meshwise import _jax
@@ -64,15 +63,6 @@ class Cut:
     chain: ClosedJaxpr
     params: int
     held: int
-
-    @cached_property
-    def holders(self) -> dict[int, tuple[int, ...]]:
-        """For each parameter leaf that is read the stages that read it."""
-        found: dict[int, tuple[int, ...]] = {}
-        for number, stage in enumerate(self.stages):
-            for leaf in stage.params:
-                found[leaf] = (*found.get(leaf, ()), number)
-        return found
 
 
 @dataclass

@@ -6,7 +6,6 @@ the others. Lists only grow, so the loop ends. A value that the user hinted neve
 in the dims the hint leaves open.
 """
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from itertools import pairwise
 from meshwise._jax import Literal, Var, stack_p, step_p
 from meshwise.ir.factors import Dims, FactorRule, factor_axes
 from meshwise.ir.mesh import Axes, Mesh
-from meshwise.ir.program import Hint, Program, itemsize_of, shape_of
+from meshwise.ir.program import Hint, Program, bytes_of, shape_of
 from meshwise.ir.sharding import DimAxes
 from meshwise.propagate.completion import Cause, Completion
 from meshwise.propagate.conflicts import Claim, is_prefix, settle
@@ -184,20 +183,16 @@ def _start(program: Program, wins: Wins) -> _State:
 def _table(program: Program, index: int, rule: OpRule) -> list[_Tensor]:
     eqn = program.equations[index]
     tensors = [
-        _Tensor(atom, dims, False, _size(atom))
+        _Tensor(atom, dims, False, bytes_of(atom))
         for atom, dims in zip(eqn.invars, rule.factors.operands, strict=True)
         if dims and not isinstance(atom, Literal)
     ]
     tensors += [
-        _Tensor(var, dims, True, _size(var))
+        _Tensor(var, dims, True, bytes_of(var))
         for var, dims in zip(eqn.outvars, rule.factors.results, strict=True)
         if dims
     ]
     return tensors
-
-
-def _size(atom: Var) -> int:
-    return math.prod(shape_of(atom)) * itemsize_of(atom)
 
 
 def _visit(

@@ -15,15 +15,15 @@ import jax
 import numpy as np
 from jax import lax
 
-from meshwise.ir.collectives import CollectiveKind, wire_bytes
 from meshwise.ir.factors import dims_sharding
-from meshwise.ir.program import itemsize_of
+from meshwise.ir.program import bytes_of
 from meshwise.rules.factoring import Factoring, shapes, total_size
 from meshwise.rules.registry import (
     Application,
     Exchange,
     LocalContext,
     OpRule,
+    all_reduce_of,
     opaque_rule,
     register,
 )
@@ -86,15 +86,10 @@ def _from_first(array: Any, names: tuple[str, ...]) -> Any:
 
 def _told(context: LocalContext) -> list[Exchange]:
     """One all_reduce of what the host answers."""
-    kind, devices = CollectiveKind.ALL_REDUCE, context.mesh.device_count
-    sizes = [itemsize_of(v) * _size(v) for v in context.eqn.outvars]
+    devices = context.mesh.device_count
     if devices == 1:
         return []
-    return [Exchange(kind, wire_bytes(kind, size, size, devices)) for size in sizes]
-
-
-def _size(atom: Any) -> int:
-    return int(np.prod(atom.aval.shape))
+    return [all_reduce_of(bytes_of(v), devices) for v in context.eqn.outvars]
 
 
 @register("inspect_sharding")

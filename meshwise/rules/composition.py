@@ -18,6 +18,7 @@ from itertools import combinations, zip_longest
 from typing import Any
 
 from meshwise._jax import ClosedJaxpr, JaxprEqn, Literal, Var
+from meshwise.ir.program import shape_of
 from meshwise.ir.sharding import Reduction
 from meshwise.rules.picked import keeps_picked
 from meshwise.rules.registry import OpRule
@@ -130,7 +131,7 @@ def compose(closed: ClosedJaxpr, rules: Sequence[OpRule]) -> Composition:
     values: dict[Var, tuple[Word, ...]] = {}
     jaxpr = closed.jaxpr
     for var in (*jaxpr.constvars, *jaxpr.invars):
-        values[var] = tuple([words.new(n) for n in _shape(var)])
+        values[var] = tuple([words.new(n) for n in shape_of(var)])
     factors = [
         _match_equation(eqn, rule, words, values)
         for eqn, rule in zip(jaxpr.eqns, rules, strict=True)
@@ -163,12 +164,8 @@ def _some_operands(count: int) -> list[tuple[int, ...]]:
     return list(dict.fromkeys([*((i,) for i in each), *pairs, tuple(each)])) if count else []
 
 
-def _shape(atom: Any) -> tuple[int, ...]:
-    return tuple(getattr(atom.aval, "shape", ()))
-
-
 def _words_of(atom: Any, values: dict[Var, tuple[Word, ...]]) -> tuple[Word, ...]:
-    return ((),) * len(_shape(atom)) if isinstance(atom, Literal) else values[atom]
+    return ((),) * len(shape_of(atom)) if isinstance(atom, Literal) else values[atom]
 
 
 def _match_equation(
@@ -193,10 +190,10 @@ def _match_equation(
     for atom, dims in zip(eqn.invars, rule.factors.operands, strict=True):
         if isinstance(atom, Literal):
             continue
-        for dim, size, word in zip(dims, _shape(atom), values[atom], strict=True):
+        for dim, size, word in zip(dims, shape_of(atom), values[atom], strict=True):
             words.match(word, told(dim, size))
     for var, dims in zip(eqn.outvars, rule.factors.results, strict=True):
-        values[var] = tuple([told(d, n) for d, n in zip(dims, _shape(var), strict=True)])
+        values[var] = tuple([told(d, n) for d, n in zip(dims, shape_of(var), strict=True)])
     return factors
 
 

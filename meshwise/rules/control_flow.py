@@ -18,7 +18,6 @@ from meshwise import _jax
 from meshwise._jax import (
     ClosedJaxpr,
     JaxprEqn,
-    Var,
     bind,
     jaxpr_as_fun,
     may_not_end,
@@ -26,7 +25,8 @@ from meshwise._jax import (
     without_hints,
 )
 from meshwise.flatten import flatten
-from meshwise.ir.collectives import CollectiveKind, wire_bytes
+from meshwise.ir.operators import adds_to
+from meshwise.ir.program import bytes_of
 from meshwise.ir.sharding import Reduction
 from meshwise.rules.factoring import Factoring, shapes
 from meshwise.rules.registry import (
@@ -34,12 +34,11 @@ from meshwise.rules.registry import (
     Exchange,
     LocalContext,
     OpRule,
+    all_reduce_of,
     describe_all,
     opaque_rule,
     register,
 )
-
-_SUMS = ("add", "add_any", "sub")
 
 
 @dataclass(frozen=True)
@@ -90,14 +89,9 @@ def _becomes(body: ClosedJaxpr, operand: int, result: int) -> str | None:
         returns = [k for k, a in enumerate(body.jaxpr.outvars) if a is value]
         if not reads and returns == [result]:
             return "sum"
-        if len(reads) != 1 or returns or not _adds(reads[0], value):
+        if len(reads) != 1 or returns or not adds_to(reads[0], value):
             return None
         value = reads[0].outvars[0]
-
-
-def _adds(eqn: JaxprEqn, value: Var) -> bool:
-    """Whether all that an equation does is to add something to a value."""
-    return eqn.primitive.name in _SUMS and (eqn.primitive.name != "sub" or eqn.invars[0] is value)
 
 
 @register("scan")
@@ -140,10 +134,8 @@ def _scan_exchanges(loop: _Loop, context: LocalContext) -> list[Exchange]:
     factor = _steps_factor(context, loop)
     if factor is None:
         return []
-    sums: list[Any] = [context.eqn.outvars[k].aval for k in loop.summed]
-    kind, shards = CollectiveKind.ALL_REDUCE, context.shards(factor)
-    sizes = [aval.size * aval.dtype.itemsize for aval in sums]
-    return [Exchange(kind, wire_bytes(kind, n, n, shards)) for n in sizes]
+    sizes = [bytes_of(context.eqn.outvars[k]) for k in loop.summed]
+    return [all_reduce_of(size, context.shards(factor)) for size in sizes]
 
 
 def _scan_local(loop: _Loop, context: LocalContext, *operands: Any) -> Sequence[Any]:

@@ -17,6 +17,8 @@ from meshwise.rules.factoring import Dim, Factoring
 from meshwise.rules.identity import nothing_like
 from meshwise.rules.picked import kind_of_picks
 from meshwise.rules.positions import (
+    CLIP,
+    FILL,
     IndexVectors,
     all_of,
     dims_of_windows,
@@ -26,9 +28,6 @@ from meshwise.rules.positions import (
     local_window,
 )
 from meshwise.rules.registry import Application, LocalContext, OpRule, register
-
-FILL = lax.GatherScatterMode.FILL_OR_DROP
-CLIP = lax.GatherScatterMode.CLIP
 
 
 @register("gather")

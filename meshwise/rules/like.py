@@ -19,7 +19,6 @@ from jax import lax
 
 from meshwise import _jax
 from meshwise.errors import RuleError, message
-from meshwise.ir.collectives import CollectiveKind, wire_bytes
 from meshwise.ir.factors import FactorRule
 from meshwise.ir.mesh import Axes
 from meshwise.ir.program import itemsize_of
@@ -32,6 +31,7 @@ from meshwise.rules.registry import (
     Exchange,
     LocalContext,
     OpRule,
+    all_reduce_of,
     register,
     settings_key,
 )
@@ -99,9 +99,7 @@ class ComposedRule:
             axes = self.summed_axes(context, result)
             if axes:
                 size = math.prod(context.local_result_shape(result)) * itemsize_of(var)
-                kind = CollectiveKind.ALL_REDUCE
-                sent = wire_bytes(kind, size, size, context.mesh.size(axes))
-                found.append(Exchange(kind, sent))
+                found.append(all_reduce_of(size, context.mesh.size(axes)))
         return found
 
 

@@ -13,14 +13,10 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from meshwise.ir.collectives import CollectiveKind, wire_bytes
 from meshwise.ir.mesh import Axes
 from meshwise.rules.identity import nothing_like
-from meshwise.rules.positions import IndexVectors, is_first_shard
-from meshwise.rules.registry import Exchange, LocalContext
-
-FILL = lax.GatherScatterMode.FILL_OR_DROP
-CLIP = lax.GatherScatterMode.CLIP
+from meshwise.rules.positions import CLIP, FILL, IndexVectors, is_first_shard
+from meshwise.rules.registry import Exchange, LocalContext, all_reduce_of
 
 
 def joined_factors(context: LocalContext) -> list[int]:
@@ -40,8 +36,7 @@ def overwriting_exchanges(context: LocalContext, windows: Sequence[int]) -> list
         return []
     shape = _noted_shape(context, context.local_shape(0), windows)
     noted = math.prod(shape) * _number_dtype(context).itemsize
-    kind = CollectiveKind.ALL_REDUCE
-    return [Exchange(kind, wire_bytes(kind, noted, noted, context.mesh.size(axes)))]
+    return [all_reduce_of(noted, context.mesh.size(axes))]
 
 
 def overwritten_terms(

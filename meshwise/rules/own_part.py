@@ -8,6 +8,7 @@ where both are the same program, equation by equation, does a call at local shap
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -196,8 +197,7 @@ def _walk(
     values: dict[Var, Any] = dict(zip(jaxpr.constvars, closed.consts, strict=True))
     values.update(zip(jaxpr.invars, arrays, strict=True))
 
-    def read(atom: Any) -> Any:
-        return _jax.literal_value(atom) if isinstance(atom, Literal) else values[atom]
+    read = partial(_jax.value_in, values)
 
     for index, eqn in enumerate(jaxpr.eqns):
         results = compute(index, [read(a) for a in eqn.invars])

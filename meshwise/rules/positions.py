@@ -12,6 +12,10 @@ from jax import lax
 
 from meshwise.rules.registry import LocalContext, shard_index
 
+# What becomes of positions out of range: nothing is read or written there, or the last ones are.
+FILL = lax.GatherScatterMode.FILL_OR_DROP
+CLIP = lax.GatherScatterMode.CLIP
+
 
 def clamp_position(given: Any, upper: int) -> Any:
     """Positions brought into `0..upper`, as signed integers."""

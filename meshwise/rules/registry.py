@@ -16,7 +16,7 @@ from jax import lax
 from meshwise import _jax
 from meshwise._jax import JaxprEqn, Literal, bind
 from meshwise.errors import RuleError, UnplannedError, message
-from meshwise.ir.collectives import CollectiveKind
+from meshwise.ir.collectives import CollectiveKind, wire_bytes
 from meshwise.ir.factors import FactorRule, Strategy, dims_sharding
 from meshwise.ir.mesh import Mesh
 from meshwise.ir.program import application_key, itemsize_of
@@ -182,6 +182,12 @@ class Exchange:
     wire_bytes: float
     launches: int = 1
     of_rows: bool = False
+
+
+def all_reduce_of(size: float, devices: int) -> Exchange:
+    """One all_reduce of so many bytes."""
+    kind = CollectiveKind.ALL_REDUCE
+    return Exchange(kind, wire_bytes(kind, size, size, devices))
 
 
 Exchanges = Callable[["LocalContext"], Sequence[Exchange] | None]

@@ -24,6 +24,8 @@ from meshwise.rules.ordered import are_ordered_alike, extreme_as_integers
 from meshwise.rules.overwriting import joined_factors, overwriting_exchanges, overwritten_terms
 from meshwise.rules.picked import kind_of_picks
 from meshwise.rules.positions import (
+    CLIP,
+    FILL,
     IndexVectors,
     clamp_position,
     dims_of_windows,
@@ -33,9 +35,6 @@ from meshwise.rules.positions import (
     start_dtype,
 )
 from meshwise.rules.registry import Application, Exchange, LocalContext, OpRule, register
-
-FILL = lax.GatherScatterMode.FILL_OR_DROP
-CLIP = lax.GatherScatterMode.CLIP
 
 # How an update is joined with what was there; None where it takes its place.
 _JOINS: dict[str, Join | None] = {

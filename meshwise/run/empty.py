@@ -27,9 +27,8 @@ def with_made(closed: _jax.ClosedJaxpr, made: Collection[int], mesh: Mesh) -> _j
         types = enumerate(closed.in_avals)
         return run(*[jnp.zeros(t.shape, t.dtype) if i in made else next(given) for i, t in types])
 
-    axes = list(zip(mesh.names, mesh.sizes, strict=True))
     types = [t for i, t in enumerate(closed.in_avals) if i not in made]
-    return _jax.make_jaxpr_over_axes(function, axes, types)
+    return _jax.make_jaxpr_over_axes(function, mesh.named_sizes, types)
 
 
 def cut_empty(array: Any, sharding: NamedSharding) -> Any:

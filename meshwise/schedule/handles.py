@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshwise import _jax
-from meshwise._jax import JaxprEqn, Literal, Var
+from meshwise._jax import JaxprEqn, Literal, Var, named_axes
 from meshwise.ir.collectives import kind_of_primitive
 from meshwise.ir.mesh import Axes
 from meshwise.ir.operators import COPIES, RESHAPES, is_among
 from meshwise.ir.program import shape_of
-from meshwise.schedule.layouts import named_axes
 from meshwise.schedule.rewrite import live
 from meshwise.schedule.view import View
 

@@ -13,18 +13,17 @@ that completion and partitioning read. Only *replicated* is a proof that moves r
 three are what is known, and local is always a safe answer.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from meshwise import _jax
-from meshwise._jax import JaxprEqn, Literal, Var
+from meshwise._jax import JaxprEqn, Literal, Var, named_axes
 from meshwise.ir.collectives import is_collective
 from meshwise.ir.mesh import Axes
 from meshwise.ir.operators import DRAWING, is_among
 from meshwise.ir.per_device import PerDeviceProgram
-from meshwise.ir.program import itemsize_of, shape_of
+from meshwise.ir.program import shape_of
 from meshwise.ir.sharding import DimAxes, Reduction, Sharding
 from meshwise.rules.registry import REGISTRY, OpRule
 from meshwise.schedule.slices import Positions
@@ -119,12 +118,13 @@ def _interpret(
     jaxpr = _jax.opened(closed)
     positions = Positions(sizes)
     for var in jaxpr.constvars:
-        found[var] = replicated(_rank(var))
+        found[var] = replicated(len(shape_of(var)))
     for var, layout in zip(jaxpr.invars, inputs, strict=True):
-        found[var] = layout if len(layout.dims) == _rank(var) else _flattened(layout, _rank(var))
+        rank = len(shape_of(var))
+        found[var] = layout if len(layout.dims) == rank else _flattened(layout, rank)
 
     def read(atom: Any) -> Layout:
-        return replicated(_rank(atom)) if isinstance(atom, Literal) else found[atom]
+        return replicated(len(shape_of(atom))) if isinstance(atom, Literal) else found[atom]
 
     for eqn in jaxpr.eqns:
         positions.read(eqn)
@@ -144,10 +144,6 @@ def _flattened(layout: Layout, rank: int) -> Layout:
     return local_over(rank, tuple(layout.varying))
 
 
-def _rank(atom: Any) -> int:
-    return len(getattr(atom.aval, "shape", ()))
-
-
 def _of_equation(
     eqn: JaxprEqn, operands: Sequence[Layout], sizes: Mapping[str, int], positions: Positions
 ) -> list[Layout]:
@@ -157,7 +153,7 @@ def _of_equation(
         return [_COLLECTIVES[name](eqn, o, axes) for o in operands[: len(eqn.outvars)]]
     if name == "axis_index":
         return [local_over(0, named_axes(eqn))]
-    ranks = [_rank(v) for v in eqn.outvars]
+    ranks = [len(shape_of(v)) for v in eqn.outvars]
     if is_collective(eqn):
         varying = {*named_axes(eqn)}.union(*(o.varying for o in operands))
         return [local_over(rank, tuple(varying)) for rank in ranks]
@@ -239,13 +235,6 @@ def _passes(rule: OpRule, operands: Sequence[Layout], position: int) -> bool:
     carried = {i for i, o in enumerate(operands) if o.unreduced == layout.unreduced}
     others = {a for i, o in enumerate(operands) if i not in carried for a in o.varying}
     return any({*group} == carried for group in rule.linear) and not others & {*layout.unreduced}
-
-
-def named_axes(eqn: JaxprEqn) -> Axes:
-    """The mesh axes that a collective, or `axis_index`, goes over."""
-    named = eqn.params.get("axes", eqn.params.get("axis_name", ()))
-    named = named if isinstance(named, tuple) else (named,)
-    return tuple([a for a in named if isinstance(a, str)])
 
 
 def _reduced(eqn: JaxprEqn, operand: Layout, axes: Axes) -> Layout:
@@ -389,8 +378,3 @@ _BODIES: Mapping[str, Callable[[JaxprEqn, Sequence[Layout], Mapping[str, int]], 
     "while": _of_while,
     "cond": _of_cond,
 }
-
-
-def bytes_of(atom: Any) -> int:
-    """Bytes of a local array."""
-    return math.prod(shape_of(atom)) * itemsize_of(atom)

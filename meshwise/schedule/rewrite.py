@@ -48,8 +48,7 @@ def jaxpr_of(
     function: Callable[..., Sequence[Any]], operands: Sequence[Any], mesh: Mesh
 ) -> ClosedJaxpr:
     """The jaxpr of a function of local arrays that have the types of some atoms."""
-    axes = list(zip(mesh.names, mesh.sizes, strict=True))
-    return _jax.make_jaxpr_over_axes(function, axes, [_type(a) for a in operands])
+    return _jax.make_jaxpr_over_axes(function, mesh.named_sizes, [_type(a) for a in operands])
 
 
 def _type(atom: Any) -> jax.ShapeDtypeStruct:

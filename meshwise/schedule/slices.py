@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from meshwise._jax import JaxprEqn, Literal, Var, literal_value, names_of
+from meshwise._jax import JaxprEqn, Literal, Var, literal_value, named_axes, names_of
 from meshwise.ir.mesh import Axes
 from meshwise.ir.program import shape_of
 
@@ -167,10 +167,8 @@ class Positions:
 
     def _scalar(self, name: str, eqn: JaxprEqn) -> Affine | None:
         if name == "axis_index":
-            named = eqn.params["axis_name"]
-            axes = named if isinstance(named, tuple) else (named,)
             found, stride = Affine(0), 1
-            for axis in reversed(axes):
+            for axis in reversed(named_axes(eqn)):
                 found = found.plus(Affine(0, ((axis, stride),) if self.sizes[axis] > 1 else ()))
                 stride *= self.sizes[axis]
             return found

@@ -15,7 +15,7 @@ from jax import lax
 from jax import numpy as jnp
 
 from meshwise import _jax
-from meshwise._jax import JaxprEqn
+from meshwise._jax import JaxprEqn, named_axes
 from meshwise.ir.factors import (
     FactorRule,
     Strategy,
@@ -30,7 +30,6 @@ from meshwise.ir.sharding import Sharding, replicated
 from meshwise.partition.padding import mask_operands
 from meshwise.reshard.emit import all_reduce
 from meshwise.rules.registry import REGISTRY, LocalContext, OpRule, shard_index
-from meshwise.schedule.layouts import named_axes
 from meshwise.schedule.slices import PADDING
 
 

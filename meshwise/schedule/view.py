@@ -6,13 +6,13 @@ from functools import cached_property
 from typing import Any
 
 from meshwise import _jax
-from meshwise._jax import ClosedJaxpr, JaxprEqn, Literal, Var
+from meshwise._jax import ClosedJaxpr, JaxprEqn, Literal, Var, named_axes
 from meshwise.ir.mesh import Axes, Mesh
 from meshwise.ir.per_device import PerDeviceProgram, Reason
 from meshwise.ir.program import shape_of
 from meshwise.ir.sharding import Sharding
 from meshwise.ir.source import place
-from meshwise.schedule.layouts import Known, Layout, layouts_of, named_axes, replicated
+from meshwise.schedule.layouts import Known, Layout, layouts_of, replicated
 from meshwise.schedule.slices import Positions
 from meshwise.schedule.tiling import one_dim
 

@@ -165,7 +165,7 @@ def _repeated_bodies(eqns: Sequence[JaxprEqn]) -> set[int]:
     return {
         i
         for i, e in enumerate(eqns)
-        if e.primitive is _jax.body_p and e.params["control"].name != "cond"
+        if e.primitive is _jax.body_p and not e.params["control"].is_choice
     }
 
 

@@ -5,7 +5,6 @@ are true is tested in `tests/rules` by brute force.
 """
 
 import functools
-import math
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +20,7 @@ from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
 from meshwise.rules.registry import REGISTRY, OpRule, opaque_rule
+from tests.rules.cases_like import attention, norm
 
 
 @pytest.fixture(autouse=True)
@@ -137,10 +137,6 @@ def test_a_function_may_make_the_whole_rule(mesh8):
     check(twice_p.bind, lambda x: 2 * x, (normal(8, 2),), mesh8, (P("x"),))
 
 
-def norm(x, gain):
-    return x * lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-6) * gain
-
-
 def _norm_block(x, gain, out):
     out[...] = norm(x[...], gain[...])
 
@@ -172,13 +168,6 @@ def _norm_partition(mesh, operands, result):
 norm_custom.def_partition(
     _norm_partition, sharding_rule="... i, i -> ... i", need_replication_factors=("i",)
 )
-
-
-def attention(q, k, v):
-    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / math.sqrt(q.shape[-1])
-    seen = jnp.tril(jnp.ones(scores.shape[-2:], bool))
-    weights = jax.nn.softmax(jnp.where(seen, scores, -1e30), -1)
-    return jnp.einsum("bhqk,bkhd->bqhd", weights, v)
 
 
 KERNELS = {"pallas": norm_kernel, "callback": norm_callback, "custom": norm_custom}

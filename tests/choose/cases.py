@@ -3,21 +3,17 @@
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
-
-
-def mesh(**axes):
-    return AbstractMesh(tuple(axes.values()), tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
+from tests.meshes import mesh_of
 
 
 def f32(*shape):
     return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
-N8, N24 = mesh(d=8), mesh(x=2, y=4)
+N8, N24 = mesh_of(d=8), mesh_of(x=2, y=4)
 X, W, V = f32(64, 32), f32(32, 128), f32(128, 32)
 LONG_X, LONG_W = f32(64, 4096), f32(4096, 128)
 CASES = {

@@ -11,7 +11,8 @@ from jax.sharding import PartitionSpec as P
 import meshwise as mw
 from meshwise.choose.losers import losers
 from meshwise.ir.factors import fits
-from tests.choose.cases import CASES, LONG_W, LONG_X, N8, X, f32, mesh
+from tests.choose.cases import CASES, LONG_W, LONG_X, N8, X, f32
+from tests.meshes import mesh_of
 
 
 def kinds(program):
@@ -155,7 +156,7 @@ def test_stack_of_elements_of_what_is_carried_is_planned():
     def function(x):
         return lax.scan(lambda carry, row: (carry + row, carry[3]), x[0], x)[1].sum()
 
-    sent = mw.jit(function, mesh=mesh(x=8), in_shardings=P("x")).partition(f32(32, 16))
+    sent = mw.jit(function, mesh=mesh_of(x=8), in_shardings=P("x")).partition(f32(32, 16))
     assert sent.wire_bytes < 32 * 16 * 4 * 7 / 8
     x = jnp.sin(jnp.arange(32.0 * 16)).reshape(32, 16)
     assert jnp.allclose(sent.simulate(x), function(x), rtol=1e-5)
@@ -170,7 +171,7 @@ def test_stack_that_is_wanted_in_shards_of_its_rows_is_planned():
         return jnp.tanh(made).sum(), made
 
     function = jax.grad(rows, (0, 1, 2), has_aux=True)
-    jitted = mw.jit(function, mesh=mesh(y=3), out_shardings=(None, P(None, "y")))
+    jitted = mw.jit(function, mesh=mesh_of(y=3), out_shardings=(None, P(None, "y")))
     args = (jnp.float32(0.5), jnp.asarray([1.5, -2.0]), jnp.float32(2))
     found = jitted.partition(*args).simulate(*args)
     for got, want in zip(jax.tree.leaves(found), jax.tree.leaves(function(*args)), strict=True):
@@ -185,7 +186,7 @@ def test_gradient_of_a_pad_gathers_no_shard(mode, spec):
     def function(x):
         return jax.grad(lambda x: (jnp.pad(x, 2, mode=mode) ** 2).sum())(x)
 
-    step = mw.jit(function, mesh=mesh(x=2, y=4), in_shardings=spec, out_shardings=spec)
+    step = mw.jit(function, mesh=mesh_of(x=2, y=4), in_shardings=spec, out_shardings=spec)
     sent = step.partition(f32(64, 96))
     assert sent.wire_bytes < 64 * 96 * 4 / 5
     x = jnp.sin(jnp.arange(64.0 * 96)).reshape(64, 96)
@@ -200,7 +201,7 @@ def test_argument_moves_before_what_is_computed_of_it(spec):
         return jnp.stack([x[:, i : i + 90] for i in range(7)], -1).mean(-1)
 
     rows = P(("x", "y"))
-    step = mw.jit(function, mesh=mesh(x=2, y=4), in_shardings=spec, out_shardings=rows)
+    step = mw.jit(function, mesh=mesh_of(x=2, y=4), in_shardings=spec, out_shardings=rows)
     sent = step.partition(f32(64, 96))
     assert [c.kind.value for c in sent.collectives] == ["all_to_all"] * len(sent.collectives)
     assert sent.wire_bytes <= 64 * 96 * 4 / 2

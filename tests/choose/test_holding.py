@@ -98,7 +98,7 @@ def test_stages_are_kept(spec):
     program = function.partition(f32(*stage), f32(*batches))
     assert all(c.shape[-2:] != stage[1:] for c in program.collectives)
     per_device = program.per_device
-    sizes = dict(zip(per_device.mesh.names, per_device.mesh.sizes, strict=True))
+    sizes = per_device.mesh.axis_size
     assert peak_memory(per_device.jaxpr, sizes).temporary_bytes < 4 * np.prod(stage)
     draw = np.random.default_rng(0)
     args = [draw.normal(size=shape).astype(np.float32) for shape in (stage, batches)]
@@ -125,7 +125,7 @@ def test_no_one_hot_is_made_whole_to_save_a_sum_of_rows():
     step = mw.jit(gradient, mesh=N8, in_shardings=(columns, P("d"), P("d")), out_shardings=columns)
     program = step.partition(*args)
     per_device = program.per_device
-    sizes = dict(zip(per_device.mesh.names, per_device.mesh.sizes, strict=True))
+    sizes = per_device.mesh.axis_size
     assert peak_memory(per_device.jaxpr, sizes).temporary_bytes < 4 * classes * rows / 2
     np.testing.assert_allclose(program.simulate(*args), gradient(*args), rtol=1e-3, atol=1e-6)
 
@@ -151,7 +151,7 @@ def test_a_mask_stays_in_shards(rows):
         *(f32(*shape) for shape in shapes)
     )
     per_device = program.per_device
-    sizes = dict(zip(per_device.mesh.names, per_device.mesh.sizes, strict=True))
+    sizes = per_device.mesh.axis_size
     assert peak_memory(per_device.jaxpr, sizes).temporary_bytes < rows * 8 * 64 * 4
     draw = np.random.default_rng(0)
     args = [draw.normal(size=s).astype(np.float32) for s in shapes]

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
+from tests.meshes import mesh_of_sizes
 
 # `meshwise.reshard` is a function of the public interface, too.
 SEARCH = importlib.import_module("meshwise.reshard.search")
@@ -21,10 +21,6 @@ DESCENT = importlib.import_module("meshwise.choose.search")
 
 
 COUNTED = ("paths", "rules", "nodes", "changes")
-
-
-def mesh(x, y):
-    return AbstractMesh((x, y), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
 
 
 def f32(*shape):
@@ -87,7 +83,7 @@ def work(monkeypatch, layers):
             ("changes", DESCENT.Search, "_delta"),
         ):
             patch.setattr(owner, attribute, counted(name, getattr(owner, attribute)))
-        program = partitioned(layers, mesh(2, 4))
+        program = partitioned(layers, mesh_of_sizes(2, 4))
     return {**counts, "equations": len(program.plan.program.equations)}
 
 
@@ -111,7 +107,7 @@ def calls(layers):
     before = sys.getprofile()
     sys.setprofile(seen)
     try:
-        partitioned(layers, mesh(2, 4))
+        partitioned(layers, mesh_of_sizes(2, 4))
     finally:
         sys.setprofile(before)
     return count
@@ -127,7 +123,7 @@ def test_nothing_takes_the_square_of_the_layers():
 @pytest.mark.parametrize("x", [8, 128])
 def test_more_devices_make_no_larger_program(x):
     """Of as many rows for each: of few it may be less to sum them than to gather weights."""
-    few, many = (partitioned(2, mesh(n, 4), rows=(1 << 15) * n) for n in (2, x))
+    few, many = (partitioned(2, mesh_of_sizes(n, 4), rows=(1 << 15) * n) for n in (2, x))
     assert len(many.jaxpr.eqns) == len(few.jaxpr.eqns)
     assert [c.kind for c in many.collectives] == [c.kind for c in few.collectives]
 
@@ -145,7 +141,7 @@ def test_a_descent_that_ends_like_another_asks_nothing_again(monkeypatch):
 
     def again(search, limits):
         one = descended(search, limits)
-        ended = [placed.strategy.axes for placed in one.search.placed]
+        ended = one.search.axes
         asked.clear()
         same = descended(DESCENT.Search(search.graph, ended), limits)
         counts.append((len(asked), same.seconds - one.seconds))
@@ -155,7 +151,7 @@ def test_a_descent_that_ends_like_another_asks_nothing_again(monkeypatch):
         return one
 
     monkeypatch.setattr(begun, "descended", again)
-    partitioned(2, mesh(2, 4))
+    partitioned(2, mesh_of_sizes(2, 4))
     assert counts
     assert all(count == 0 and more == 0 for count, more in counts)
 
@@ -176,5 +172,5 @@ def test_ways_through_what_is_laid_otherwise_are_not_counted(shuffle):
         return x * 2
 
     x = np.arange(64.0, dtype=np.float32).reshape(16, 4)
-    program = mw.jit(shuffled, mesh=mesh(2, 4), in_shardings=(P("x"),)).partition(x)
+    program = mw.jit(shuffled, mesh=mesh_of_sizes(2, 4), in_shardings=(P("x"),)).partition(x)
     np.testing.assert_array_equal(program.simulate(x), shuffled(x))

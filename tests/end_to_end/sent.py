@@ -5,10 +5,11 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import AxisType
 
 import meshwise as mw
 from tests.fuzz.evaluate.run import evaluate
+from tests.meshes import mesh_of_sizes
 
 Sent = dict[str, tuple[int, int]]  # of each kind of collective: how many, and their wire bytes
 NOTHING: Sent = {}
@@ -19,7 +20,7 @@ def mesh_of(*sizes: int, real: bool = False) -> Any:
     names = ("x", "y", "z")[: len(sizes)]
     if real:
         return jax.make_mesh(sizes, names, axis_types=(AxisType.Auto,) * len(sizes))
-    return AbstractMesh(sizes, names, axis_types=(AxisType.Auto,) * len(sizes))
+    return mesh_of_sizes(*sizes)
 
 
 class Row(NamedTuple):

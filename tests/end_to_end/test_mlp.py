@@ -8,11 +8,12 @@ import jax
 import numpy as np
 import optax
 import pytest
-from jax.sharding import AbstractMesh, AxisType, Mesh
+from jax.sharding import AbstractMesh, Mesh
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
 from tests.end_to_end import models
+from tests.meshes import mesh_of
 
 MESHES: Mapping[str, dict[str, int]] = {
     "8": {"x": 8},
@@ -30,9 +31,7 @@ ROWS = 512  # enough that activations are dearer to move than weights
 
 def abstract(name: str) -> AbstractMesh:
     """A mesh without devices."""
-    axes = MESHES[name]
-    auto = (AxisType.Auto,) * len(axes)
-    return AbstractMesh(tuple(axes.values()), tuple(axes), axis_types=auto)
+    return mesh_of(**MESHES[name])
 
 
 def rows(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

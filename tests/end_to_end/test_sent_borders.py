@@ -14,20 +14,16 @@ import numpy as np
 import pytest
 from flax import linen as nn
 from jax import lax
-from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
+from tests.meshes import mesh_of
 
 Sent = list[tuple[str, tuple[int, ...]]]
 
 
-def abstract(**axes: int) -> AbstractMesh:
-    auto = (AxisType.Auto,) * len(axes)
-    return AbstractMesh(tuple(axes.values()), tuple(axes), axis_types=auto)
-
-
-EIGHT, GRID = abstract(x=8), abstract(x=2, y=4)
+EIGHT, GRID = mesh_of(x=8), mesh_of(x=2, y=4)
 X, NONE, IMAGE, TILES = P("x"), P(), P(None, "x"), P(None, "x", "y")
 
 
@@ -235,7 +231,7 @@ def test_size_does_not_depend_on_devices():
     """As many equations and collectives on 8 devices as on 4,096, and as many rows sent."""
     sizes = set()
     for devices in (8, 512, 4096):
-        mesh = abstract(x=devices)
+        mesh = mesh_of(x=devices)
         step = mw.jit(lambda u, w: heat(SAME(u, w)).sum(3), mesh=mesh, in_shardings=(IMAGE, NONE))
         shapes = ((2, 8 * devices, 16, 4), KERNEL)
         program = step.partition(*(jax.ShapeDtypeStruct(s, np.float32) for s in shapes))

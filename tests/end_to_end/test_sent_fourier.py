@@ -11,19 +11,15 @@ from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
+from tests.meshes import mesh_of
 
 C64, F32 = np.complex64, np.float32
 ALL_TO_ALL = "all_to_all"
 
 
-def abstract(**axes: int) -> AbstractMesh:
-    auto = (AxisType.Auto,) * len(axes)
-    return AbstractMesh(tuple(axes.values()), tuple(axes), axis_types=auto)
-
-
-EIGHT = abstract(x=8)
-GRID = abstract(x=2, y=4)
-CUBE = abstract(x=2, y=2, z=2)
+EIGHT = mesh_of(x=8)
+GRID = mesh_of(x=2, y=4)
+CUBE = mesh_of(x=2, y=2, z=2)
 
 
 def values(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
@@ -152,7 +148,7 @@ def test_on_devices(name: str):
 def test_size_does_not_depend_on_devices(function: Callable[..., Any], dtype: Any):
     struct = jax.ShapeDtypeStruct(((1 << 26) + 1 if function is jnp.fft.irfft else 1 << 27,), dtype)
     few, many = (
-        mw.jit(function, mesh=abstract(x=n), in_shardings=P("x")).partition(struct)
+        mw.jit(function, mesh=mesh_of(x=n), in_shardings=P("x")).partition(struct)
         for n in (8, 4096)
     )
     assert len(few.jaxpr.eqns) == len(many.jaxpr.eqns)

@@ -8,21 +8,16 @@ import jax.numpy as jnp
 import jax.scipy.linalg as jsl
 import numpy as np
 import pytest
-from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
+from tests.meshes import mesh_of
 
 BATCH, SIZE, COLUMNS = 13, 4, 3  # over eight devices, two each
 
 
-def abstract(**axes: int) -> AbstractMesh:
-    auto = (AxisType.Auto,) * len(axes)
-    return AbstractMesh(tuple(axes.values()), tuple(axes), axis_types=auto)
-
-
-EIGHT = abstract(x=8)
-GRID = abstract(x=2, y=4)
+EIGHT = mesh_of(x=8)
+GRID = mesh_of(x=2, y=4)
 
 
 def definite(a: Any) -> Any:
@@ -126,7 +121,7 @@ def test_sharded_columns_send_nothing(name: str):
 @pytest.mark.parametrize("name", ["cholesky", "inv"])
 def test_a_sharded_matrix_moves_to_the_batch(name: str):
     a = np.broadcast_to(numbers()[0][:1], (16, SIZE, SIZE))
-    mesh = abstract(x=4)
+    mesh = mesh_of(x=4)
     function = mw.jit(ONE[name], mesh=mesh, in_shardings=P(None, "x"), out_shardings=P(None, "x"))
     program = function.partition(a)
     moved = 3 * a.nbytes // 16

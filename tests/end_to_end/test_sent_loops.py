@@ -13,19 +13,15 @@ from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
 from meshwise.cost.hardware import GENERIC
+from tests.meshes import mesh_of
 
 WEIGHT = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
 SUM = 4 * 3 * 4  # bytes of a gradient of it
 
 
-def abstract(**axes: int) -> AbstractMesh:
-    auto = (AxisType.Auto,) * len(axes)
-    return AbstractMesh(tuple(axes.values()), tuple(axes), axis_types=auto)
-
-
-EIGHT = abstract(x=8)
-GRID = abstract(x=2, y=4)
-CUBE = abstract(x=2, y=2, z=2)
+EIGHT = mesh_of(x=8)
+GRID = mesh_of(x=2, y=4)
+CUBE = mesh_of(x=2, y=2, z=2)
 
 
 def layer(row: Any, weight: Any = WEIGHT) -> Any:
@@ -190,7 +186,7 @@ def test_work_is_not_repeated():
 
 def test_size_does_not_depend_on_devices():
     few, many = (
-        mw.jit(weights_gradient, mesh=abstract(x=n), in_shardings=P("x")).partition(
+        mw.jit(weights_gradient, mesh=mesh_of(x=n), in_shardings=P("x")).partition(
             jax.ShapeDtypeStruct((8192, 4), np.float32)
         )
         for n in (8, 4096)

@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
+from tests.meshes import mesh_of_sizes
 
 F32, I32, BF16 = np.float32, np.int32, jnp.bfloat16
 Sent = dict[str, tuple[int, int]]  # of each kind of collective: how many, and their wire bytes
@@ -27,7 +27,7 @@ def mesh_of(*sizes: int, real: bool = False) -> Any:
     names = ("x", "y", "z")[: len(sizes)]
     if real:
         return jax.make_mesh(sizes, names)
-    return AbstractMesh(sizes, names, axis_types=(AxisType.Auto,) * len(sizes))
+    return mesh_of_sizes(*sizes)
 
 
 def values(shape: tuple[int, ...], dtype: Any, ties: bool = False) -> np.ndarray:

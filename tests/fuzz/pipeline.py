@@ -87,19 +87,18 @@ def trace(case: Case, args: Sequence[Any]) -> Traced:
 
 def plan_of(traced: Traced, way: str, seed: int = 0) -> Plan:
     """The plan that a way of choosing makes."""
-    hardware = hardware_of(way)
     if way.startswith("dice"):
         number = seed * 100 + int(way.split()[1])
         given = traced.completions[number % len(traced.completions)]
         plan = random_plan(*given, seed=number)
     else:
         driver = DRIVERS[way == "gspmd"]
-        plans = [choose(*given, hardware, driver) for given in traced.completions]
+        plans = [choose(*given, hardware_of(way), driver) for given in traced.completions]
         plan = min(plans, key=lambda plan: plan.seconds)
-    return coarsen(plan, hardware)
+    return coarsen(plan)
 
 
 def per_device(traced: Traced, way: str, seed: int = 0) -> tuple[Plan, PerDeviceProgram]:
     """The plan and the program of every device; what loops may hold differs."""
     plan = plan_of(traced, way, seed)
-    return plan, partition(plan, hardware_of(way), (None, 0, 200)[seed % 3])
+    return plan, partition(plan, (None, 0, 200)[seed % 3])

@@ -180,7 +180,7 @@ PARTITION = (
     Mutant(
         "partition",
         "bits are not told from those of what is nothing",
-        "meshwise/partition/moved.py",
+        "meshwise/partition/one_term.py",
         "    if devices % 2 == 0:",
         "    if devices % 2:",
         BITS,
@@ -188,7 +188,7 @@ PARTITION = (
     Mutant(
         "partition",
         "what adds up is taken for moved once it is reshaped",
-        "meshwise/partition/moved.py",
+        "meshwise/partition/one_term.py",
         "                    users[atom].append(var)",
         "                    users[atom] = []",
         CONTROL,
@@ -213,8 +213,8 @@ PARTITION = (
         "partition",
         "an operator's operands are taken as they lie",
         "meshwise/partition/walk.py",
-        "plan_of_edge(walk.plan, var, edge, walk.hardware)",
-        "plan_of_edge(walk.plan, var, (source, source), walk.hardware)",
+        "plan_of_edge(walk.plan, var, edge)",
+        "plan_of_edge(walk.plan, var, (source, source))",
         ("tests/partition",),
     ),
     Mutant(

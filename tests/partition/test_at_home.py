@@ -5,15 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
 from meshwise.cost.hardware import CPU
-
-
-def mesh(**axes):
-    return AbstractMesh(tuple(axes.values()), tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
+from tests.meshes import mesh_of
 
 
 def draw(*shapes):
@@ -49,7 +45,7 @@ WHOLE = {
     "joined": (lambda x, y: jnp.concatenate([x, y]) + 1, ((24, 5), (40, 5)), P("x")),
     "turned round": (lambda x: x[::-1] + 1, ((64, 5),), P("x")),
 }  # fmt: skip
-MESHES = {"8": mesh(x=8), "3": mesh(x=3), "2x4": mesh(x=4, y=2)}
+MESHES = {"8": mesh_of(x=8), "3": mesh_of(x=3), "2x4": mesh_of(x=4, y=2)}
 
 
 @pytest.mark.parametrize("on", MESHES)

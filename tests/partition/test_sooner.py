@@ -6,16 +6,12 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.extend.core import jaxprs_in_params
-from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
+from tests.meshes import mesh_of
 
 NARROW = jnp.bfloat16
-
-
-def mesh(**axes):
-    return AbstractMesh(tuple(axes.values()), tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
 
 
 def draw(*shapes):
@@ -29,7 +25,7 @@ def step(p, x, y):
 
 SUM = (P(None, "x"), P("x"))
 SHAPES = ((64, 320), (320, 24))
-N8, N24 = mesh(x=8), mesh(x=2, y=4)
+N8, N24 = mesh_of(x=8), mesh_of(x=2, y=4)
 # The function, shapes, shardings, the mesh, and of the largest array that is scaled the size.
 CASES = {
     "scaled": (lambda a, b: 0.5 * (a @ b), SHAPES, SUM, P("x"), N8, 8 * 24),

@@ -6,21 +6,17 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.extend.core import Primitive
-from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
-
-
-def mesh(**axes):
-    return AbstractMesh(tuple(axes.values()), tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
+from tests.meshes import mesh_of
 
 
 def draw(*shape):
     return np.random.default_rng(sum(shape)).normal(size=shape).astype(np.float32)
 
 
-N8, N24, N23 = mesh(d=8), mesh(x=2, y=4), mesh(x=2, y=3)
+N8, N24, N23 = mesh_of(d=8), mesh_of(x=2, y=4), mesh_of(x=2, y=3)
 
 
 def mlp(w, v, x):

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
+from tests.meshes import mesh_of_sizes
 
 F32, BF16, I32 = np.float32, jnp.bfloat16, np.int32
 Sent = list[tuple[str, int]]  # kinds of collectives, and the bytes of each
@@ -113,11 +113,6 @@ ROWS: dict[str, tuple[Callable[..., Any], tuple[int, ...], Any, tuple[int, ...],
 }  # fmt: skip
 
 
-def mesh_of(*sizes: int) -> AbstractMesh:
-    auto = (AxisType.Auto,) * len(sizes)
-    return AbstractMesh(sizes, ("x", "y")[: len(sizes)], axis_types=auto)
-
-
 def random(shape: tuple[int, ...], dtype: Any, ties: bool) -> np.ndarray:
     rng = np.random.default_rng(sum(shape))
     if ties or dtype == I32:
@@ -139,7 +134,7 @@ def assert_same(found: Any, wanted: Any) -> None:
 @pytest.mark.parametrize("name", ROWS)
 def test_one_exchange(name: str):
     function, shape, dtype, mesh, spec, sent = ROWS[name]
-    run = mw.jit(function, mesh=mesh_of(*mesh), in_shardings=spec, out_shardings=P())
+    run = mw.jit(function, mesh=mesh_of_sizes(*mesh), in_shardings=spec, out_shardings=P())
     program = run.partition(jax.ShapeDtypeStruct(shape, dtype))
     found = [(str(c.kind), c.wire_bytes / c.count) for c in program.collectives]
     assert sorted(found) == sorted(sent)
@@ -170,7 +165,7 @@ def test_what_reads_them(function: Callable[..., Any], mesh: tuple[int, ...]):
 
 def test_bits_are_no_extremes():
     x = np.random.default_rng(0).integers(0, 1 << 20, (8, 40)).astype(I32)
-    run = mw.jit(bits, mesh=mesh_of(8), in_shardings=SECOND, out_shardings=P())
+    run = mw.jit(bits, mesh=mesh_of_sizes(8), in_shardings=SECOND, out_shardings=P())
     assert_same(run.partition(x).simulate(x), bits(x))
 
 
@@ -194,7 +189,7 @@ def test_zeros_of_both_signs():
     """The largest is the positive zero, wherever it is; the first is a zero of either sign."""
     x = np.full((3, 16), -1, F32)
     x[0, 3], x[0, 12], x[1, 3], x[1, 12], x[2, 5] = -0.0, 0.0, 0.0, -0.0, -0.0
-    run = mw.jit(largest, mesh=mesh_of(8), in_shardings=SECOND, out_shardings=P())
+    run = mw.jit(largest, mesh=mesh_of_sizes(8), in_shardings=SECOND, out_shardings=P())
     assert_same(run.partition(x).simulate(x), jax.jit(largest)(x))
 
 
@@ -202,12 +197,12 @@ def test_zeros_of_both_signs():
 def test_padding_never_wins(dtype: Any):
     lowest = -np.inf if jnp.issubdtype(dtype, np.floating) else jnp.iinfo(dtype).min
     x = np.full((5, 9), lowest).astype(dtype)
-    run = mw.jit(largest, mesh=mesh_of(8), in_shardings=SECOND, out_shardings=P())
+    run = mw.jit(largest, mesh=mesh_of_sizes(8), in_shardings=SECOND, out_shardings=P())
     assert_same(run.partition(x).simulate(x), largest(x))
 
 
 def test_rows_that_are_whole_are_searched_as_they_were():
-    run = mw.jit(largest, mesh=mesh_of(8), in_shardings=FIRST, out_shardings=FIRST)
+    run = mw.jit(largest, mesh=mesh_of_sizes(8), in_shardings=FIRST, out_shardings=FIRST)
     program = run.partition(jax.ShapeDtypeStruct((64, 505), F32))
     names = [e.primitive.name for e in program.plan.program.equations]
     assert names == ["reduce_max", "argmax"] and not program.collectives

@@ -8,15 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
-
-
-def mesh_of(*sizes: int) -> AbstractMesh:
-    auto = (AxisType.Auto,) * len(sizes)
-    return AbstractMesh(sizes, ("x", "y")[: len(sizes)], axis_types=auto)
+from tests.meshes import mesh_of_sizes
 
 
 def five(u: Any) -> Any:
@@ -100,7 +95,7 @@ def numbers(*shape: int) -> np.ndarray:
 def test_stencils(name: str):
     function, mesh, spec, sent = STENCILS[name]
     u = numbers(61, 67)
-    step = mw.jit(function, mesh=mesh_of(*mesh), in_shardings=(spec,))
+    step = mw.jit(function, mesh=mesh_of_sizes(*mesh), in_shardings=(spec,))
     program = step.partition(u)
     if sent is not None:
         assert program.wire_bytes == sent
@@ -112,14 +107,14 @@ def test_stencils(name: str):
 
 def test_rows_of_an_array_as_large_as_the_inside():
     u, v = numbers(64, 32), numbers(62, 32)
-    step = mw.jit(relaxed, mesh=mesh_of(8), in_shardings=(P("x"), P("x")))
+    step = mw.jit(relaxed, mesh=mesh_of_sizes(8), in_shardings=(P("x"), P("x")))
     found = step.partition(u, v).simulate(u, v)
     np.testing.assert_allclose(np.asarray(found), np.asarray(relaxed(jnp.asarray(u), v)), rtol=1e-6)
 
 
 def test_no_row_more_is_computed():
     """The work of each device is that of its rows, whether they are written or not."""
-    step = mw.jit(STENCILS["rows"][0], mesh=mesh_of(8), in_shardings=(P("x"),))
+    step = mw.jit(STENCILS["rows"][0], mesh=mesh_of_sizes(8), in_shardings=(P("x"),))
     text = str(step.partition(numbers(64, 16)))
     assert "f32[8,16] = add" in text
     assert "f32[9,16]" not in text

@@ -122,7 +122,7 @@ def run(
         shape = next(iter(shard.values())).shape
         inner = len(_key_words(atom.aval.dtype))
         types.append(jax.ShapeDtypeStruct(shape[: len(shape) - inner], atom.aval.dtype))
-    closed = make_jaxpr_over_axes(local, list(zip(mesh.names, mesh.sizes, strict=True)), types)
+    closed = make_jaxpr_over_axes(local, mesh.named_sizes, types)
     for i, aval in enumerate(closed.out_avals):
         assert aval.shape == context.local_result_shape(i), (aval, context.local_result_shape(i))
         assert aval.dtype == eqn.outvars[i].aval.dtype, (aval, eqn.outvars[i].aval)

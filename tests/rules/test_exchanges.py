@@ -41,7 +41,7 @@ def check(case: Case, strategy: Strategy, mesh: Mesh) -> None:
         sharding = operand_sharding(rule.factors, replace(strategy, carried=()), i)
         shape = local_shape(atom.aval.shape, sharding, mesh)
         types.append(jax.ShapeDtypeStruct(shape, atom.aval.dtype))
-    axes = list(zip(mesh.names, mesh.sizes, strict=True))
+    axes = mesh.named_sizes
     closed = make_jaxpr_over_axes(lambda *xs: list(rule.local(context, *xs)), axes, types)
     emitted: dict[str, list[float]] = {}
     for collective in collectives_of(closed, mesh.axis_size):

@@ -35,8 +35,7 @@ def program(function, jax_mesh, ins, outs):
     """A per-device program; `ins` and `outs` are pairs of a global type and a sharding."""
     mesh = refine_mesh(jax_mesh.axis_names, jax_mesh.devices.shape)
     local = [jax.ShapeDtypeStruct(local_shape(t.shape, s, mesh), t.dtype) for t, s in ins]
-    axes = list(zip(mesh.names, mesh.sizes, strict=True))
-    jaxpr = _jax.make_jaxpr_over_axes(function, axes, local)
+    jaxpr = _jax.make_jaxpr_over_axes(function, mesh.named_sizes, local)
     in_types, in_shardings = zip(*ins, strict=True) if ins else ((), ())
     out_types, out_shardings = zip(*outs, strict=True) if outs else ((), ())
     return PerDeviceProgram(jaxpr, mesh, in_shardings, out_shardings, in_types, out_types)

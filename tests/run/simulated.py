@@ -21,9 +21,7 @@ def sharding(*dims):
 
 def trace(function, mesh, *avals):
     local = [a if hasattr(a, "dtype") else jax.ShapeDtypeStruct(a, jnp.float32) for a in avals]
-    return _jax.make_jaxpr_over_axes(
-        function, list(zip(mesh.names, mesh.sizes, strict=True)), local
-    )
+    return _jax.make_jaxpr_over_axes(function, mesh.named_sizes, local)
 
 
 def spec(sharding):

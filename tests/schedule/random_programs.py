@@ -21,9 +21,9 @@ from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
 from meshwise import _jax
+from tests.meshes import mesh_of
 from tests.schedule.random_lines import Line, Value, sum_over
 from tests.schedule.random_operators import KINDS, binary
-from tests.schedule.steps import mesh_of
 
 MESHES: tuple[dict[str, int], ...] = (
     {"x": 4},

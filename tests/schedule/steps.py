@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
 from meshwise.schedule.view import View
+from tests.meshes import mesh_of
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,6 @@ def simulate(program: mw.SpmdProgram, view: View, args: tuple[Any, ...]) -> list
 
 def vars_of(program: mw.SpmdProgram) -> dict[str, Any]:
     return {name: getattr(program, name) for name in program.__dataclass_fields__}
-
-
-def mesh_of(**axes: int) -> AbstractMesh:
-    return AbstractMesh(tuple(axes.values()), tuple(axes))
 
 
 def random(*shape: int, seed: int = 0, low: float | None = None) -> np.ndarray:

@@ -10,7 +10,8 @@ from jax.sharding import PartitionSpec as P
 import meshwise as mw
 from meshwise.api.autotune import _difference
 from meshwise.cost.hardware import CPU
-from tests.schedule.steps import adam, lamb, mesh_of, random
+from tests.meshes import mesh_of
+from tests.schedule.steps import adam, lamb, random
 
 SIZE = 1 << 16
 

@@ -8,7 +8,8 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
-from tests.schedule.steps import mesh_of, random
+from tests.meshes import mesh_of
+from tests.schedule.steps import random
 
 PAIRS = [[0, 1], [2, 3], [4, 5], [6, 7]]
 

@@ -13,8 +13,9 @@ from meshwise._jax import new_eqn
 from meshwise.ir import collectives
 from meshwise.schedule import layouts
 from meshwise.schedule.view import View
+from tests.meshes import mesh_of
 from tests.schedule.soundness import misstated
-from tests.schedule.steps import mesh_of, random
+from tests.schedule.steps import random
 
 
 def program_of(fn, args, specs, outs, **axes):

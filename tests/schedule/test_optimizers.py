@@ -9,7 +9,8 @@ import meshwise as mw
 from meshwise.schedule.moves.reorder import reorder
 from meshwise.schedule.moves.slice_state import State, slice_state
 from meshwise.schedule.moves.split import split
-from tests.schedule.steps import Step, adam, kinds, lamb, mesh_of, only, random
+from tests.meshes import mesh_of
+from tests.schedule.steps import Step, adam, kinds, lamb, only, random
 
 
 def on_slices(step: Step):

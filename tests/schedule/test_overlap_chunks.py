@@ -10,7 +10,8 @@ from jax.sharding import PartitionSpec as P
 import meshwise as mw
 from meshwise.schedule.moves.overlap import overlap
 from meshwise.schedule.view import View
-from tests.schedule.steps import kinds, mesh_of, only, random, simulate
+from tests.meshes import mesh_of
+from tests.schedule.steps import kinds, only, random, simulate
 
 MESH = mesh_of(pp=2, tp=4)
 # Since 0.12 XLA adds up a product of fewer rows in another order.

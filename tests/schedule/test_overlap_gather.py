@@ -9,7 +9,8 @@ from jax.sharding import PartitionSpec as P
 import meshwise as mw
 from meshwise.schedule.moves.overlap import overlap
 from meshwise.schedule.view import View
-from tests.schedule.steps import kinds, mesh_of, only, random, simulate
+from tests.meshes import mesh_of
+from tests.schedule.steps import kinds, only, random, simulate
 
 EINSUMS = {  # the gathered operand first: where the gathered dim is, and whether it is summed over
     "free": ("gk,kj->gj", 0, False),

@@ -8,9 +8,11 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
-from meshwise.schedule.moves.hoist import collectives_in_loops, hoist
+from meshwise.schedule.moves.hoist import hoist
+from meshwise.schedule.moves.loops import Loop
 from meshwise.schedule.view import View
-from tests.schedule.steps import kinds, mesh_of, only, random, simulate
+from tests.meshes import mesh_of
+from tests.schedule.steps import kinds, only, random, simulate
 
 
 def program_of(fn, specs, outs, args, **axes):
@@ -58,6 +60,12 @@ def test_sums_leave_a_loop_and_what_is_the_same_in_all_steps(axes):
     assert {c.reason[:5] for c in done.view.program.collectives} == {"hoist"}
     assert len(done.values) == 3
     check(program, args, done.view)
+
+
+def collectives_in_loops(view):
+    """Their results in the bodies of scans, in order."""
+    loops = [Loop(view, i) for i, e in enumerate(view.eqns) if e.primitive.name == "scan"]
+    return [v for loop in loops for v in loop.collectives]
 
 
 def only_scan(view):
@@ -132,6 +140,24 @@ def test_a_scattered_sum_is_carried_whole_if_there_is_room():
     check(program, args, done.view)
     with pytest.raises(mw.IllegalMove, match="160 bytes are held, 100 allowed"):
         hoist(view, only_scan(view), max_bytes=100)
+
+
+@pytest.mark.parametrize(("allowed", "leave"), [(256, 1), (700, 2), (768, 3)])
+def test_own_sums_that_leave_together_are_held_together(allowed, leave):
+    def fn(xs):
+        def step(carry, x):
+            tiles = [lax.psum_scatter(jnp.sin(x + k), "x", tiled=True) for k in range(3)]
+            return [c + t for c, t in zip(carry, tiles, strict=True)], None
+
+        return lax.scan(step, [jnp.zeros(16)] * 3, xs)[0]
+
+    args = (random(5, 64),)
+    program = program_of(fn, P(), P("x"), args)
+    view = View(program.per_device)
+    done = hoist(view, only_scan(view), max_bytes=allowed)
+    assert sorted(c.count for c in done.view.program.collectives) == [1] * leave + [5] * (3 - leave)
+    assert done.held_bytes == 256 * leave
+    check(program, args, done.view)
 
 
 def refused(body, match, start=None, args=None, specs=None):

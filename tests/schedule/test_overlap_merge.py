@@ -7,13 +7,14 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
+from meshwise._jax import named_axes
 from meshwise.ir.mesh import plain_mesh
-from meshwise.schedule.layouts import named_axes
 from meshwise.schedule.moves.merge import merge
 from meshwise.schedule.moves.split import split
 from meshwise.schedule.tiling import cut, one_dim
 from meshwise.schedule.view import View
-from tests.schedule.steps import kinds, mesh_of, only, random, simulate
+from tests.meshes import mesh_of
+from tests.schedule.steps import kinds, only, random, simulate
 
 AXES = {"x": 2, "y": 3}
 

@@ -10,7 +10,8 @@ from jax.sharding import PartitionSpec as P
 import meshwise as mw
 from meshwise.schedule.moves.overlap import overlap
 from meshwise.schedule.view import View
-from tests.schedule.steps import kinds, mesh_of, only, random, simulate
+from tests.meshes import mesh_of
+from tests.schedule.steps import kinds, only, random, simulate
 
 EINSUMS = {  # the product whose sum is scattered, and along which of its dims
     "rows": ("ik,kj->ij", 0),

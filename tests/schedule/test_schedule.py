@@ -11,7 +11,8 @@ from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
 from meshwise.schedule.script import Script
-from tests.schedule.steps import adam, lamb, mesh_of
+from tests.meshes import mesh_of
+from tests.schedule.steps import adam, lamb
 
 
 def moved(step) -> mw.Schedule:

@@ -6,7 +6,8 @@ import numpy as np
 import meshwise as mw
 from meshwise.schedule.tidy import tidy
 from meshwise.schedule.view import View
-from tests.schedule.steps import mesh_of, random
+from tests.meshes import mesh_of
+from tests.schedule.steps import random
 
 
 def test_a_value_cut_along_two_dims():

@@ -10,8 +10,8 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
+from tests.meshes import mesh_of
 from tests.schedule.soundness import check_moves, misstated
-from tests.schedule.steps import mesh_of
 
 
 def program_of(fn, args, specs, outs, **axes):

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -319,8 +318,3 @@ def at_hand(value: Value, shape: Sequence[int]) -> Any:
     if math.prod(value.array.shape) == math.prod(shape):
         return value.array.reshape(shape)
     return jnp.broadcast_to(value.array, shape)
-
-
-def struct(value: Value) -> jax.ShapeDtypeStruct:
-    """The shape and dtype of a value at hand."""
-    return jax.ShapeDtypeStruct(value.array.shape, value.array.dtype)

@@ -23,7 +23,7 @@ Join = Callable[[Any, Any], Any]
 
 @dataclass(frozen=True)
 class Buffers:
-    """Where the terms of one exchange meet: references to `buffers_of`'s scratch."""
+    """Where the terms of one exchange meet: references to `scratch_of`'s memory."""
 
     terms: Sequence[Any]
     sent: Any

@@ -8,7 +8,7 @@ from meshwise._jax import JaxprEqn
 from meshwise.errors import LayoutError, message
 from meshwise.ir.mesh import Axes
 from meshwise.ir.program import shape_of
-from meshwise.schedule.language.scene import Scene, rank_of, refuse, shown
+from meshwise.schedule.language.scene import Scene, refuse, shown
 from meshwise.schedule.layouts import Layout
 
 
@@ -91,7 +91,7 @@ def _scattered(eqn: JaxprEqn, scene: Scene) -> Layout:
 def _sliced_more(eqn: JaxprEqn, scene: Scene, layout: Layout, axes: Axes) -> Layout:
     """The layout cut along the verb's dim, which divides where it is cut already."""
     (atom,), dim = eqn.invars, eqn.params["dim"]
-    rank = rank_of(atom)
+    rank = len(shape_of(atom))
     if not -rank <= dim < rank:
         raise refuse(
             eqn,

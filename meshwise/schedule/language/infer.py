@@ -25,7 +25,7 @@ from meshwise.ir.program import shape_of
 from meshwise.ir.sharding import DimAxes, Reduction
 from meshwise.rules.registry import REGISTRY, OpRule
 from meshwise.schedule.language.exchange_layouts import layout_of_verb
-from meshwise.schedule.language.scene import Scene, rank_of, refuse, shown
+from meshwise.schedule.language.scene import Scene, refuse, shown
 from meshwise.schedule.language.verbs import VERBS
 from meshwise.schedule.layouts import Layout, local_over, replicated
 from meshwise.schedule.tiling import sends
@@ -49,7 +49,7 @@ def infer(closed: ClosedJaxpr, inputs: Sequence[Layout], scene: Scene) -> list[T
     """Every equation with its layouts; the values' go to the scene. Raises `LayoutError`."""
     jaxpr = closed.jaxpr
     scene.layouts.update(zip(jaxpr.invars, inputs, strict=True))
-    scene.layouts.update({v: replicated(rank_of(v)) for v in jaxpr.constvars})
+    scene.layouts.update({v: replicated(len(shape_of(v))) for v in jaxpr.constvars})
     found = []
     for eqn in jaxpr.eqns:
         typed = _typed(eqn, scene)
@@ -77,7 +77,7 @@ def _typed(eqn: JaxprEqn, scene: Scene) -> Typed:
     local = sorted({a for o in operands for a in o.local})
     if rule.opaque:
         _check_whole(eqn, operands, scene)
-        results = tuple([local_over(rank_of(v), local) for v in eqn.outvars])
+        results = tuple([local_over(len(shape_of(v)), local) for v in eqn.outvars])
         return Typed(eqn, rule, Strategy(((),) * len(rule.factors.sizes)), (), results)
     strategy = _strategy(eqn, rule, operands, scene)
     cuts = []

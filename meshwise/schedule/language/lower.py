@@ -8,6 +8,7 @@ Verbs are the only collectives.
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -71,8 +72,7 @@ def lower(closed: ClosedJaxpr, ins: Sequence[Boundary], scene: Scene, mesh: Mesh
         jax.ShapeDtypeStruct(local_shape(t.shape, s, mesh), t.dtype, weak_type=t.weak_type)
         for t, s in zip(in_types, in_shardings, strict=True)
     ]
-    axes = list(zip(mesh.names, mesh.sizes, strict=True))
-    jaxpr = _jax.make_jaxpr_over_axes(per_device, axes, local)
+    jaxpr = _jax.make_jaxpr_over_axes(per_device, mesh.named_sizes, local)
     program = PerDeviceProgram(
         jaxpr=jaxpr,
         mesh=mesh,
@@ -138,8 +138,7 @@ def _run(
     for var, boundary, array in zip(jaxpr.invars, ins, arrays, strict=True):
         env[var] = array if boundary.own is None else lax.squeeze(array, (0,))
 
-    def read(atom: Any) -> Any:
-        return _jax.literal_value(atom) if isinstance(atom, Literal) else env[atom]
+    read = partial(_jax.value_in, env)
 
     parts: dict[tuple[Any, Sharding], Any] = {}
     for step in typed:

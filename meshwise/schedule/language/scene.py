@@ -8,7 +8,6 @@ from meshwise import _jax
 from meshwise._jax import JaxprEqn, Literal, Var
 from meshwise.errors import LayoutError, message
 from meshwise.ir.mesh import Axes, Mesh
-from meshwise.ir.program import shape_of
 from meshwise.schedule.language.verbs import VERBS, verb_name
 from meshwise.schedule.layouts import Layout, replicated
 
@@ -73,11 +72,6 @@ def shown(eqn: JaxprEqn) -> str:
     if eqn.primitive in VERBS:
         return verb_name(eqn.primitive)
     return _jax.operator_name(eqn)
-
-
-def rank_of(atom: Any) -> int:
-    """How many dims a value has in the program."""
-    return len(shape_of(atom))
 
 
 def refuse(eqn: JaxprEqn, offenders: Iterable[str], rule: str, way_out: str) -> LayoutError:

@@ -16,11 +16,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshwise import _jax
-from meshwise._jax import JaxprEqn, Literal, Var
+from meshwise._jax import JaxprEqn, Literal, Var, named_axes
 from meshwise.ir.mesh import Axes
 from meshwise.ir.per_device import Reason, reason_scope
-from meshwise.ir.program import type_of
-from meshwise.schedule.layouts import bytes_of, named_axes
+from meshwise.ir.program import bytes_of, type_of
 from meshwise.schedule.moves.refusal import equation_of, refuse, replaced
 from meshwise.schedule.rewrite import Piece, trace_piece
 from meshwise.schedule.view import GATHERS, SUMS, View
@@ -122,7 +121,7 @@ def _buckets(view: View, indices: Sequence[int], max_bytes: int | None) -> list[
         for i in sorted(set(indices)):
             if type_of(view.eqns[i].invars[0]).dtype != dtype:
                 continue
-            size = sum(bytes_of(a) for a in view.eqns[i].invars)
+            size = bytes_of(*view.eqns[i].invars)
             if not found or room < size or not _same_dtype(view, found[-1][0], dtype):
                 found.append([])
                 room = math.inf if max_bytes is None else float(max_bytes)

@@ -14,13 +14,14 @@ import numpy as np
 from jax import lax
 
 from meshwise import _jax
-from meshwise._jax import Literal, Var
+from meshwise._jax import JaxprEqn, Literal, Var
 from meshwise.errors import IllegalMove
-from meshwise.ir.collectives import is_collective
+from meshwise.ir.collectives import CollectiveKind, is_collective, kind_of_primitive
 from meshwise.ir.mesh import Mesh
 from meshwise.ir.per_device import Reason, reason_scope
 from meshwise.ir.program import shape_of
 from meshwise.ir.sharding import Sharding
+from meshwise.rules.registry import REGISTRY
 from meshwise.schedule.moves.fuse import between
 from meshwise.schedule.moves.on_chunk import CHUNK, chunk_mesh, compute_chunk, cut_dim
 from meshwise.schedule.moves.refusal import equation_of, refuse, replaced
@@ -271,7 +272,7 @@ class _Cuts:
         at: int | None = index
         while at is not None:
             eqn = self.view.eqns[at]
-            if "reduce" in eqn.primitive.name or eqn.primitive.name == "dot_general":
+            if _mixes(eqn):
                 return at
             at = next((self.asked[v] for v in eqn.outvars if self.asked.get(v, at) != at), None)
         return index
@@ -279,6 +280,13 @@ class _Cuts:
     def _name(self, index: int) -> str:
         eqn = self.view.eqns[index]
         return f"{eqn.primitive.name} at {_jax.source_summary(eqn)}"
+
+
+def _mixes(eqn: JaxprEqn) -> bool:
+    """Whether an equation adds elements up, or takes the largest, so that it reads them whole."""
+    if is_collective(eqn):
+        return kind_of_primitive(eqn.primitive.name) is CollectiveKind.REDUCE_SCATTER
+    return bool(REGISTRY.describe(eqn).factors.reductions)
 
 
 def _stages(view: View, indices: Sequence[int]) -> tuple[tuple[int, ...], ...]:

@@ -11,9 +11,8 @@ from typing import Any
 import jax
 
 from meshwise import _jax
-from meshwise._jax import Literal, Var
+from meshwise._jax import Literal, Var, named_axes
 from meshwise.ir.collectives import is_collective, kind_of_primitive
-from meshwise.schedule.layouts import named_axes
 from meshwise.schedule.moves.kernel import kernel_of
 from meshwise.schedule.moves.refusal import equation_of, refuse, replaced
 from meshwise.schedule.rewrite import jaxpr_of, trace_piece

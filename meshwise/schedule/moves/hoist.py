@@ -16,8 +16,7 @@ from meshwise import _jax
 from meshwise._jax import JaxprEqn, Literal, Var
 from meshwise.errors import IllegalMove
 from meshwise.ir.per_device import Reason, reason_scope
-from meshwise.ir.program import shape_of
-from meshwise.schedule.layouts import bytes_of
+from meshwise.ir.program import bytes_of, shape_of
 from meshwise.schedule.moves.loops import MOVE, SCATTER, Loop, LoopSum, sum_of
 from meshwise.schedule.moves.refusal import refuse, replaced
 from meshwise.schedule.rewrite import Piece, trace_piece
@@ -29,17 +28,13 @@ class Hoisted:
     """The program after collectives left a loop, and their results outside of it.
 
     Before a loop: the collective's result. After it: the loop's result that it completes. `loop` is
-    the loop that they left, as it is now.
+    the loop that they left, as it is now, and `held_bytes` what it holds in addition.
     """
 
     view: View
     values: tuple[Var, ...]
     loop: JaxprEqn
-
-
-def collectives_in_loops(view: View) -> list[Var]:
-    """The results of collectives within the bodies of scans, in order: what `hoist` takes."""
-    return [v for loop in _loops(view) for v in loop.collectives]
+    held_bytes: int
 
 
 def hoist(
@@ -68,26 +63,22 @@ def _all_of(loop: Loop, max_bytes: int | None, more_bytes: bool) -> Hoisted:
     """All collectives that can leave a loop."""
     values: list[Var] = []
     refusals: list[IllegalMove] = []
-    position = 0
+    position, held = 0, 0
     while position < len(loop.collectives):
         try:
-            done = _hoisted(loop, loop.collectives[position], max_bytes, more_bytes)
+            left = None if max_bytes is None else max_bytes - held
+            done = _hoisted(loop, loop.collectives[position], left, more_bytes)
         except IllegalMove as why:
             refusals.append(why)
             position += 1
             continue
         values += done.values
         loop = next(a for a in _loops(done.view) if a.eqn.outvars == done.loop.outvars)
-        if max_bytes is not None:
-            max_bytes -= sum(bytes_of(v) for v in done.values if _is_before(loop, v))
+        held += done.held_bytes
     if values:
-        left = tuple([v for v in values if v in loop.view.maker])
-        return Hoisted(loop.view, left, loop.eqn)
+        remaining = tuple([v for v in values if v in loop.view.maker])
+        return Hoisted(loop.view, remaining, loop.eqn, held)
     raise refusals[0] if refusals else _no_collective(loop.view.text(loop.eqn.outvars[0]))
-
-
-def _is_before(loop: Loop, value: Var) -> bool:
-    return any(a is value for a in loop.eqn.invars)
 
 
 def _hoisted(loop: Loop, value: Var, max_bytes: int | None, more_bytes: bool) -> Hoisted:
@@ -110,7 +101,8 @@ def _hoisted(loop: Loop, value: Var, max_bytes: int | None, more_bytes: bool) ->
 def _before(loop: Loop, collective: JaxprEqn, max_bytes: int | None) -> Hoisted:
     """A collective of what is the same in all steps, before the loop."""
     view, body = loop.view, loop.body
-    _check_bytes(loop, collective, sum(map(bytes_of, collective.outvars)), max_bytes)
+    held = bytes_of(*collective.outvars)
+    _check_bytes(loop, collective, held, max_bytes)
     scope = reason_scope(len(view.program.reasons))
     first = loop.counts[0]
     chain = _ancestors(loop, collective)
@@ -133,15 +125,16 @@ def _before(loop: Loop, collective: JaxprEqn, max_bytes: int | None) -> Hoisted:
     renamed = dict(zip(loop.eqn.outvars, piece.results, strict=True))
     jaxpr = replaced(view, MOVE, [loop.index], [made, piece], renamed)
     done = view.with_jaxpr(jaxpr, [_reason(loop, collective, "before")])
-    return Hoisted(done, made.results, _scan_of(piece))
+    return Hoisted(done, made.results, _scan_of(piece), held)
 
 
 def _after(loop: Loop, sum_: LoopSum, max_bytes: int | None) -> Hoisted:
     """Devices carry their own sums; these are summed over devices after the loop."""
     view, kind = loop.view, sum_.kind
-    if kind.primitive.name == SCATTER:
-        _check_bytes(loop, kind, bytes_of(kind.invars[0]), max_bytes)
-    shape = shape_of(kind.invars[0]) if kind.primitive.name == SCATTER else None
+    is_scattered = kind.primitive.name == SCATTER
+    shape = shape_of(kind.invars[0]) if is_scattered else None
+    held = bytes_of(kind.invars[0]) if is_scattered else 0
+    _check_bytes(loop, kind, held, max_bytes)
     scope = reason_scope(len(view.program.reasons))
     place = loop.counts[0] + sum_.carried
 
@@ -159,7 +152,7 @@ def _after(loop: Loop, sum_: LoopSum, max_bytes: int | None) -> Hoisted:
     renamed = dict(zip(loop.eqn.outvars, piece.results, strict=True))
     jaxpr = replaced(view, MOVE, [loop.index], [piece], renamed)
     done = view.with_jaxpr(jaxpr, [_reason(loop, kind, "after")])
-    return Hoisted(done, (piece.results[sum_.carried],), _scan_of(piece))
+    return Hoisted(done, (piece.results[sum_.carried],), _scan_of(piece), held)
 
 
 def _scan_of(piece: Piece) -> JaxprEqn:
@@ -189,7 +182,7 @@ def _scan(
                 env[eqn.outvars[0]] = env[eqn.invars[0]]
             elif not all(v in known for v in eqn.outvars):
                 _run(eqn, env)
-        outs = [_read(a, env) for a in body.outvars]
+        outs = [_jax.value_in(env, a) for a in body.outvars]
         return outs[:carried], outs[carried:]
 
     names = ("length", "reverse", "unroll")
@@ -205,12 +198,8 @@ def _environment(loop: Loop, invars: Sequence[Var], values: Sequence[Any]) -> di
 
 def _run(eqn: JaxprEqn, env: dict[Any, Any]) -> None:
     with _jax.at_source(eqn):
-        results = _jax.bind(eqn, [_read(a, env) for a in eqn.invars])
+        results = _jax.bind(eqn, [_jax.value_in(env, a) for a in eqn.invars])
     env.update(zip(eqn.outvars, results, strict=True))
-
-
-def _read(atom: Any, env: Mapping[Any, Any]) -> Any:
-    return _jax.literal_value(atom) if isinstance(atom, Literal) else env[atom]
 
 
 def _ancestors(loop: Loop, collective: JaxprEqn) -> list[JaxprEqn]:

@@ -13,12 +13,11 @@ from typing import Any
 import jax.numpy as jnp
 
 from meshwise import _jax
-from meshwise._jax import JaxprEqn, Literal, Var
+from meshwise._jax import JaxprEqn, Literal, Var, named_axes
 from meshwise.ir.collectives import is_collective
 from meshwise.ir.mesh import Axes
 from meshwise.ir.program import shape_of, type_of
 from meshwise.schedule.kernels import MatmulSummand, all_gather_matmul, fused_all_reduce
-from meshwise.schedule.layouts import named_axes
 from meshwise.schedule.moves.refusal import refuse
 from meshwise.schedule.rewrite import jaxpr_of
 from meshwise.schedule.view import GATHERS, View
@@ -87,7 +86,7 @@ def _gathered_product(
 
     def kernel(*args: Any) -> Sequence[Any]:
         env = dict(zip(reads, args, strict=True))
-        left, right, turned = _matrices(product, *(_read(env, a) for a in operands))
+        left, right, turned = _matrices(product, *(_jax.value_in(env, a) for a in operands))
         found = all_gather_matmul(
             left,
             right,
@@ -129,9 +128,9 @@ def _fused_all_reduce(
     def kernel(*args: Any) -> Sequence[Any]:
         env = dict(zip(reads, args, strict=True))
         if parts.product is None:
-            given_ = [_read(env, v) for v in summands]
+            given_ = [_jax.value_in(env, v) for v in summands]
         else:
-            left, right = (_read(env, a) for a in parts.product.invars)
+            left, right = (_jax.value_in(env, a) for a in parts.product.invars)
             given_ = [_product(parts.product, left, right)]
         return fused_all_reduce(
             computation,
@@ -264,10 +263,6 @@ def _parts_of(view: View, eqns: Sequence[JaxprEqn]) -> _Parts:
 
 def _is_read(var: Var, parts: _Parts) -> bool:
     return any(a is var for eqn in (*parts.computed, *parts.gathers) for a in eqn.invars)
-
-
-def _read(env: dict[Var, Any], atom: Any) -> Any:
-    return _jax.literal_value(atom) if isinstance(atom, Literal) else env[atom]
 
 
 def _product(eqn: JaxprEqn, left: Any, right: Any) -> MatmulSummand:

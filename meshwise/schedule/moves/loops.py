@@ -1,19 +1,19 @@
 """Loops (scans) of a program, and the sums over devices that they only add up."""
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from meshwise import _jax
-from meshwise._jax import JaxprEqn, Literal, Var
+from meshwise._jax import JaxprEqn, Literal, Var, named_axes
 from meshwise.errors import IllegalMove
 from meshwise.ir.collectives import is_collective
 from meshwise.ir.factors import FactorRule
-from meshwise.ir.operators import ADDITIONS, is_among
+from meshwise.ir.operators import ADDITIONS, adds_to, is_among
 from meshwise.ir.program import shape_of
 from meshwise.rules.registry import REGISTRY
-from meshwise.schedule.layouts import named_axes
 from meshwise.schedule.moves.refusal import refuse
 from meshwise.schedule.rewrite import live
 from meshwise.schedule.view import SUMS, View
@@ -59,9 +59,14 @@ class Loop:
         """The equation of the body that makes each value."""
         return {v: eqn for eqn in self.eqns for v in eqn.outvars}
 
-    def readers(self, var: Var) -> list[JaxprEqn]:
-        """The equations of the body that read a value."""
-        return [e for e in self.eqns if any(a is var for a in e.invars)]
+    @cached_property
+    def readers(self) -> Mapping[Any, list[JaxprEqn]]:
+        """The equations of the body that read each value."""
+        found: defaultdict[Any, list[JaxprEqn]] = defaultdict(list)
+        for eqn in self.eqns:
+            for var in {a for a in eqn.invars if not isinstance(a, Literal)}:
+                found[var].append(eqn)
+        return found
 
     @cached_property
     def collectives(self) -> list[Var]:
@@ -112,18 +117,20 @@ def sum_of(loop: Loop, collective: JaxprEqn) -> LoopSum:
     if (name not in SUMS and name != SCATTER) or not plain:
         raise _no_sum(loop, collective, "it is of what each step makes anew, and is no sum")
     why = f"{loop.text(collective.outvars[0])} is not added to a carried value"
-    for carried in range(loop.counts[1]):
+    after = _made_of(loop, collective)
+    for carried, last in enumerate(loop.body.outvars[: loop.counts[1]]):
+        if isinstance(last, Literal) or last not in after:
+            continue
         terms = _terms(loop, carried)
         if isinstance(terms, str):
-            why = terms if _leads_to(loop, collective, carried) else why
+            why = terms
             continue
         found = [_collective_of(loop, t, collective) for t in terms]
         eqns = [f for f in found if not isinstance(f, str)]
-        if not any(e is collective for e in eqns):
-            if _leads_to(loop, collective, carried):
-                why = next((f for f in found if isinstance(f, str)), why)
-            continue
         wrong = [f for f in found if isinstance(f, str)]
+        if not any(e is collective for e in eqns):
+            why = next(iter(wrong), why)
+            continue
         if wrong:
             raise _no_sum(loop, collective, wrong[0])
         return LoopSum(carried, tuple(eqns))
@@ -135,7 +142,7 @@ def _terms(loop: Loop, carried: int) -> list[Any] | str:
     var, last = loop.body.invars[loop.counts[0] + carried], loop.body.outvars[carried]
     terms: list[Any] = []
     while var is not last:
-        readers = loop.readers(var)
+        readers = loop.readers[var]
         if var in loop.body.outvars:
             return f"carried value {carried} is a result of every step"
         others = [e for e in readers if not is_among(e, ADDITIONS)]
@@ -144,14 +151,14 @@ def _terms(loop: Loop, carried: int) -> list[Any] | str:
             named = f"{who.primitive.name} at {_jax.source_summary(who)}" if who else "no one"
             return f"carried value {carried} is read by {named}"
         (eqn,) = readers
-        left, right = eqn.invars
-        if left is right or (eqn.primitive.name == "sub" and right is var):
+        if not adds_to(eqn, var):
             return f"carried value {carried} is subtracted at {_jax.source_summary(eqn)}"
+        left, right = eqn.invars
         terms.append(right if left is var else left)
         var = eqn.outvars[0]
     if not terms:
         return f"carried value {carried} stays as it is"
-    read_again = loop.readers(var) or sum(a is var for a in loop.body.outvars) > 1
+    read_again = loop.readers[var] or sum(a is var for a in loop.body.outvars) > 1
     return f"carried value {carried} is read in the same step" if read_again else terms
 
 
@@ -161,7 +168,7 @@ def _collective_of(loop: Loop, term: Any, like: JaxprEqn) -> JaxprEqn | str:
         eqn = loop.maker.get(term) if isinstance(term, Var) else None
         if eqn is None:
             return f"{loop.text(term)} is added as well, and is no {like.primitive.name}"
-        if len(loop.readers(term)) != 1 or any(a is term for a in loop.body.outvars):
+        if len(loop.readers[term]) != 1 or any(a is term for a in loop.body.outvars):
             return f"{loop.text(term)} is read by others too"
         if is_collective(eqn):
             same = eqn.primitive.name == like.primitive.name
@@ -212,14 +219,13 @@ def _is_alike(loop: Loop, atom: Any, axes: set[str]) -> bool:
     return place is not None and not axes & loop.view.layout(loop.eqn.invars[place]).varying
 
 
-def _leads_to(loop: Loop, collective: JaxprEqn, carried: int) -> bool:
-    """Whether a collective's result goes into a carried value at all."""
-    after = {*collective.outvars}
+def _made_of(loop: Loop, collective: JaxprEqn) -> set[Var]:
+    """A collective's results, and what a step makes of them."""
+    found = {*collective.outvars}
     for eqn in loop.eqns:
-        if any(not isinstance(a, Literal) and a in after for a in eqn.invars):
-            after.update(eqn.outvars)
-    last = loop.body.outvars[carried]
-    return not isinstance(last, Literal) and last in after
+        if any(not isinstance(a, Literal) and a in found for a in eqn.invars):
+            found.update(eqn.outvars)
+    return found
 
 
 def _no_sum(loop: Loop, collective: JaxprEqn, why: str) -> IllegalMove:

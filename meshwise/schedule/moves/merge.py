@@ -14,12 +14,11 @@ import jax
 from jax import lax
 
 from meshwise import _jax
-from meshwise._jax import JaxprEqn, Literal, Var
+from meshwise._jax import JaxprEqn, Literal, Var, named_axes
 from meshwise.ir.mesh import Axes
 from meshwise.ir.operators import ADDITIONS
 from meshwise.ir.per_device import Reason, reason_scope
 from meshwise.ir.program import shape_of
-from meshwise.schedule.layouts import named_axes
 from meshwise.schedule.moves.refusal import refuse, replaced
 from meshwise.schedule.moves.split import reduce_scatter
 from meshwise.schedule.rewrite import trace_piece

@@ -6,12 +6,13 @@ along it, for offsets of random bits or of an iota, the chunk's number is put.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
 
 from meshwise import _jax
-from meshwise._jax import JaxprEqn, Literal
+from meshwise._jax import JaxprEqn
 from meshwise.ir.mesh import Mesh
 from meshwise.ir.sharding import Sharding
 from meshwise.schedule.tiling import NotTileableError, Tiling, compute_tile
@@ -56,13 +57,11 @@ def _numbered(
 
     arrays = [operands[i] for i in traced]
     types = [jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type) for x in arrays]
-    axes = list(zip(mesh.names, mesh.sizes, strict=True))
-    closed = _jax.make_jaxpr_over_axes(of_traced, axes, types)
+    closed = _jax.make_jaxpr_over_axes(of_traced, mesh.named_sizes, types)
     env: dict[Any, Any] = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
     env.update(zip(closed.jaxpr.invars, arrays, strict=True))
 
-    def read(atom: Any) -> Any:
-        return _jax.literal_value(atom) if isinstance(atom, Literal) else env[atom]
+    read = partial(_jax.value_in, env)
 
     for eqn in closed.jaxpr.eqns:
         if eqn.primitive.name == "axis_index" and eqn.params["axis_name"] in (CHUNK, (CHUNK,)):

@@ -12,14 +12,13 @@ from typing import Any
 import jax
 
 from meshwise import _jax
-from meshwise._jax import JaxprEqn, Literal, Var
+from meshwise._jax import JaxprEqn, Literal, Var, named_axes
 from meshwise.errors import IllegalMove
 from meshwise.ir.collectives import is_collective
 from meshwise.ir.mesh import Mesh
 from meshwise.ir.per_device import Reason, reason_scope
 from meshwise.ir.program import shape_of
 from meshwise.ir.sharding import Sharding
-from meshwise.schedule.layouts import named_axes
 from meshwise.schedule.moves.on_chunk import CHUNK, chunk_mesh, compute_chunk, cut_dim
 from meshwise.schedule.moves.refusal import equation_of, refuse, replaced
 from meshwise.schedule.moves.rings import Ring, collect, filled_from, part_at

@@ -11,11 +11,10 @@ import jax
 from jax import lax
 
 from meshwise import _jax
-from meshwise._jax import Var
+from meshwise._jax import Var, named_axes
 from meshwise.ir.mesh import Axes, Mesh
 from meshwise.ir.per_device import Reason, reason_scope
 from meshwise.ir.program import shape_of
-from meshwise.schedule.layouts import named_axes
 from meshwise.schedule.moves.refusal import equation_of, refuse, replaced
 from meshwise.schedule.rewrite import Piece, trace_piece
 from meshwise.schedule.tiling import gather, one_dim, pad_dim

@@ -5,13 +5,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AbstractMesh
 
 RATE = 0.1
-
-
-def mesh_of(**axes: int) -> AbstractMesh:
-    return AbstractMesh(tuple(axes.values()), tuple(axes))
 
 
 def random(*shape: int, seed: int = 0, scale: float = 1.0) -> np.ndarray:

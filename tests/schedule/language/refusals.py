@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 import meshwise as mw
-from tests.schedule.language.plain import mesh_of
+from tests.meshes import mesh_of
 
 ONE = mesh_of(d=4)
 TWO = mesh_of(a=2, b=3)

@@ -14,8 +14,9 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
+from tests.meshes import mesh_of
 from tests.schedule.language.one_device import on_one_device
-from tests.schedule.language.plain import mesh_of, random
+from tests.schedule.language.plain import random
 
 MESH = mesh_of(data=4)
 ROWS = mw.Sliced(0)

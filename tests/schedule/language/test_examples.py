@@ -10,8 +10,9 @@ import pytest
 
 import meshwise as mw
 from examples.coconet import programs
+from tests.meshes import mesh_of
 from tests.schedule.language import plain
-from tests.schedule.language.plain import mesh_of, positive, random
+from tests.schedule.language.plain import positive, random
 
 
 def check(program: Any, truth: Any, args: tuple[Any, ...], **tolerance: float) -> mw.SpmdProgram:

@@ -11,8 +11,9 @@ import pytest
 from jax import lax
 
 import meshwise as mw
+from tests.meshes import mesh_of
 from tests.schedule.language.one_device import on_one_device
-from tests.schedule.language.plain import mesh_of, positive, random
+from tests.schedule.language.plain import positive, random
 
 MESH = mesh_of(a=2, b=3)
 S0, S1, S2 = (mw.Sliced(d) for d in range(3))

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 import meshwise as mw
+from tests.meshes import mesh_of
 from tests.schedule.language.one_device import on_one_device
-from tests.schedule.language.plain import mesh_of, random
+from tests.schedule.language.plain import random
 
 MESHES = [mesh_of(a=2, b=3), mesh_of(a=4), mesh_of(a=1, b=2)]
 

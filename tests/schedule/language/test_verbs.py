@@ -9,7 +9,8 @@ import pytest
 from jax.sharding import Mesh
 
 import meshwise as mw
-from tests.schedule.language.plain import mesh_of, random
+from tests.meshes import mesh_of
+from tests.schedule.language.plain import random
 
 GRID = mesh_of(a=2, b=3)
 
