@@ -169,7 +169,6 @@ from meshwise._jax.structure import number_key as number_key
 from meshwise._jax.structure import structure_key as structure_key
 from meshwise._jax.tracebacks import hides_frames as hides_frames
 from meshwise._jax.tracing import block_mesh as block_mesh
-from meshwise._jax.tracing import broadcast_prefix as broadcast_prefix
 from meshwise._jax.tracing import context_mesh as context_mesh
 from meshwise._jax.tracing import is_tracing as is_tracing
 from meshwise._jax.tracing import is_tracing_forbidden as is_tracing_forbidden
@@ -180,7 +179,6 @@ from meshwise._jax.tracing import manual_axes as manual_axes
 from meshwise._jax.tracing import over_auto_axes as over_auto_axes
 from meshwise._jax.tracing import over_typed_axes as over_typed_axes
 from meshwise._jax.tracing import settings_key as settings_key
-from meshwise._jax.tracing import stand_ins as stand_ins
 from meshwise._jax.tracing import static_arguments as static_arguments
 from meshwise._jax.tracing import threefry_partitionable as threefry_partitionable
 from meshwise._jax.tracing import trace_function as trace_function
@@ -188,6 +186,10 @@ from meshwise._jax.tracing import traced_over as traced_over
 from meshwise._jax.tracing import without_context_mesh as without_context_mesh
 from meshwise._jax.tracing import without_leak_checks as without_leak_checks
 from meshwise._jax.tracing import without_mesh as without_mesh
+from meshwise._jax.trees import broadcast_prefix as broadcast_prefix
+from meshwise._jax.trees import class_of as class_of
+from meshwise._jax.trees import parts_of as parts_of
+from meshwise._jax.trees import paths_of as paths_of
 from meshwise._jax.twins import Twin as Twin
 from meshwise._jax.twins import call_twin as call_twin
 from meshwise._jax.written import spelled_out as spelled_out
