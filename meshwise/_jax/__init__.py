@@ -170,6 +170,7 @@ from meshwise._jax.structure import structure_key as structure_key
 from meshwise._jax.tracebacks import hides_frames as hides_frames
 from meshwise._jax.tracing import block_mesh as block_mesh
 from meshwise._jax.tracing import context_mesh as context_mesh
+from meshwise._jax.tracing import is_staged as is_staged
 from meshwise._jax.tracing import is_tracing as is_tracing
 from meshwise._jax.tracing import is_tracing_forbidden as is_tracing_forbidden
 from meshwise._jax.tracing import is_unspecified as is_unspecified
@@ -178,6 +179,7 @@ from meshwise._jax.tracing import make_jaxpr_over_axes as make_jaxpr_over_axes
 from meshwise._jax.tracing import manual_axes as manual_axes
 from meshwise._jax.tracing import over_auto_axes as over_auto_axes
 from meshwise._jax.tracing import over_typed_axes as over_typed_axes
+from meshwise._jax.tracing import primal_of as primal_of
 from meshwise._jax.tracing import settings_key as settings_key
 from meshwise._jax.tracing import static_arguments as static_arguments
 from meshwise._jax.tracing import threefry_partitionable as threefry_partitionable

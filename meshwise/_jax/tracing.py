@@ -174,6 +174,26 @@ def is_tracing() -> bool:
     return not _core.trace_state_clean()
 
 
+def is_staged() -> bool:
+    """Whether what is called is written down, to be run later; not so where it runs at once.
+
+    Functions that are differentiated or mapped run at once, outside of a jit.
+    """
+    trace = _core.trace_ctx.trace
+    while trace is not None:
+        if isinstance(trace, _partial_eval.DynamicJaxprTrace):
+            return True
+        trace = getattr(trace, "parent_trace", None)
+    return False
+
+
+def primal_of(value: Any) -> Any:
+    """The value that is differentiated at, where one is; anything else as it is."""
+    while isinstance(value, _core.Tracer) and hasattr(value, "primal"):
+        value = value.primal
+    return value
+
+
 def static_arguments(
     function: Callable[..., Any], argnums: Any, argnames: Any
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
