@@ -1,7 +1,7 @@
 """The settings of a user's programs, which say nothing of what only moves their arrays."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import jax
@@ -12,6 +12,31 @@ from meshwise._jax.tracing import context_mesh, without_mesh
 
 # Types that are others where x64 is off.
 _WIDE = frozenset(map(np.dtype, ("int64", "uint64", "float64", "complex128")))
+
+
+# What decides which operators a traced function is made of.
+_OF_FUNCTIONS: tuple[Any, ...] = (
+    _config.default_matmul_precision,
+    _config.enable_x64,
+    _config.numpy_dtype_promotion,
+    _config.numpy_rank_promotion,
+    _config.threefry_partitionable,
+)
+
+
+def settings_of_here() -> Callable[[], AbstractContextManager[Any]]:
+    """What makes a context in which functions are traced as here, wherever it is entered."""
+    said = [(setting, setting.value) for setting in _OF_FUNCTIONS]
+
+    @contextmanager
+    def as_here() -> Iterator[None]:
+        with ExitStack() as stack:
+            for setting, value in said:
+                if setting.value != value:
+                    stack.enter_context(setting(value))
+            yield
+
+    return as_here
 
 
 def looks_for_nans() -> bool:

@@ -91,7 +91,13 @@ class Calls:
                 return traced
         else:
             traced = self._as_jax.trace_uneven(call)
-        return _jax.traced_with(traced, functools.partial(self._lowered, arguments, traced))
+        as_here = _jax.settings_of_here()
+
+        def lower(platforms: Any, parameters: Any) -> Any:
+            with as_here():  # the same program, whatever is set by then
+                return self._lowered(arguments, traced, platforms, parameters)
+
+        return _jax.traced_with(traced, lower)
 
     def look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """An error where buffers that a call reads are gone, or donated and read elsewhere."""
