@@ -1,5 +1,6 @@
 """Calls and constraints: equations with bodies, and the shardings that JAX lets a user write."""
 
+import math
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,6 +17,7 @@ from meshwise._jax.jaxprs import (
     JaxprEqn,
     Literal,
     Var,
+    bodies_of,
     opened,
     rewritten,
     with_bodies,
@@ -156,6 +158,34 @@ def hands_on(eqn: JaxprEqn) -> bool:
     return eqn.primitive.name == "device_put" and not any(
         place is not None for place in (*params["devices"], *params["srcs"])
     )
+
+
+_FEW = 64  # numbers that are not worth sharding
+
+
+def is_of_numbers(jaxpr: Any) -> bool:
+    """Whether a jaxpr makes numbers of numbers, of few in between: nothing in it is to be sharded.
+
+    Such are functions by which `lax.reduce` and its like join two numbers. There no function may
+    have effects, and none is partitioned.
+    """
+    inner = opened(jaxpr)
+    are_numbers = all(_count(atom) == 1 for atom in (*inner.invars, *inner.outvars))
+    return are_numbers and not inner.effects and _has_few(inner)
+
+
+def _has_few(jaxpr: Any) -> bool:
+    """Whether no value in a jaxpr, bodies included, is an array of more than a few numbers."""
+    inner = opened(jaxpr)
+    atoms = (a for eqn in inner.eqns for a in (*eqn.invars, *eqn.outvars))
+    bodies = (body for eqn in inner.eqns for body in bodies_of(eqn))
+    return all(_count(a) <= _FEW for a in atoms) and all(map(_has_few, bodies))
+
+
+def _count(atom: Any) -> float:
+    """How many numbers a value has; infinitely many, where it is no array."""
+    shape = getattr(atom.aval, "shape", None)
+    return math.inf if shape is None else math.prod(shape)
 
 
 def has_constants_in_calls(jaxpr: Any) -> bool:

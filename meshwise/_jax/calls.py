@@ -29,6 +29,7 @@ from jax._src.util import weakref_lru_cache as _weakref_lru_cache
 from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
+from meshwise._jax.bodies import is_of_numbers, without_hints_in
 from meshwise._jax.dispatch import InternalNanError, raise_where_found
 from meshwise._jax.explicit import auto_mesh, is_explicit, is_typed, plain_type
 from meshwise._jax.hints import batched_spec
@@ -112,6 +113,9 @@ def _lowering(
     runner: Any,
     **_: Any,
 ) -> Any:
+    if is_of_numbers(jaxpr):
+        whole = jaxpr_as_fun(without_hints_in(jaxpr))
+        return _mlir.lower_fun(whole, multiple_results=True)(ctx, *values)
     types = [a.sharding if is_explicit(a.sharding.mesh) else None for a in ctx.avals_out]
 
     def lowered(*args: Any) -> list[Any]:

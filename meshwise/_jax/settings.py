@@ -15,29 +15,29 @@ from meshwise._jax.tracing import context_mesh, without_mesh
 _WIDE = frozenset(map(np.dtype, ("int64", "uint64", "float64", "complex128")))
 
 
-# What JAX reads of a thread while it traces a function.
-_OF_A_TRACE = (
-    "default_matmul_precision",
-    "default_prng_impl",
-    "enable_x64",
-    "numpy_dtype_promotion",
-    "numpy_rank_promotion",
-    "threefry_partitionable",
+# What decides which operators a traced function is made of.
+_OF_FUNCTIONS: tuple[Any, ...] = (
+    _config.default_matmul_precision,
+    _config.enable_x64,
+    _config.numpy_dtype_promotion,
+    _config.numpy_rank_promotion,
+    _config.threefry_partitionable,
 )
 
 
-def settings_now() -> Callable[[], AbstractContextManager[Any]]:
-    """What makes a context in which functions are traced as they are now."""
-    values = {name: getattr(jax.config, f"jax_{name}") for name in _OF_A_TRACE}
+def settings_of_here() -> Callable[[], AbstractContextManager[Any]]:
+    """What makes a context in which functions are traced as here, wherever it is entered."""
+    said = [(setting, setting.value) for setting in _OF_FUNCTIONS]
 
     @contextmanager
-    def again() -> Iterator[None]:
+    def as_here() -> Iterator[None]:
         with ExitStack() as stack:
-            for name, value in values.items():
-                stack.enter_context(getattr(jax, name)(value))
+            for setting, value in said:
+                if setting.value != value:
+                    stack.enter_context(setting(value))
             yield
 
-    return again
+    return as_here
 
 
 def as_wide_as(jaxpr: Any) -> AbstractContextManager[Any]:

@@ -12,7 +12,6 @@ from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import linear_util as _linear_util
 from jax._src import mesh as _mesh_lib
-from jax._src import tree_util as _tree_util
 from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.named_sharding import UnspecifiedValue
 
@@ -67,10 +66,8 @@ def trace_function(
     where a mesh is given, over its axes as Auto ones, unless the function itself names others.
     """
     jitted = jax.jit(function, static_argnums=static_argnums, static_argnames=static_argnames)
-    args, kwargs = arguments_of(types)
-    given = {id(leaf) for leaf in jax.tree.leaves((args, kwargs))}
-    if not all(id(of) in given for of in types):
-        # A class that looks at its leaves, and knows arrays, but not types, as such.
+    args, kwargs = _of_types(arguments_of, types)
+    if args is None:
         jitted = jax.jit(_of_leaves(function, arguments_of))
         args, kwargs = tuple(types), {}
 
@@ -98,6 +95,16 @@ def traced_over(mesh: Callable[[], AbstractContextManager[Any]], trace: Callable
             return trace()
         except Exception:
             raise error from None
+
+
+def _of_types(arguments_of: Callable[..., Any], types: Sequence[Any]) -> Any:
+    """Arguments that are types; None where a class looks at its leaves, and knows arrays alone."""
+    try:
+        args, kwargs = arguments_of(types)
+    except Exception:
+        return None, None
+    given = {id(leaf) for leaf in jax.tree.leaves((args, kwargs))}
+    return (args, kwargs) if all(id(of) in given for of in types) else (None, None)
 
 
 def _of_leaves(function: Callable[..., Any], arguments_of: Callable[..., Any]) -> Any:
@@ -162,6 +169,26 @@ def is_tracing() -> bool:
     return not _core.trace_state_clean()
 
 
+def is_staged() -> bool:
+    """Whether what is called is written down, to be run later; not so where it runs at once.
+
+    Functions that are differentiated or mapped run at once, outside of a jit.
+    """
+    trace = _core.trace_ctx.trace
+    while trace is not None:
+        if isinstance(trace, _partial_eval.DynamicJaxprTrace):
+            return True
+        trace = getattr(trace, "parent_trace", None)
+    return False
+
+
+def primal_of(value: Any) -> Any:
+    """The value that is differentiated at, where one is; anything else as it is."""
+    while isinstance(value, _core.Tracer) and hasattr(value, "primal"):
+        value = value.primal
+    return value
+
+
 def static_arguments(
     function: Callable[..., Any], argnums: Any, argnames: Any
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
@@ -208,19 +235,6 @@ def block_mesh() -> Any:
     """The mesh of the older `with mesh:`, None outside."""
     mesh = _mesh_lib.thread_resources.env.physical_mesh
     return None if mesh.empty else mesh
-
-
-def stand_ins(tree: Any) -> Any:
-    """A tree of plain objects, as JAX fills in: classes that look at their leaves know these."""
-    return jax.tree.unflatten(tree, [object() for _ in range(tree.num_leaves)])
-
-
-def broadcast_prefix(prefix: Any, tree: Any) -> list[Any]:
-    """The entry of a prefix tree for every leaf of a tree; ValueError where it is none.
-
-    None in the prefix is an entry, PartitionSpecs are leaves.
-    """
-    return _tree_util.broadcast_prefix(prefix, tree, is_leaf=lambda x: x is None)
 
 
 @contextmanager

@@ -41,6 +41,11 @@ class Arguments:
         return self.tree, static, tuple([type(value) for _, value in static])
 
     @property
+    def names(self) -> Sequence[str]:
+        """Of the dynamic arguments by keyword, in the order of their leaves."""
+        return self.tree.children()[1].node_data()[1]
+
+    @property
     def are_in_typed_trace(self) -> bool:
         """Whether some come from a trace over Explicit axes, or from any while such are set."""
         tracers = [x for x in self.leaves if isinstance(x, _jax.Tracer)]
@@ -123,20 +128,16 @@ def leaf_key(leaf: Any) -> Any:
 
 def argument_paths(arguments: Arguments) -> list[str]:
     """The path of every dynamic leaf, e.g. `args[0]['w']`."""
-    args, kwargs = _jax.stand_ins(arguments.tree)
+    args, kwargs = arguments.tree.children()
     paths = []
-    for position, arg in zip(arguments.positions, args, strict=True):
-        found = jax.tree_util.tree_flatten_with_path(arg)[0]
-        paths += [f"args[{position}]{jax.tree_util.keystr(p)}" for p, _ in found]
-    found = jax.tree_util.tree_flatten_with_path(kwargs)[0]
-    return paths + [f"kwargs{jax.tree_util.keystr(p)}" for p, _ in found]
+    for position, arg in zip(arguments.positions, args.children(), strict=True):
+        paths += [f"args[{position}]{path}" for path in _jax.paths_of(arg)]
+    return paths + [f"kwargs{path}" for path in _jax.paths_of(kwargs)]
 
 
 def result_paths(out_tree: Any) -> list[str]:
     """The path of every leaf of the result."""
-    tree = _jax.stand_ins(out_tree)
-    found = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return [f"result{jax.tree_util.keystr(path)}" for path, _ in found]
+    return [f"result{path}" for path in _jax.paths_of(out_tree)]
 
 
 def describe(leaf: Any) -> str:

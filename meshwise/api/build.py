@@ -301,10 +301,9 @@ def loops_to_share(completed: Completed) -> set[int]:
 
 def in_specs_of(name: str, options: Options, arguments: Arguments) -> list[Any]:
     """What in_shardings says of each leaf; None where nothing is said."""
-    args, kwargs = _jax.stand_ins(arguments.tree)
     if options.mesh is None and not _jax.is_unspecified(options.in_shardings):
-        refuse_keywords(name, kwargs)
-    return given_in_specs(name, options.in_shardings, args, kwargs, arguments.positions)
+        refuse_keywords(name, arguments.names)
+    return given_in_specs(name, options.in_shardings, arguments.tree, arguments.positions)
 
 
 def _refuse_opaque(name: str, program: Program, rules: Sequence[OpRule]) -> None:
@@ -331,10 +330,11 @@ def donated_leaves(options: Options, arguments: Arguments) -> tuple[int, ...]:
         return ()
     if jax.config.jax_debug_nans:  # pyright: ignore[reportAttributeAccessIssue]
         return ()  # as in JAX, which may have to call the function again
-    args, kwargs = _jax.stand_ins(arguments.tree)
-    places = {id(leaf): i for i, leaf in enumerate(jax.tree.leaves((args, kwargs)))}
-    count = len(args) + len(arguments.static)
+    args, kwargs = arguments.tree.children()
+    count = len(arguments.positions) + len(arguments.static)
     nums = {n % count for n in options.donate_argnums if -count <= n < count}
-    donated = [arg for p, arg in zip(arguments.positions, args, strict=True) if p in nums]
-    donated += [arg for k, arg in kwargs.items() if k in options.donate_argnames]
-    return tuple([places[id(leaf)] for leaf in jax.tree.leaves(donated)])
+    chosen = [p in nums for p in arguments.positions]
+    chosen += [name in options.donate_argnames for name in arguments.names]
+    parts = zip(chosen, (*args.children(), *kwargs.children()), strict=True)
+    leaves = [is_chosen for is_chosen, part in parts for _ in range(part.num_leaves)]
+    return tuple([i for i, is_chosen in enumerate(leaves) if is_chosen])

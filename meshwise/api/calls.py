@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Callable, Collection
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -92,9 +91,13 @@ class Calls:
                 return traced
         else:
             traced = self._as_jax.trace_uneven(call)
-        settings = _jax.settings_now()
-        lowered = functools.partial(self._lowered, arguments, traced, settings)
-        return _jax.traced_with(traced, lowered)
+        as_here = _jax.settings_of_here()
+
+        def lower(platforms: Any, parameters: Any) -> Any:
+            with as_here():  # the same program, whatever is set by then
+                return self._lowered(arguments, traced, platforms, parameters)
+
+        return _jax.traced_with(traced, lower)
 
     def look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """An error where buffers that a call reads are gone, or donated and read elsewhere."""
@@ -166,21 +169,13 @@ class Calls:
         self._as_jax.clear_cache()
         _kept.evict_weakref(self.fn)
 
-    def _lowered(
-        self,
-        arguments: Arguments,
-        traced: Any,
-        settings: Callable[[], AbstractContextManager[Any]],
-        platforms: Any,
-        parameters: Any,
-    ) -> Any:
-        """`jax.stages.Lowered` of a traced call; `settings` are those it was traced in."""
+    def _lowered(self, arguments: Arguments, traced: Any, platforms: Any, parameters: Any) -> Any:
+        """`jax.stages.Lowered` of a traced call."""
 
         def as_jax() -> Any:
             return _jax.lower_flat(traced, platforms, parameters)
 
-        with settings():
-            found = self._found(arguments, is_compiled=False)
+        found = self._found(arguments, is_compiled=False)
         if isinstance(found, MeshwiseError):
             return self._as_jax.answer(found, as_jax)
         if self._as_jax.may_run and found.user_mesh.size == 1:

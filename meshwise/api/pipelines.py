@@ -195,7 +195,8 @@ class PipelinedLoss:
     def _placed(self, found: Cut, params: Any, parts: Any) -> Placement:
         """How all lies over the other axes of the mesh; whole where there is no mesh."""
         mesh = jax.sharding.get_abstract_mesh()
-        specs = given_in_specs(self.__name__, self.in_shardings, (params, parts), {}, (0, 1))
+        tree = jax.tree.structure(((params, parts), {}))
+        specs = given_in_specs(self.__name__, self.in_shardings, tree, (0, 1))
         if not mesh.axis_names:
             known = found.params + found.held
             tilings = tuple(map(whole, found.chain.in_avals))

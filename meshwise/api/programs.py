@@ -20,7 +20,7 @@ from meshwise.api.arguments import (
     result_paths,
 )
 from meshwise.api.options import check_is_mesh
-from meshwise.api.specs import Described, broadcast_specs, kind_of
+from meshwise.api.specs import Described, broadcast_specs
 from meshwise.api.spmd_program import SpmdProgram
 from meshwise.errors import ArgumentError, LayoutError, MeshError, message
 from meshwise.flatten import flatten
@@ -169,7 +169,7 @@ class Program:
         bound = self._signature.bind(*args, **kwargs)
         paths, specs = [], []
         for name, value, spec in _parameters(self._signature, bound, self._given):
-            whole = Described(value, name, f"{name} is {kind_of(value)}")
+            whole = Described(jax.tree.structure(value), name)
             specs += broadcast_specs(self.name, f"the layout of {name}", spec, whole)
             found = jax.tree_util.tree_flatten_with_path(value)[0]
             paths += [f"{name}{jax.tree_util.keystr(path)}" for path, _ in found]
@@ -240,12 +240,11 @@ class Program:
 
     def _check_results(self, tree: Any, paths: Sequence[str], found: Sequence[Boundary]) -> None:
         """Results lie as the annotation of the function's result says, where it says anything."""
-        result = _jax.stand_ins(tree)
-        whole = Described(result, "result", f"result is {kind_of(result)}")
         said = self._given.get("return")
         offenders: list[str] = []
         if said is None:
             return
+        whole = Described(tree, "result")
         specs = broadcast_specs(self.name, "the layout of the result", said, whole)
         for path, spec, lies in zip(paths, map(as_spec, specs), found, strict=True):
             try:

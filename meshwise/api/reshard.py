@@ -12,7 +12,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from meshwise import _jax
 from meshwise.api.arguments import describe
 from meshwise.api.deleted import refuse_gone
-from meshwise.api.specs import Described, broadcast_specs, kind_of
+from meshwise.api.specs import Described, broadcast_specs
 from meshwise.cost.hardware import Hardware
 from meshwise.errors import ArgumentError, HintError, MeshError, message
 from meshwise.ir.mesh import refine_mesh
@@ -81,10 +81,9 @@ def reshard(
         program = None if is_traced or donate else _program(x, sharding, limits)
         if program is not None:
             return program(x)[0]
-    described = Described(x, "x", f"x is {kind_of(x)}")
-    specs = broadcast_specs("mw.reshard", "sharding", sharding, described)
-    paths = ["x" + jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_flatten_with_path(x)[0]]
     leaves, tree = jax.tree.flatten(x)
+    specs = broadcast_specs("mw.reshard", "sharding", sharding, Described(tree, "x"))
+    paths = ["x" + jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_flatten_with_path(x)[0]]
     _check_arrays(leaves, paths)
     refuse_gone("mw.reshard", leaves, lambda: paths)
     is_traced |= any(isinstance(leaf, _jax.Tracer) for leaf in leaves)

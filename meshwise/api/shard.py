@@ -6,7 +6,7 @@ import jax
 
 from meshwise import _jax
 from meshwise.api.arguments import describe
-from meshwise.api.specs import Described, broadcast_specs, kind_of
+from meshwise.api.specs import Described, broadcast_specs
 from meshwise.errors import ArgumentError, message
 
 
@@ -22,7 +22,7 @@ def shard(x: Any, spec: Any) -> Any:
     (3,)
     """
     leaves, tree = jax.tree.flatten(x)
-    specs = broadcast_specs("mw.shard", "spec", spec, Described(x, "x", f"x is {kind_of(x)}"))
+    specs = broadcast_specs("mw.shard", "spec", spec, Described(tree, "x"))
     types = [_jax.array_type(leaf) for leaf in leaves]
     if None in types:
         paths = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_flatten_with_path(x)[0]]

@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from meshwise import _jax
 from meshwise.api.arguments import argument_types, name_of, result_paths, take_apart
 from meshwise.api.options import check_is_mesh
-from meshwise.api.specs import Described, broadcast_specs, kind_of
+from meshwise.api.specs import Described, broadcast_specs
 from meshwise.errors import ArgumentError, HintError, MeshError, TreeError, message
 from meshwise.flatten import inline_calls
 from meshwise.ir.mesh import Mesh, plain_mesh
@@ -59,7 +59,8 @@ def read_shard_map(
     types = argument_types(NAME, arguments, paths)
     refined = plain_mesh(mesh.axis_names, mesh.axis_sizes)
     in_specs = tuple(in_specs) if isinstance(in_specs, list) else in_specs
-    whole = Described(tuple(args), "the arguments", f"the call has {len(args)} arguments")
+    tree = jax.tree.structure(tuple(args))
+    whole = Described(tree, "the arguments", f"the call has {len(args)} arguments")
     specs = broadcast_specs(NAME, "in_specs", in_specs, whole)
     ins = _shardings(specs, types, paths, mesh, refined)
     _check_divides(ins, types, paths, refined)
@@ -67,14 +68,11 @@ def read_shard_map(
         jax.ShapeDtypeStruct(local_shape(t.shape, s, refined), t.dtype, weak_type=t.weak_type)
         for t, s in zip(types, ins, strict=True)
     ]
-    tree = jax.tree.structure(tuple(args))
     structs = jax.tree.unflatten(tree, types)
     ins_ = jax.tree.unflatten(tree, [spec or PartitionSpec() for spec in specs])
     closed, out_tree = _trace(fn, mesh, ins_, out_specs, structs, local, check_vma)
-    result = _jax.stand_ins(out_tree)
-    described = Described(result, "result", f"result is {kind_of(result)}")
     out_paths = result_paths(out_tree)
-    out_specs_ = broadcast_specs(NAME, "out_specs", out_specs, described)
+    out_specs_ = broadcast_specs(NAME, "out_specs", out_specs, Described(out_tree, "result"))
     outs = _shardings(out_specs_, closed.out_avals, out_paths, mesh, refined)
     out_types = [
         jax.ShapeDtypeStruct(

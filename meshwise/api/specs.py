@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 from jax.experimental.layout import Format
-from jax.sharding import PartitionSpec, Sharding
 
 from meshwise import _jax
 from meshwise.errors import TreeError, message
@@ -14,17 +13,21 @@ from meshwise.errors import TreeError, message
 
 @dataclass(frozen=True)
 class Described:
-    """A tree that a tree of shardings describes, and how errors call it and its parts."""
+    """The structure that a tree of shardings describes, and how errors call it and its parts."""
 
     tree: Any
     name: str
-    kind: str
+    said: str | None = None
     part_names: tuple[str, ...] | None = None
+
+    @property
+    def kind(self) -> str:
+        """What it is, in a few words."""
+        return self.said or f"{self.name} is {kind_of(self.tree)}"
 
     def part(self, key: str, index: int, tree: Any) -> "Described":
         """A direct part, by its path."""
-        name = self.part_names[index] if self.part_names else f"{self.name}{key}"
-        return Described(tree, name, f"{name} is {kind_of(tree)}")
+        return Described(tree, self.part_names[index] if self.part_names else f"{self.name}{key}")
 
 
 def broadcast_specs(name: str, what: str, prefix: Any, described: Described) -> list[Any]:
@@ -55,69 +58,64 @@ def _without_format(spec: Any) -> Any:
 
 def _mismatches(what: str, prefix: Any, described: Described) -> list[str]:
     """Where a prefix is none, in words."""
-    entries, parts = _children(prefix), _children(described.tree)
+    entries, outer, parts = _children(prefix), _top(prefix), _jax.parts_of(described.tree)
     if prefix is None or entries is None:
         return []
-    if type(prefix) is not type(described.tree) or parts is None:
-        return [f"{what} is {kind_of(prefix)}, {described.kind}"]
+    if parts is None or _jax.class_of(outer) is not _jax.class_of(described.tree):
+        return [f"{what} is {kind_of(outer)}, {described.kind}"]
     inner = {k: described.part(k, i, t) for i, (k, t) in enumerate(parts.items())}
     found = [f"{what}{k} describes nothing: {described.kind}" for k in entries if k not in parts]
     found += [f"{what} has no entry for {inner[k].name}" for k in parts if k not in entries]
     for key in entries:
         if key in parts:
             found += _mismatches(f"{what}{key}", entries[key], inner[key])
-    if not found and _top(prefix) != _top(described.tree):
+    if not found and outer.node_data() != described.tree.node_data():
         found = [f"{what} is another kind of {type(prefix).__name__} than {described.name}"]
     return found
 
 
 def _top(tree: Any) -> Any:
+    """The structure of a tree whose direct parts are leaves."""
     return jax.tree.structure(tree, is_leaf=lambda x: x is not tree)
 
 
 def _children(tree: Any) -> dict[str, Any] | None:
     """The direct parts of a tree by their paths; None for a leaf."""
-    found = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: x is not tree)[0]
-    if len(found) == 1 and not found[0][0]:
-        return None
-    return {jax.tree_util.keystr(path): part for path, part in found}
+    parts = jax.tree.leaves(tree, is_leaf=lambda x: x is not tree)
+    keys = _jax.parts_of(_top(tree))
+    return None if keys is None else dict(zip(keys, parts, strict=True))
 
 
 def kind_of(tree: Any) -> str:
-    """A tree in a few words: `a tuple of 2`, `a dict with 'a', 'b'`, `one array`."""
-    parts = _children(tree)
-    if tree is None:
+    """A structure in a few words: `a tuple of 2`, `a dict with 'a', 'b'`, `one array`."""
+    parts, kind = _jax.parts_of(tree), _jax.class_of(tree)
+    if parts is None or kind is None:
+        return "one array"
+    if kind is type(None):
         return "None"
-    if parts is None:
-        return f"{tree}" if isinstance(tree, PartitionSpec | Sharding) else "one array"
-    if isinstance(tree, dict):
-        return f"a dict with {', '.join(map(repr, tree)) or 'nothing in it'}"
-    return f"a {type(tree).__name__} of {len(parts)}"
+    if issubclass(kind, dict):
+        return f"a dict with {', '.join(key[1:-1] for key in parts) or 'nothing in it'}"
+    return f"a {kind.__name__} of {len(parts)}"
 
 
-def given_in_specs(
-    name: str,
-    in_shardings: Any,
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
-    positions: Sequence[int],
-) -> list[Any]:
-    """What in_shardings says of each leaf; nothing of keyword arguments.
+def given_in_specs(name: str, in_shardings: Any, tree: Any, positions: Sequence[int]) -> list[Any]:
+    """What in_shardings says of each leaf of a call; nothing of keyword arguments.
 
-    `args` are the positional arguments that are not static, at `positions` of the call.
+    `tree` is the structure of `(args, kwargs)` without what is static, and `positions` are those
+    of its positional arguments in the call.
     """
+    args, kwargs = tree.children()
+    count, named = len(args.children()), kwargs.node_data()[1]
     given = tuple(in_shardings) if isinstance(in_shardings, list) else in_shardings
-    kind = f"the call has {len(args)} positional argument{'s' * (len(args) != 1)}"
-    kind += " besides static ones" if len(positions) and max(positions) >= len(args) else ""
-    kind += f", and {', '.join(kwargs)} by keyword is left to completion" if kwargs else ""
+    kind = f"the call has {count} positional argument{'s' * (count != 1)}"
+    kind += " besides static ones" if len(positions) and max(positions) >= count else ""
+    kind += f", and {', '.join(named)} by keyword is left to completion" if named else ""
     names = tuple(f"args[{p}]" for p in positions)
-    call = Described(tuple(args), "the call", kind, names)
-    return broadcast_specs(name, "in_shardings", given, call) + [None] * len(
-        jax.tree.leaves(kwargs)
-    )
+    call = Described(args, "the call", kind, names)
+    return broadcast_specs(name, "in_shardings", given, call) + [None] * kwargs.num_leaves
 
 
-def refuse_keywords(name: str, kwargs: dict[str, Any]) -> None:
+def refuse_keywords(name: str, kwargs: Sequence[str]) -> None:
     """An error for arguments by keyword, which `in_shardings` of `jax.jit` do not describe."""
     if kwargs:
         raise TreeError(
@@ -133,6 +131,4 @@ def refuse_keywords(name: str, kwargs: dict[str, Any]) -> None:
 
 def given_out_specs(name: str, out_shardings: Any, out_tree: Any) -> list[Any]:
     """What out_shardings says of each leaf of the result."""
-    result = _jax.stand_ins(out_tree)
-    described = Described(result, "result", f"result is {kind_of(result)}")
-    return broadcast_specs(name, "out_shardings", out_shardings, described)
+    return broadcast_specs(name, "out_shardings", out_shardings, Described(out_tree, "result"))

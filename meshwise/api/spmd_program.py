@@ -236,7 +236,10 @@ class SpmdProgram:
 
 def _call_text(tree: Any) -> str:
     """The structure of a call's arguments, `*` for an array."""
-    args, kwargs = jax.tree.unflatten(tree, [_STAR] * tree.num_leaves)
+    try:
+        args, kwargs = jax.tree.unflatten(tree, [_STAR] * tree.num_leaves)
+    except Exception:  # a class takes nothing but arrays
+        return str(tree)
     return f"({', '.join([*map(repr, args), *(f'{k}={v!r}' for k, v in kwargs.items())])})"
 
 

@@ -6,17 +6,19 @@ programs values are ordinary arrays of their logical shape, so a dim that does n
 there; inside one program it stays padded and sharded.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import PartitionSpec
 
 from meshwise import _jax
 from meshwise.api.arguments import Arguments, argument_paths, argument_types
 from meshwise.api.build import circumstances, in_specs_of, partition_typed
-from meshwise.api.meshes import fill_placements, find_mesh, refuse_region
+from meshwise.api.meshes import fill_placements, find_mesh, refuse_region, with_placements
 from meshwise.api.options import Choices, Options
 from meshwise.api.specs import given_out_specs
 from meshwise.api.traced import leaked_tracers, trace_call
@@ -94,10 +96,18 @@ def call_in_trace(
     """
     if _jax.manual_axes():
         refuse_region(name, _jax.manual_axes())
-    argument_types(name, arguments, argument_paths(arguments))  # an error for what is no array
+    paths = argument_paths(arguments)
+    argument_types(name, arguments, paths)  # an error for what is no array
     in_specs = in_specs_of(name, options, arguments)
     leaves = [x.value if isinstance(x, UnevenArray) else x for x in arguments.leaves]
     mesh = find_mesh(name, options.mesh, in_specs, options.out_shardings, leaves)
+    if not _jax.is_staged():  # what runs at once is held to the same as without a trace
+        known = list(map(_jax.primal_of, leaves))
+        said = [
+            s if _divides(s, np.shape(x), mesh) else None
+            for s, x in zip(in_specs, known, strict=True)
+        ]
+        with_placements(name, said, known, paths, mesh, options.mesh is not None)
     closed, captured, out_tree = trace_call(name, fn, options, arguments, in_specs, mesh)
     out_specs = given_out_specs(name, options.out_shardings, out_tree)
     runner = runners.setdefault(mesh, Runner(options.choices, mesh, name))
@@ -116,3 +126,19 @@ def call_in_trace(
 
 def _on_mesh(spec: Any, mesh: Any) -> Any:
     return _jax.on_mesh(spec, mesh) if isinstance(spec, PartitionSpec) else spec
+
+
+def _divides(spec: Any, shape: Sequence[int], mesh: Any) -> bool:
+    """Whether results of another call may lie as a spec says: where it leaves a rest, they do not.
+
+    They are ordinary arrays, and whole in such a dim.
+    """
+    sizes, spec = getattr(spec, "mesh", mesh).shape, getattr(spec, "spec", spec)
+    if not isinstance(spec, PartitionSpec):
+        return True
+    dims = zip(shape, _jax.axes_of(spec, len(shape)), strict=False)
+    return not any(
+        size % math.prod(sizes.get(axis, 1) for axis in axes)
+        for size, axes in dims
+        if axes is not PartitionSpec.UNCONSTRAINED
+    )

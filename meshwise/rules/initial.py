@@ -6,13 +6,21 @@ it does not matter on which side they stand. Where that is not so, nobody may be
 once, and the dim is whole.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from meshwise._jax import ClosedJaxpr, Literal, is_extreme_and_place, jaxpr_as_fun, without_mesh
+from meshwise._jax import (
+    ClosedJaxpr,
+    Literal,
+    is_extreme_and_place,
+    jaxpr_as_fun,
+    without_context_mesh,
+    without_mesh,
+)
+from meshwise.flatten import inline_calls
 from meshwise.ir.program import type_of
 from meshwise.rules.registry import Application
 
@@ -33,6 +41,7 @@ def may_count_again(application: Application) -> bool:
     if len(initial) < len(atoms):
         return False
     samples = [[_as(s, x.dtype) for x in initial] for s in _SAMPLES]
+    joins = _function_of(application)
     with (
         jax.ensure_compile_time_eval(),
         without_mesh(),
@@ -40,9 +49,9 @@ def may_count_again(application: Application) -> bool:
         jax.debug_nans(False),
         jax.debug_infs(False),
     ):
-        joined = [_joined(application, x, initial) for x in samples]
-        return _same(_joined(application, initial, initial), initial) and all(
-            _same(_joined(application, initial, x), y) for x, y in zip(samples, joined, strict=True)
+        joined = [joins(*x, *initial) for x in samples]
+        return _same(joins(*initial, *initial), initial) and all(
+            _same(joins(*initial, *x), y) for x, y in zip(samples, joined, strict=True)
         )
 
 
@@ -50,10 +59,11 @@ def _as(sample: float, dtype: np.dtype) -> np.ndarray:
     return np.asarray(abs(sample) if dtype.kind in "bu" else sample).astype(dtype)
 
 
-def _joined(application: Application, first: Sequence[Any], second: Sequence[Any]) -> list[Any]:
+def _function_of(application: Application) -> Callable[..., Sequence[Any]]:
+    """What joins two, in no mesh and without calls, which would run over theirs."""
     body, consts = application.params["jaxpr"], application.params.get("consts", ())
     closed = body if isinstance(body, ClosedJaxpr) else ClosedJaxpr(body, consts)
-    return jaxpr_as_fun(closed)(*first, *second)
+    return jaxpr_as_fun(without_context_mesh(inline_calls(closed)))
 
 
 def _same(these: Sequence[Any], those: Sequence[Any]) -> bool:

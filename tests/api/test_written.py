@@ -150,3 +150,49 @@ def test_classes_that_look_at_their_leaves(options, mesh8):
     step = mw.jit(lambda d: Logits(2 * d.numbers), mesh=mesh8, in_shardings=P("x"), **options)
     found = step(Logits(jnp.asarray(X)))
     np.testing.assert_allclose(found.numbers, 2 * X)
+
+
+class Rows:
+    """Makes an array of its leaf, and counts it, whenever one is made."""
+
+    def __init__(self, numbers):
+        self.numbers = jnp.asarray(numbers)
+        self.count = self.numbers.shape[0]
+
+
+jax.tree_util.register_pytree_node(
+    Rows, lambda r: ((r.numbers,), None), lambda _, parts: Rows(*parts)
+)
+
+
+def twice(rows, *, beside):
+    return Rows(2 * rows.numbers * rows.count), {"beside": beside.numbers}
+
+
+CALLS_OF_ROWS = {
+    "call": lambda jit: jit(twice)(Rows(X), beside=Rows(X)),
+    "donated": lambda jit: jit(twice, donate_argnames="beside")(Rows(X), beside=Rows(X)),
+    "jit": lambda jit: jax.jit(jit(twice))(Rows(X), beside=Rows(X)),
+    "grad": lambda jit: jax.grad(lambda x: jit(twice)(Rows(x), beside=Rows(x))[0].numbers.sum())(X),
+}
+
+
+@pytest.mark.parametrize("call", CALLS_OF_ROWS.values(), ids=CALLS_OF_ROWS)
+def test_classes_that_make_arrays_of_their_leaves(call, mesh8):
+    found, wanted = call(partial(mw.jit, mesh=mesh8)), call(jax.jit)
+    for got, want in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(got, want)
+
+
+def test_what_is_said_of_classes_that_make_arrays_of_their_leaves(mesh8):
+    """Their parts have numbers, as for JAX."""
+    shardings = {"in_shardings": (P("x"),), "out_shardings": (None, {"beside": P("x")})}
+    program = mw.jit(twice, mesh=mesh8, **shardings).partition(Rows(X), beside=Rows(X))
+    assert program.in_paths == ("args[0][<flat index 0>]", "kwargs['beside'][<flat index 0>]")
+    assert program.out_paths == ("result[0][<flat index 0>]", "result[1]['beside']")
+    assert program.placements[1][1].spec == P("x")
+    with pytest.raises(mw.ArgumentError, match="than it was partitioned for"):
+        program(X)
+    wrong = mw.jit(twice, mesh=mesh8, out_shardings=({"a": P()}, None))
+    with pytest.raises(mw.TreeError, match=r"\[0\] is a dict with 'a', result\[0\] is a Rows of 1"):
+        wrong(Rows(X), beside=Rows(X))

@@ -227,6 +227,28 @@ def test_executables_written_and_read():
     np.testing.assert_array_equal(read(put("x"), put())["sum"], X @ X)
 
 
+SET = {
+    "precision": lambda: jax.default_matmul_precision("highest"),
+    "bits": lambda: jax.threefry_partitionable(False),
+}
+
+
+def noisy(x):
+    return x @ x + jax.random.normal(jax.random.key(7), x.shape)
+
+
+@pytest.mark.parametrize("setting", SET.values(), ids=SET)
+def test_what_is_set_counts_where_a_function_is_traced(setting):
+    """And not where it is lowered, before or after."""
+    step = mw.jit(noisy, in_shardings=named("x"))
+    with setting():
+        inside, wanted = step.trace(X), step.lower(X).as_text()
+    assert inside.lower().as_text() == wanted
+    outside, wanted = step.trace(X), step.lower(X).as_text()
+    with setting():
+        assert outside.lower().as_text() == wanted != inside.lower().as_text()
+
+
 def test_lowering_partitions():
     """What is handed to XLA has the collectives in it, and nothing for its partitioner to do."""
     program = mw.jit(jnp.matmul, in_shardings=(COLUMNS, ROWS), out_shardings=WHOLE).lower(X, X)

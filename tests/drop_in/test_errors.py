@@ -114,6 +114,15 @@ FOUND_BY_US = {
     "a text alone": lambda jit: jit(identity)("text"),
     "an array of texts": lambda jit: jit(lambda x, y: x)(put("x"), np.array(["text"])),
     "an array that lies otherwise": lambda jit: jit(identity, in_shardings=ROWS)(put("x", "y")),
+    "one that is differentiated at": lambda jit: jax.grad(
+        lambda x: jit(identity, in_shardings=ROWS)(x * 2).sum()
+    )(put("x", "y")),
+    "one over another mesh, linearized at": lambda jit: jax.linearize(
+        jit(identity, in_shardings=ROWS), put("x", mesh=mesh_of(8))
+    ),
+    "one beside what is differentiated": lambda jit: jax.grad(
+        lambda x: (x * jit(identity, in_shardings=ROWS)(put())).sum()
+    )(X),
     "an array on one device": lambda jit: jit(identity, in_shardings=ROWS)(
         jax.device_put(X, jax.devices()[0])
     ),
@@ -182,3 +191,12 @@ def test_keywords_beside_shardings_of_a_mesh_of_our_own():
     """With `mesh=`, which `jax.jit` has not, what comes by keyword is completed."""
     add = mw.jit(lambda x, y: x + y, mesh=mesh_of(4, 2), in_shardings=P("x"))
     np.testing.assert_array_equal(add(X, y=X), X + X)
+
+
+def test_what_must_not_lie_otherwise_may_where_a_trace_has_it_whole():
+    """In a jit all is moved, as under `jax.jit`; a dim that does not divide is whole in between."""
+    twice, odd = mw.jit(lambda x: x * 2, in_shardings=ROWS), X[:7]
+    x = put()
+    np.testing.assert_array_equal(jax.jit(lambda y: twice(x) + y)(X), X * 3)
+    step = mw.jit(lambda x: x * 2, mesh=mesh_of(4, 2), in_shardings=P("x"))
+    np.testing.assert_array_equal(jax.grad(lambda x: step(step(x)).sum())(odd), odd * 0 + 4)

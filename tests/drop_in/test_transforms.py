@@ -3,6 +3,7 @@
 Each row is a function of `jit`; shardings are spelled so that both take them.
 """
 
+import warnings
 from functools import partial
 
 import jax
@@ -335,3 +336,36 @@ def test_results_in_parts_of_an_axis_leave_an_enclosing_jit(around):
     assert step(ROW).sharding.spec != P()
     called = around(step)
     assert_same(called, around(jax.jit(by_rows)), rounding=1000)
+
+
+JOINS = {
+    "sum": lambda a, b: a + b * 1,
+    "largest, by calls": jax.jit(lambda a, b: jnp.where(a > b, a, b)),
+    "largest, of a pair": lambda a, b: jnp.stack([a, b]).max(),
+}
+REDUCTIONS = {
+    "reduce": lambda j: lax.reduce(X, np.float32(0), j, (0,)),
+    "reduce_window": lambda j: lax.reduce_window(X, np.float32(-9), j, (3, 1), (1, 1), "VALID"),
+    "reduce in jit": lambda j: jax.jit(lambda x: lax.reduce(x, np.float32(0), j, (0,)))(X),
+    "reduce in ours": lambda j: ours(lambda x: lax.reduce(x, np.float32(0), j, (0,)))(X),
+    "apply": lambda j: jnp.asarray(X).at[2:3].apply(lambda v: j(v, v)),
+}
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("join", JOINS)
+def test_what_joins_numbers_of_a_reduction(join, reduction):
+    """XLA takes no regions over devices there."""
+    code, join = REDUCTIONS[reduction], JOINS[join]
+    assert_same(code(ours(join)), code(join), rounding=1000)
+
+
+def test_what_joins_numbers_where_a_mesh_is_set():
+    """The function is tried over no mesh, calls in it included."""
+    join = JOINS["largest, by calls"]
+    with jax.set_mesh(MESH):
+        for inner in (join, mw.jit(join)):
+            step = mw.jit(lambda x, join=inner: lax.reduce(x, np.float32(0), join, (0,)))
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", mw.FallbackWarning)
+                assert_same(step(X), np.maximum(X.max(0), 0))
