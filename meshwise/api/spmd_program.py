@@ -32,8 +32,8 @@ class SpmdProgram:
     function closes over and that lie on the mesh are `held`; they are the program's first inputs.
     `placements` are the shardings of all inputs and results, `in_paths` and `out_paths` their
     names, `hints` what the user said of them. `states` are pairs of positions: of an argument, and
-    of the result that is its next value. A program that was not planned has no `plan`. `compiling`
-    is what the user said of compiling it.
+    of the result that is its next value. A program that was not planned, or was moved since, has no
+    `plan`. `compiling` is what the user said of compiling it.
     """
 
     per_device: PerDeviceProgram
@@ -134,7 +134,7 @@ class SpmdProgram:
         """The decisions, each collective with its line and reason, what is held, what beat what."""
         if self.plan is None:
             paths = self.in_paths, self.out_paths
-            return explain_program(self.per_device, self.name, *paths, self.donated)
+            return explain_program(self.per_device, self.name, *paths, self.donated, self.hints)
         return explain_plan(self.plan, self.per_device, self.name, self.donated)
 
     def simulate(self, *args: Any, **kwargs: Any) -> Any:

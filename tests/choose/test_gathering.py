@@ -242,7 +242,9 @@ def test_a_small_kernel_over_more_devices_than_its_image_is_gathered(whole):
     numbers = ("NHWC", "HWOI", "NHWC")
 
     def back(images, kernel):
-        return jax.lax.conv_general_dilated(images, kernel, (1, 1), "SAME", dimension_numbers=numbers)
+        return jax.lax.conv_general_dilated(
+            images, kernel, (1, 1), "SAME", dimension_numbers=numbers
+        )
 
     mesh = AbstractMesh((2, 4), ("x", "y"))
     lies, shards = P(None, "x"), P() if whole else P(None, None, ("x", "y"))

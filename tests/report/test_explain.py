@@ -58,6 +58,25 @@ def test_operator_without_a_rule(golden):
     golden("explain_without_a_rule", explained(programs.with_unknown, struct(8, 4)))
 
 
+def moves_nothing(s):
+    """A script without moves."""
+
+
+def splits_the_sum(s):
+    s.split(s.find("all_reduce")[0])
+
+
+@pytest.mark.parametrize("schedule", ["auto", moves_nothing, splits_the_sum])
+def test_a_schedule_keeps_the_warning_and_hints(schedule):
+    def summed(x):
+        return x.sum(0), programs.with_unknown(x)
+
+    text = explained(summed, struct(8, 4), in_shardings=P("x"), schedule=schedule)
+    assert "Warning: computed whole on every device" in text
+    assert "[x, -]  hint P('x')" in text
+    assert ("modelled time" in text) == (schedule is not splits_the_sum)
+
+
 def test_open_hint_is_completed(golden):
     text = explained(
         programs.with_open_hint,
