@@ -70,7 +70,8 @@ def _head(plan: Plan, program: PerDeviceProgram, name: str, memory: Memory) -> l
     traced = plan.program
     given = [sum(h is not None for h in hints) for hints in (traced.in_hints, traced.out_hints)]
     hints = (*traced.in_hints, *traced.out_hints, *traced.hints.values())
-    shards = any(hint is not None and hint.shards for hint in hints)
+    # A pipeline shares work out, and says so where no hint does.
+    shards = any(hint is not None and hint.shards for hint in hints) or program.collectives
     said = f"{given[0]} on arguments, {given[1]} on results, {len(traced.hints)} inside"
     rows = [
         ("hints", said if shards else f"{said}: none shards, each device does everything"),

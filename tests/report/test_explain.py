@@ -108,6 +108,17 @@ def test_completion_kept_as_it_is_says_so():
     assert "with every value as completion has it" in megatron(completion="gspmd")
 
 
+def test_a_program_that_shares_work_out_without_hints_does_not_say_it_does_none():
+    def loss(w, x):
+        return mw.stage_boundary(x @ w).mean()
+
+    step = mw.pipeline_value_and_grad(loss, axis="x", microbatches=2)
+    stages = explained(step, struct(4, 4), struct(8, 4), mesh=AbstractMesh((2,), ("x",)))
+    alone = explained(lambda x: x @ x, struct(4, 4))
+    assert "0 inside\n" in stages
+    assert "0 inside: none shards, each device does everything\n" in alone
+
+
 def test_every_collective_is_counted_once():
     program = mw.jit(
         programs.gradient_of_rows, mesh=MESH, in_shardings=(P(None, "y"), P("x", "y"), P("x"))
