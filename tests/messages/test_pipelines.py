@@ -242,15 +242,24 @@ def test_shardings_that_do_not_divide():
 
 
 def test_hints_along_the_pipeline_and_of_another_tree():
-    check(
-        mw.HintError,
-        "two_stages has hints that do not fit its values on the mesh (data=2):"
-        " params['w']: P('stage',) names axis 'stage', the mesh has 'data'\n"
-        "A hint has at most one entry per dim, names only axes of the mesh, each once.\n"
-        "Correct the PartitionSpec; None or a missing entry leaves a dim unsharded,"
-        " PartitionSpec.UNCONSTRAINED leaves it to completion.",
-        lambda: call(two_stages, mesh=PAIR, in_shardings=({"w": P("stage"), "n": None}, None)),
-    )
+    def hinted(params, batch):
+        x = mw.shard(batch["x"], P(None, "stage"))  # along the stages
+        return two_stages(params, {"x": x})
+
+    for mesh in (PAIR, AbstractMesh((2,), ("stage",))):
+        check(
+            mw.HintError,
+            "hinted has hints along 'stage', the axis of its stages:\n"
+            "  - params['w']: P('stage',)\n"
+            f"  - the value at {line_of('along the stages')}: P(None, 'stage')\n"
+            "Stages lie along 'stage', each on its own device; hints are over the other axes of"
+            " the mesh.\n"
+            "Leave it out. For each device to have only its stage's parameters, pass what the"
+            " step's `pack` makes of them.",
+            lambda mesh=mesh: call(
+                hinted, mesh=mesh, in_shardings=({"w": P("stage"), "n": None}, None)
+            ),
+        )
     with pytest.raises(mw.TreeError, match="in_shardings of two_stages does not match the tree"):
         call(two_stages, mesh=PAIR, in_shardings=({"v": P("data")}, None))
 
