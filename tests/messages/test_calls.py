@@ -361,3 +361,26 @@ def test_sizes_that_are_no_numbers(mesh2x4):
     check(mw.UnplannedError, text, lambda: step.partition(rows))
     with pytest.raises(mw.UnplannedError, match=r"sizes are no numbers"):
         export.export(jax.jit(step))(rows)
+
+
+def test_a_reference_that_neither_takes(mesh8):
+    """Where nothing of meshwise's is said JAX is asked, and says what is wrong with the call."""
+
+    def add(ref, x):
+        return x + ref[...]
+
+    ref, x = (
+        jax.new_ref(jnp.float32(2)),
+        jax.device_put(jnp.zeros(8), jax.NamedSharding(mesh8, P())),
+    )
+    refusal = (
+        f"add was called with what is no array: args[0] is a Ref: {ref!r}\n"
+        "Programs of meshwise take arrays.\n"
+        "Pass what a Ref holds, as ref[...]. A Ref itself is left to jax.jit, where neither mesh="
+        " nor another word of meshwise's own is given."
+    )
+    check(mw.UnplannedError, refusal, lambda: mw.jit(add, mesh=mesh8)(ref, x))
+    with pytest.raises(ValueError, match="incompatible devices") as caught:
+        mw.jit(add)(ref, x)
+    assert not isinstance(caught.value, mw.MeshwiseError)
+    assert str(caught.value.__cause__) == refusal
