@@ -304,7 +304,7 @@ def in_specs_of(name: str, options: Options, arguments: Arguments) -> list[Any]:
     """What in_shardings says of each leaf; None where nothing is said."""
     args, kwargs = _jax.stand_ins(arguments.tree)
     if options.mesh is None and not _jax.is_unspecified(options.in_shardings):
-        refuse_keywords(name, kwargs)
+        refuse_keywords(name, {**kwargs, **dict(arguments.static_named)})
     return given_in_specs(name, options.in_shardings, args, kwargs, arguments.positions)
 
 

@@ -37,7 +37,7 @@ SPECS = (
 TREES = (
     "A tree of shardings has the structure of what it describes, or is a prefix of it: one entry"
     " may stand for a whole subtree.\n"
-    "Give an entry for each subtree; None leaves one to completion."
+    "Give one entry for each subtree, and no other; of hints, None leaves one to completion."
 )
 
 
@@ -195,6 +195,20 @@ def test_a_mesh_with_manual_axes():
         "Make the mesh with AxisType.Auto or AxisType.Explicit.",
         lambda: mw.jit(step, mesh=mesh),
     )
+
+
+@pytest.mark.parametrize("make", [mw.jit, lambda fn, mesh: mw.program(mesh=mesh)(fn)])
+def test_a_mesh_whose_axes_have_no_names(make):
+    with pytest.raises(mw.MeshError) as caught:
+        make(step, mesh=AbstractMesh((2, 2, 2), (0, "x", ("a", "b"))))
+    first, *rest = str(caught.value).partition(" was given ")[2].splitlines()
+    assert [first, *rest] == [
+        "a mesh whose axes have no names:",
+        "  - axis 0 is int",
+        "  - axis ('a', 'b') is tuple",
+        "Axes are named by text; XLA's shardings have no other names.",
+        "Make the mesh with such: jax.make_mesh(sizes, ('data', 'model')).",
+    ]
 
 
 def test_a_completion_that_is_none():

@@ -370,15 +370,16 @@ def test_layers_that_cannot_be_stacked():
         "Stack layers of the same shapes alone.",
         lambda: mw.stack_stages({"a": np.ones(3), "b": np.ones((4, 2))}, stages=2),
     )
-    check(
-        mw.PipelineError,
-        "mw.stack_stages was asked for stages that are no number:\n"
-        "  - stages='stage'\n"
-        "  - repeat=1.5\n"
-        "Layers are dealt out to a number of stages, each passed `repeat` times.\n"
-        "Pass the size of the pipeline's axis, as in mw.stack_stages(layers, stages=4).",
-        lambda: mw.stack_stages({"a": np.ones(3)}, "stage", repeat=1.5),
-    )
+    for stages, repeat in (("stage", 1.5), (0, -1)):
+        check(
+            mw.PipelineError,
+            "mw.stack_stages was asked for stages that are no number:\n"
+            f"  - stages={stages!r}\n"
+            f"  - repeat={repeat!r}\n"
+            "Layers are dealt out to one stage or more, each passed `repeat` times.\n"
+            "Pass the size of the pipeline's axis, as in mw.stack_stages(layers, stages=4).",
+            lambda s=stages, r=repeat: mw.stack_stages({"a": np.ones(3)}, s, repeat=r),
+        )
 
 
 def test_what_stages_may_not_hold():
