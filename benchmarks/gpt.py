@@ -276,6 +276,8 @@ def main() -> None:
     parser.add_argument("--markdown", action="store_true", help="also print the README's table")
     parser.add_argument("--peers-only", action="store_true", help="leave meshwise out")
     options = parser.parse_args()
+    if options.steps < 0:
+        parser.error("--steps is 0 or more")
     terminal = Console()
     console = terminal if terminal.is_terminal else Console(width=WIDTH)
     jax.jit(model.train_step).lower(*arguments())  # so that nobody's first trace pays the imports

@@ -225,6 +225,8 @@ def main() -> None:
         "--peers-only", action="store_true", help="train through jax.jit; leave meshwise out"
     )
     options = parser.parse_args()
+    if options.steps < 1:
+        parser.error("--steps is 1 or more")
     screen = Screen(stages=1 + 3 * len(hints.SCHEMES))
     start = time.perf_counter()
     with screen.bars:

@@ -10,7 +10,7 @@ An equation of `mw_pipeline` holds a *call*, a hashable object with
 - `result_types`: the types of its results.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -32,11 +32,13 @@ from meshwise._jax.jaxprs import (
     ClosedJaxpr,
     JaxprEqn,
     Literal,
+    bodies_of,
     is_jaxpr,
     new_eqn,
     new_var,
     opened,
     rewritten,
+    source_summary,
 )
 
 stage_boundary_p = Primitive("stage_boundary")
@@ -120,6 +122,15 @@ def hints_as_specs(jaxpr: Any) -> Any:
         return new_eqn(hint_p, eqn.invars, eqn.outvars, params, eqn)
 
     return _each_equation(jaxpr, meshless)
+
+
+def hints_in(jaxpr: Any) -> Iterator[tuple[str, Any]]:
+    """Where the hints of a jaxpr stand, bodies included, and what they say."""
+    for eqn in opened(jaxpr).eqns:
+        if eqn.primitive is hint_p:
+            yield f"the value at {source_summary(eqn)}", eqn.params["sharding"]
+        for body in bodies_of(eqn):
+            yield from hints_in(body)
 
 
 def _each_equation(jaxpr: Any, function: Callable[[JaxprEqn], JaxprEqn]) -> Any:

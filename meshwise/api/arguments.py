@@ -218,8 +218,8 @@ def refuse_others(name: str, arguments: Arguments, paths: Sequence[str], types: 
                 f"{name} was called with what is no array",
                 offenders,
                 "Programs of meshwise take arrays.",
-                "Pass what a Ref holds, as ref[...]; or leave out mesh= and other words "
-                "of meshwise's own, and jax.jit takes it.",
+                "Pass what a Ref holds, as ref[...]. A Ref itself is left to jax.jit, where "
+                "neither mesh= nor another word of meshwise's own is given.",
             )
         )
 

@@ -3,8 +3,9 @@
 Where nothing names a mesh of several devices there is nothing to partition, and `jax.jit` runs the
 function. And where meshwise cannot do what somebody wrote for `jax.jit`, JAX is asked: a program
 that it accepts runs, partitioned by XLA, with a warning; one that it refuses as well is refused in
-our words, by an error that is of both classes. Neither holds where words of our own were used
-(`mesh=`, `completion=`, `strict=`, `hardware=`, `hoist_bytes=`, `schedule=`).
+our words, by an error that is of both classes, or in JAX's where we could not plan it anyway.
+Neither holds where words of our own were used (`mesh=`, `completion=`, `strict=`, `hardware=`,
+`hoist_bytes=`, `schedule=`).
 """
 
 import sys
@@ -21,7 +22,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from meshwise import _jax
 from meshwise.api.arguments import Arguments
 from meshwise.api.options import Choices, Options
-from meshwise.errors import FallbackWarning, MeshwiseError, NoMeshError, also, message
+from meshwise.errors import (
+    FallbackWarning,
+    MeshwiseError,
+    NoMeshError,
+    UnplannedError,
+    also,
+    message,
+)
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -107,6 +115,8 @@ class AsJax:
                 raise
             if isinstance(refusal, NoMeshError) and not self._names_axes:
                 raise
+            if isinstance(refusal, UnplannedError):
+                raise theirs from refusal  # what is theirs to do, they say what is wrong with
             raise also(refusal, type(theirs)) from theirs
         if is_first and not isinstance(refusal, NoMeshError):
             self.warn(refusal)

@@ -138,6 +138,8 @@ def autotune(
     limits = tuning_limits(budget_s, finalists, rounds, hardware)
     start = time.perf_counter()
     first = Schedule(program, *args)
+    if args and isinstance(program, SpmdProgram):
+        program.leaves(args, {}, or_types=True)
     if states is not None:
         first.may_slice = tuple(names_of("mw.autotune", states)) if states else ()
         for name in first.may_slice:

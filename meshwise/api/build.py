@@ -302,7 +302,8 @@ def loops_to_share(completed: Completed) -> set[int]:
 def in_specs_of(name: str, options: Options, arguments: Arguments) -> list[Any]:
     """What in_shardings says of each leaf; None where nothing is said."""
     if options.mesh is None and not _jax.is_unspecified(options.in_shardings):
-        refuse_keywords(name, arguments.names)
+        statics = [key for key, _ in arguments.static_named]
+        refuse_keywords(name, [*arguments.names, *statics])
     return given_in_specs(name, options.in_shardings, arguments.tree, arguments.positions)
 
 

@@ -130,9 +130,16 @@ def figures_of(hardware: Hardware | str, mesh: Any) -> Hardware:
                 "Give these in each of them: hardware=, with what mw.calibrate measured in one.",
             )
         )
-    known = None
-    if not isinstance(mesh, AbstractMesh):
-        known = kept(list(mesh.devices.flat)) or getattr(kept_of_mesh(mesh), "device", None)
+    if isinstance(mesh, AbstractMesh):
+        raise ArgumentError(
+            message(
+                'hardware="measured" asks for figures of a mesh without devices',
+                [f"the mesh is {mesh}"],
+                "Figures are measured on devices, and an AbstractMesh has none.",
+                "Give the figures of a device: hardware=, with what mw.calibrate measured of one.",
+            )
+        )
+    known = kept(list(mesh.devices.flat)) or getattr(kept_of_mesh(mesh), "device", None)
     if known is None:
         raise ArgumentError(
             message(

@@ -5,7 +5,7 @@ from typing import Any
 
 from meshwise._jax import Primitive
 from meshwise.errors import RuleError, message
-from meshwise.rules.given import GivenRule, Linear
+from meshwise.rules.given import GivenRule, Linear, is_figure
 from meshwise.rules.registry import Application, LocalRule, OpRule
 
 
@@ -33,8 +33,8 @@ def register_rule(
 
     Raises:
         RuleError: for a text that cannot be read, what is no primitive, or has a rule. When a
-            program is made: for a text that does not fit the operands, or local results that are
-            not what it says.
+            program is made: for a text that does not fit the operands, local results that are not
+            what it says, or a function that raises.
 
     >>> from jax.extend.core import Primitive
     >>> register_rule(Primitive("my_product"), "... i, i o -> ... o | sum=i", linear=((0,), (1,)))
@@ -49,7 +49,7 @@ def register_rule(
             )
         )
     offenders = [] if _is_linear(linear) else [f"linear={linear!r:.60}"]
-    if not (flops is None or callable(flops) or _is_number(flops)):
+    if not (flops is None or callable(flops) or is_figure(flops)):
         offenders.append(f"flops={flops!r:.60}")
     if local is not None and not callable(local):
         offenders.append(f"local={local!r:.60}")
@@ -59,7 +59,7 @@ def register_rule(
                 "mw.register_rule was given what says nothing of a rule",
                 offenders,
                 "`linear` has sets of operands' positions, as ((0,), (1,)) or ((0, 1),); `flops` "
-                "is a number or a function, `local` a function.",
+                "is a finite number, 0 or more, or a function, `local` a function.",
                 "Leave out what is as by default.",
             )
         )
@@ -76,7 +76,3 @@ def _is_linear(given: Any) -> bool:
 
 def _is_position(given: Any) -> bool:
     return isinstance(given, int) and not isinstance(given, bool)
-
-
-def _is_number(given: Any) -> bool:
-    return isinstance(given, int | float) and not isinstance(given, bool)

@@ -1,10 +1,13 @@
 """What may not stand in the stages of a pipeline."""
 
+from collections.abc import Iterable
 from typing import Any
+
+from jax.sharding import PartitionSpec
 
 from meshwise import _jax
 from meshwise.api.meshes import check_effects
-from meshwise.errors import PipelineError, message
+from meshwise.errors import HintError, PipelineError, message
 
 
 def check_stages(name: str, closed: Any, mesh: Any) -> None:
@@ -26,6 +29,31 @@ def check_stages(name: str, closed: Any, mesh: Any) -> None:
         "Write the function for whole arrays, and say how they lie with mw.shard or in_shardings: "
         "what is sent over the other axes comes of it.",
     )
+
+
+def check_hints(name: str, axis: str, hints: Iterable[tuple[str, Any]]) -> None:
+    """An error that names every hint along the axis of the stages, by its value's path."""
+    offenders = [f"{path}: {spec}" for path, spec in hints if axis in axes_named(spec)]
+    if offenders:
+        raise HintError(
+            message(
+                f"{name} has hints along {axis!r}, the axis of its stages",
+                offenders,
+                f"Stages lie along {axis!r}, each on its own device; hints are over the other axes "
+                "of the mesh.",
+                "Leave it out. For each device to have only its stage's parameters, pass what the "
+                "step's `pack` makes of them.",
+            )
+        )
+
+
+def axes_named(spec: Any) -> set[str]:
+    """The axes that a hint names."""
+    entries = getattr(spec, "spec", spec)
+    if not isinstance(entries, PartitionSpec):
+        return set()
+    parts = [e if isinstance(e, tuple) else (e,) for e in entries]
+    return {a for part in parts for a in part if isinstance(a, str)}
 
 
 def _refuse(what: str, offenders: list[str], rule: str, way_out: str) -> None:

@@ -103,6 +103,16 @@ def check_is_mesh(mesh: Any, asked: str = "mw.jit") -> None:
                 "Make one with jax.make_mesh(sizes, names).",
             )
         )
+    nameless = [a for a in (mesh.axis_names if mesh is not None else ()) if not isinstance(a, str)]
+    if nameless:
+        raise MeshError(
+            message(
+                f"{asked} was given a mesh whose axes have no names",
+                [f"axis {axis!r} is {type(axis).__name__}" for axis in nameless],
+                "Axes are named by text; XLA's shardings have no other names.",
+                "Make the mesh with such: jax.make_mesh(sizes, ('data', 'model')).",
+            )
+        )
     if isinstance(mesh, Mesh) and AxisType.Manual in mesh.axis_types:
         kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
         raise MeshError(

@@ -10,9 +10,9 @@ from jax.sharding import PartitionSpec
 
 from meshwise import _jax
 from meshwise._jax.explicit import auto_mesh
-from meshwise._jax.pipelines import hints_as_specs, pipeline_p
+from meshwise._jax.pipelines import hints_as_specs, hints_in, pipeline_p
 from meshwise.api.arguments import name_of
-from meshwise.api.in_stages import check_stages
+from meshwise.api.in_stages import axes_named, check_hints, check_stages
 from meshwise.api.specs import given_in_specs
 from meshwise.errors import ArgumentError, MeshError, PipelineError, message
 from meshwise.ir.mesh import refine_mesh
@@ -207,6 +207,8 @@ class PipelinedLoss:
         paths += [f"closed-over value {i}" for i in range(found.held)]
         paths += [f"batch{p}" for p in _paths(parts)]
         hints = [*specs[:first], *[None] * found.held, *specs[first:]]
+        said = [*zip(paths, hints, strict=True), *hints_in(found.chain)]
+        check_hints(self.__name__, self.axis, said)
         others = without_axis(refine_mesh(mesh.axis_names, mesh.axis_sizes), self.axis)
         placed = place(found, others, hints, paths, self.__name__)
         self._check_placed(placed, specs, [*paths[:first], *paths[first + found.held :]])
@@ -219,7 +221,7 @@ class PipelinedLoss:
         offenders = [
             f"{path} of shape {t.shape} is to be {spec}"
             for path, t, spec in zip(paths, inputs, specs, strict=True)
-            if spec is not None and _named(spec) - set(t.axes) - alone
+            if spec is not None and axes_named(spec) - set(t.axes) - alone
         ]
         if offenders:
             raise PipelineError(
@@ -363,13 +365,6 @@ class PipelinedLoss:
 
 def _paths(tree: Any) -> list[str]:
     return [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
-
-
-def _named(spec: Any) -> set[str]:
-    """The axes that a hint names."""
-    entries = getattr(spec, "spec", spec)
-    parts = [e if isinstance(e, tuple) else (e,) for e in entries]
-    return {a for part in parts for a in part if isinstance(a, str)}
 
 
 def _types(leaves: Sequence[Any], are_weak: bool = False) -> list[Any]:

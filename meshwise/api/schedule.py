@@ -83,13 +83,15 @@ class Schedule:
         self.original: SpmdProgram = original
         per_device = original.per_device
         inlined = replace(per_device, jaxpr=inline_calls(per_device.jaxpr))
-        self.view = View(inlined)
+        self.view = self._unmoved = View(inlined)
         self.may_slice = own_state_names(original, self.view)
         self._script = Script()
 
     @property
     def program(self) -> SpmdProgram:
         """The program as it is now: run it, simulate it, look at it."""
+        if self.view is self._unmoved:
+            return self.original
         return self.original.with_per_device(self.view.program)
 
     @property
@@ -131,6 +133,7 @@ class Schedule:
         """Another schedule with the same moves, to go on from in another way."""
         made = Schedule.__new__(Schedule)
         made.original, made.may_slice = self.original, self.may_slice
+        made._unmoved = self._unmoved
         made.back_to(self.mark())
         return made
 

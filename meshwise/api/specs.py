@@ -45,7 +45,8 @@ def broadcast_specs(name: str, what: str, prefix: Any, described: Described) -> 
                 offenders,
                 "A tree of shardings has the structure of what it describes, or is a prefix of it: "
                 "one entry may stand for a whole subtree.",
-                "Give an entry for each subtree; None leaves one to completion.",
+                "Give one entry for each subtree, and no other; of hints, None leaves one to "
+                "completion.",
             )
         ) from None
     return [None if _jax.is_unspecified(s) else _without_format(s) for s in specs]

@@ -32,8 +32,8 @@ class SpmdProgram:
     function closes over and that lie on the mesh are `held`; they are the program's first inputs.
     `placements` are the shardings of all inputs and results, `in_paths` and `out_paths` their
     names, `hints` what the user said of them. `states` are pairs of positions: of an argument, and
-    of the result that is its next value. A program that was not planned has no `plan`. `compiling`
-    is what the user said of compiling it.
+    of the result that is its next value. A program that was not planned, or was moved since, has no
+    `plan`. `compiling` is what the user said of compiling it.
     """
 
     per_device: PerDeviceProgram
@@ -134,7 +134,7 @@ class SpmdProgram:
         """The decisions, each collective with its line and reason, what is held, what beat what."""
         if self.plan is None:
             paths = self.in_paths, self.out_paths
-            return explain_program(self.per_device, self.name, *paths, self.donated)
+            return explain_program(self.per_device, self.name, *paths, self.donated, self.hints)
         return explain_plan(self.plan, self.per_device, self.name, self.donated)
 
     def simulate(self, *args: Any, **kwargs: Any) -> Any:
@@ -144,7 +144,7 @@ class SpmdProgram:
         differs between devices.
         """
         program = self.per_device
-        arrays = [*self.held, *self._leaves(args, kwargs)]
+        arrays = [*self.held, *self.leaves(args, kwargs)]
         refuse_gone(self.name, arrays, lambda: self.in_paths)
         with _jax.as_wide_as(program.jaxpr):
             results = simulate(
@@ -175,7 +175,7 @@ class SpmdProgram:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run on the devices of the mesh."""
-        leaves = self._leaves(args, kwargs)
+        leaves = self.leaves(args, kwargs)
         if self.donated:  # a donated buffer that is read may end the process
             self.look(leaves)
         try:
@@ -202,8 +202,13 @@ class SpmdProgram:
         """The `jax.stages.Compiled` of the program, for its cost and memory analysis."""
         return self.executable.compile()
 
-    def _leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """The arguments' leaves; an error for other arguments than the program is made for."""
+    def leaves(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, or_types: bool = False
+    ) -> list[Any]:
+        """The arguments' leaves; an error for other arguments than the program is made for.
+
+        With `or_types` a `jax.ShapeDtypeStruct` may stand for an array.
+        """
         leaves, tree = jax.tree.flatten((args, kwargs))
         rule = "A program is made for one structure and for arrays of one shape and type."
         way_out = "Call it with such arguments, or partition the function for these."
@@ -221,7 +226,11 @@ class SpmdProgram:
             )
         first = len(self.held)
         found = zip(leaves, self.per_device.in_types[first:], self.in_paths[first:], strict=True)
-        offenders = [o for leaf, wanted, path in found if (o := _difference(leaf, wanted, path))]
+        offenders = [
+            o
+            for leaf, wanted, path in found
+            if (o := _difference(leaf, wanted, path, or_types=or_types))
+        ]
         if offenders:
             raise ArgumentError(
                 message(
@@ -251,9 +260,10 @@ class _Star:
 _STAR = _Star()
 
 
-def _difference(leaf: Any, wanted: Any, path: str) -> str | None:
+def _difference(leaf: Any, wanted: Any, path: str, *, or_types: bool) -> str | None:
     """What is wrong with an argument, None where it fits."""
-    aval = None if isinstance(leaf, jax.ShapeDtypeStruct) else _jax.array_type(leaf)
+    is_type = isinstance(leaf, jax.ShapeDtypeStruct) and not or_types
+    aval = None if is_type else _jax.array_type(leaf)
     if aval is None:
         return f"{path} is a {type(leaf).__name__}, wanted is {wanted.str_short()}"
     if (aval.shape, aval.dtype) == (wanted.shape, wanted.dtype):

@@ -8,7 +8,7 @@ are ready at that moment and go over the same axes travel together, in one colle
 import math
 from collections import ChainMap, defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -188,12 +188,24 @@ def _reshard(walk: Walk, var: Var, edge: Edge, array: Any, user: JaxprEqn | None
     source, target = edge
     steps = plan_of_edge(walk.plan, var, edge)
     if not any(step.kind is not StepKind.SLICE for step in steps.steps):
-        return apply_steps(array, steps, mesh)
-    with _reason(walk, [(var, edge)], user):
+        with _at_maker(walk, var, user):
+            return apply_steps(array, steps, mesh)
+    with _at_maker(walk, var, user), _reason(walk, [(var, edge)], user):
         if not source.unreduced or var in walk.added:
             return apply_steps(array, steps, mesh)
         joined = mesh.size(set(source.unreduced).difference(target.unreduced))
         return sum_of_bits(lambda terms: apply_steps(terms, steps, mesh), array, joined)
+
+
+def _maker(walk: Walk, var: Var) -> JaxprEqn | None:
+    maker = walk.makers.get(var)
+    return None if maker is None else walk.plan.program.equations[maker]
+
+
+def _at_maker(walk: Walk, var: Var, user: JaxprEqn | None) -> Any:
+    """What is made for a result, which no equation reads, has the line of what makes it."""
+    maker = _maker(walk, var) if user is None else None
+    return nullcontext() if maker is None else _jax.at_source(maker)
 
 
 def _reason(walk: Walk, moved: Sequence[tuple[Var, Edge]], user: JaxprEqn | None) -> Any:
@@ -203,8 +215,7 @@ def _reason(walk: Walk, moved: Sequence[tuple[Var, Edge]], user: JaxprEqn | None
     if len(moved) > 1:
         values = f"{len(moved)} values, first {values}"
     wanted_by = "the result" if user is None else _jax.operator_name(user)
-    maker = walk.makers.get(var)
-    origin = walk.plan.program.equations[maker] if user is None and maker is not None else user
+    origin = _maker(walk, var) if user is None else user
     line = _jax.source_summary(origin) if origin is not None else "out_shardings"
     return _because(walk, Reason(f"{values} {source} -> {target} for {wanted_by}", line))
 
@@ -223,6 +234,12 @@ def _because(walk: Walk, reason: Reason) -> Any:
 
 def _reduce_together(walk: Walk, together: list[tuple[Var, Edge]], user: JaxprEqn | None) -> None:
     """Several small reductions over the same axes in one collective, laid end to end."""
+    with _at_maker(walk, together[0][0], user):
+        _lay_and_reduce(walk, together, user)
+    together.clear()
+
+
+def _lay_and_reduce(walk: Walk, together: list[tuple[Var, Edge]], user: JaxprEqn | None) -> None:
     arrays = [walk.copies[var, edge[0]] for var, edge in together]
     flat = lax.concatenate([lax.reshape(a, (math.prod(a.shape),)) for a in arrays], 0)
     source = together[0][1][0]
@@ -239,4 +256,3 @@ def _reduce_together(walk: Walk, together: list[tuple[Var, Edge]], user: JaxprEq
         part = lax.slice(flat, (start,), (start + array.size,))
         walk.copies[var, edge[1]] = lax.reshape(part, array.shape)
         start += array.size
-    together.clear()

@@ -103,6 +103,8 @@ class Schedule:
         if self.devices < 1 or self.stages % self.devices:
             yield f"{self.stages} stages cannot be dealt out evenly to {self.devices} devices"
             return
+        if self.microbatches < 1:
+            yield f"{self.microbatches} microbatches are none"
         seen: set[Action] = set()
         for tick, cells in enumerate(self.ticks):
             if len(cells) != self.devices:
@@ -365,7 +367,7 @@ def _timed(
     """The schedule in which each action has its tick."""
     timed = sorted((when(a), a) for a in actions(stages, microbatches, trains))
     cells: list[list[list[Action]]] = [
-        [[] for _ in range(devices)] for _ in range(timed[-1][0] + 1)
+        [[] for _ in range(devices)] for _ in range(timed[-1][0] + 1 if timed else 0)
     ]
     for tick, action in timed:
         cells[tick][action.stage % devices].append(action)

@@ -87,7 +87,7 @@ def stack_stages(layers: Any, stages: int, repeat: int = 1) -> StackedLayers:
         stacked = jax.tree.map(lambda *rows: jnp.stack(rows), *layers)
     counts = {jnp.shape(x)[:1] for x in jax.tree.leaves(stacked)}
     total = stages * repeat
-    if len(counts) != 1 or counts & {(), (0,)} or total < 1:
+    if len(counts) != 1 or counts & {(), (0,)}:
         raise PipelineError(
             message(
                 f"mw.stack_stages was asked for {stages} stages, repeat={repeat}",
@@ -117,18 +117,18 @@ def stack_stages(layers: Any, stages: int, repeat: int = 1) -> StackedLayers:
 
 
 def _check_counts(**counts: Any) -> None:
-    """An error for what is no whole number."""
+    """An error for what is no number of them."""
     offenders = [
         f"{name}={count!r:.60}"
         for name, count in counts.items()
-        if not isinstance(count, int | np.integer) or isinstance(count, bool)
+        if not isinstance(count, int | np.integer) or isinstance(count, bool) or count < 1
     ]
     if offenders:
         raise PipelineError(
             message(
                 "mw.stack_stages was asked for stages that are no number",
                 offenders,
-                "Layers are dealt out to a number of stages, each passed `repeat` times.",
+                "Layers are dealt out to one stage or more, each passed `repeat` times.",
                 "Pass the size of the pipeline's axis, as in mw.stack_stages(layers, stages=4).",
             )
         )

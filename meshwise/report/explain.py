@@ -27,7 +27,7 @@ from meshwise.ir.source import place
 from meshwise.propagate.priorities import preserves_dims
 from meshwise.report.memory import held_listing, memory_of
 from meshwise.report.origins import Origin, find_origin
-from meshwise.report.overview import collectives_listing, figures, titled
+from meshwise.report.overview import collectives_listing, figures, titled, whole_listing
 from meshwise.report.text import (
     WIDTH,
     aligned,
@@ -35,10 +35,12 @@ from meshwise.report.text import (
     axes_text,
     count,
     distinct,
+    hint_text,
     listed,
     microseconds,
     percent,
     sharding_text,
+    short_spec,
     wrapped,
 )
 
@@ -53,7 +55,7 @@ def explain_plan(
     memory = memory_of(program, donated)
     sections = [
         _head(plan, program, name, memory),
-        _whole(program),
+        whole_listing(program),
         _boundary(plan, program, is_result=False),
         _boundary(plan, program, is_result=True),
         collectives_listing(program),
@@ -68,7 +70,8 @@ def _head(plan: Plan, program: PerDeviceProgram, name: str, memory: Memory) -> l
     traced = plan.program
     given = [sum(h is not None for h in hints) for hints in (traced.in_hints, traced.out_hints)]
     hints = (*traced.in_hints, *traced.out_hints, *traced.hints.values())
-    shards = any(hint is not None and hint.shards for hint in hints)
+    # A pipeline shares work out, and says so where no hint does.
+    shards = any(hint is not None and hint.shards for hint in hints) or program.collectives
     said = f"{given[0]} on arguments, {given[1]} on results, {len(traced.hints)} inside"
     rows = [
         ("hints", said if shards else f"{said}: none shards, each device does everything"),
@@ -94,24 +97,6 @@ def _time(plan: Plan) -> str:
     )
 
 
-def _whole(program: PerDeviceProgram) -> list[str]:
-    """A warning of operators without a rule, and the way out."""
-    if not program.whole:
-        return []
-    found: dict[str, int] = defaultdict(int)
-    for operator in program.whole:
-        name, _, source = operator.partition(" at ")
-        found[f"{name} at {place(source)}"] += 1
-    lines = ["Warning: computed whole on every device, because there is no rule"]
-    lines += [f"  {text}{f', {times} times' if times > 1 else ''}" for text, times in found.items()]
-    way_out = (
-        "Operands are gathered first, and every device does all of the work. Write it with "
-        "operators that have a rule, or say how it is partitioned, with mw.register_rule or, for a "
-        "kernel, mw.like: docs/extending.md. strict=True makes it an error."
-    )
-    return [*lines, *wrapped(way_out)]
-
-
 def _loops(program: PerDeviceProgram) -> list[str]:
     """What loops read in another sharding, and where it is made."""
     if not program.loop_reads:
@@ -135,7 +120,7 @@ def _boundary(plan: Plan, program: PerDeviceProgram, *, is_result: bool) -> list
     every = zip(values, hints, paths, types, shardings, strict=True)
     for var, hint, path, aval, sharding in every:
         origin = (
-            _hint_text(hint)
+            hint_text(hint.given_as)
             if hint is not None and hint.closed is not None
             else (_completed_text(plan, var, hint, sharding))
         )
@@ -163,20 +148,11 @@ def _noted(rows: Sequence[tuple[str, ...]]) -> list[str]:
     return shown
 
 
-def _hint_text(hint: Hint) -> str:
-    return f"hint {_short_spec(hint.given_as)}"
-
-
-def _short_spec(text: str) -> str:
-    """A PartitionSpec as one writes it: `P('data')` for `PartitionSpec('data',)`."""
-    return text.replace("PartitionSpec(", "P(").replace(",)", ")")
-
-
 def _completed_text(plan: Plan, var: Any, hint: Hint | None, sharding: Sharding) -> str:
     """Which hints led to the dims that completion filled in."""
     if isinstance(var, Literal):
         return "a constant"
-    given = [f"hint {_short_spec(hint.given_as)}"] if hint is not None else []
+    given = [hint_text(hint.given_as)] if hint is not None else []
     dims_of: dict[str, list[str]] = defaultdict(list)
     for dim, axes in enumerate(sharding.dims):
         is_open = hint is None or hint.dims[dim] is None
@@ -197,7 +173,7 @@ def _completed_text(plan: Plan, var: Any, hint: Hint | None, sharding: Sharding)
 def _origin_text(plan: Plan, origin: Origin) -> str:
     spec, _, source = origin.hint.rpartition(" at ")
     owner = _owner(plan, origin, source)
-    hint = f"from {_short_spec(spec)} on {owner}" if spec else "from inside"
+    hint = f"from {short_spec(spec)} on {owner}" if spec else "from inside"
     if not origin.equations:
         return hint
     eqns = plan.program.equations

@@ -1,7 +1,7 @@
 """What a per-device program is, whoever made it: figures, what goes in and out, what is sent."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from meshwise import _jax
@@ -16,6 +16,7 @@ from meshwise.report.text import (
     aligned,
     array_text,
     count,
+    hint_text,
     in_user_axes,
     kib,
     percent,
@@ -30,14 +31,23 @@ def explain_program(
     in_paths: Sequence[str],
     out_paths: Sequence[str],
     donated: Sequence[int] = (),
+    hints: Sequence[Sequence[str | None]] = ((), ()),
 ) -> str:
-    """A program that was not planned in words: what goes in and out, and each collective."""
+    """A program without a plan in words: what goes in and out, and each collective.
+
+    It was made in another way, or moved since it was planned. `hints` are what the user said of
+    arguments and results.
+    """
+    said_of_arguments, said_of_results = hints
     memory = memory_of(program, donated)
     equations = ("equations", f"{_jax.equation_count(program.jaxpr):,} for each device")
+    ins = zip(program.in_types, program.in_shardings, strict=True)
+    outs = zip(program.out_types, program.out_shardings, strict=True)
     sections = [
         titled(program, name, [equations, *figures(program, memory)]),
-        _given("Arguments", in_paths, program.in_types, program.in_shardings, program.mesh),
-        _given("Results", out_paths, program.out_types, program.out_shardings, program.mesh),
+        whole_listing(program),
+        _given("Arguments", in_paths, ins, said_of_arguments, program.mesh),
+        _given("Results", out_paths, outs, said_of_results, program.mesh),
         collectives_listing(program),
         held_listing(memory),
     ]
@@ -47,16 +57,35 @@ def explain_program(
 def _given(
     title: str,
     paths: Sequence[str],
-    types: Sequence[Any],
-    shardings: Sequence[Sharding],
+    lie: Iterable[tuple[Any, Sharding]],
+    hints: Sequence[str | None],
     mesh: Mesh,
 ) -> list[str]:
-    """Arguments or results, with how each lies."""
+    """Arguments or results, with how each lies and what the user said of it."""
+    said = [hint_text(hint) if hint else "" for hint in hints] or [""] * len(paths)
     rows = [
-        (path, array_text(t.shape, t.dtype), sharding_text(s, mesh))
-        for path, t, s in zip(paths, types, shardings, strict=True)
+        (path, array_text(t.shape, t.dtype), sharding_text(s, mesh), hint)
+        for path, (t, s), hint in zip(paths, lie, said, strict=True)
     ]
-    return [title, *aligned(rows, "<<<")] if rows else []
+    return [title, *aligned(rows, "<<<<")] if rows else []
+
+
+def whole_listing(program: PerDeviceProgram) -> list[str]:
+    """A warning of operators without a rule, and the way out."""
+    if not program.whole:
+        return []
+    found: dict[str, int] = defaultdict(int)
+    for operator in program.whole:
+        name, _, source = operator.partition(" at ")
+        found[f"{name} at {place(source)}"] += 1
+    lines = ["Warning: computed whole on every device, because there is no rule"]
+    lines += [f"  {text}{f', {times} times' if times > 1 else ''}" for text, times in found.items()]
+    way_out = (
+        "Operands are gathered first, and every device does all of the work. Write it with "
+        "operators that have a rule, or say how it is partitioned, with mw.register_rule or, for a "
+        "kernel, mw.like: docs/extending.md. strict=True makes it an error."
+    )
+    return [*lines, *wrapped(way_out)]
 
 
 def titled(program: PerDeviceProgram, name: str, rows: Sequence[tuple[str, str]]) -> list[str]:

@@ -90,6 +90,16 @@ def sharding_text(sharding: Sharding, mesh: Mesh) -> str:
     return f"[{dims}] {sharding.reduction.value} over {mesh.show(sharding.unreduced)}"
 
 
+def short_spec(text: str) -> str:
+    """A PartitionSpec as one writes it: `P('data')` for `PartitionSpec('data',)`."""
+    return text.replace("PartitionSpec(", "P(").replace(",)", ")")
+
+
+def hint_text(given_as: str) -> str:
+    """What the user said of a value, e.g. `hint P('data')`."""
+    return f"hint {short_spec(given_as)}"
+
+
 def in_user_axes(text: str, mesh: Mesh) -> str:
     """A text with shardings over sub-axes in it, with the user's axes where they are whole."""
 

@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+import numpy as np
 
-from meshwise._jax import source_summary
-from meshwise.errors import RuleError, message
+from meshwise._jax import array_type, source_summary
+from meshwise.errors import MeshwiseError, RuleError, message
 from meshwise.ir.factors import FactorRule, bind_rule
 from meshwise.rules.factoring import shapes
 from meshwise.rules.registry import (
@@ -62,21 +63,52 @@ class GivenRule:
 
     def describe(self, application: Application) -> OpRule:
         """The rule of one application."""
-        found = self.rule if isinstance(self.rule, str) else self.rule(application)
+        found = self._asked("rule function", self.rule, application)
         if isinstance(found, OpRule):
-            return replace(found, local=self._checked(found.local or LocalContext.bind))
+            local = self._checked(found.local or LocalContext.bind)
+            return replace(found, local=local, flops=self._priced(found.flops, application))
         if not isinstance(found, str):
             raise self._unreadable([f"the function returned {found!r}, no text and no OpRule"])
         if found is not self.rule:
             self._check_text(found)
         factors = self._bound(found, application)
         compute = self.local or LocalContext.bind
-        flops = self.flops(application) if callable(self.flops) else self.flops
+        flops = self._asked("flops", self.flops, application)
+        flops = float(math.prod(factors.sizes)) if flops is None else flops
         return OpRule(
             factors,
             linear=self.linear,
             local=self._checked(compute),
-            flops=float(math.prod(factors.sizes)) if flops is None else float(flops),
+            flops=self._priced(flops, application),
+        )
+
+    def _asked(self, what: str, given: Any, application: Application) -> Any:
+        """What was given, or what a function says that was."""
+        if not callable(given):
+            return given
+        try:
+            return given(application)
+        except MeshwiseError:
+            raise
+        except Exception as error:
+            offender = f"it raises {type(error).__name__}: {error}"
+            raise self._of_no_use(what, offender, application) from error
+
+    def _priced(self, flops: Any, application: Application) -> float:
+        if is_figure(flops):
+            return float(flops)
+        raise self._of_no_use("flops", f"it is {flops!r:.60}", application)
+
+    def _of_no_use(self, what: str, offender: str, application: Application) -> RuleError:
+        return RuleError(
+            message(
+                f"the {what} of {self.primitive!r} says nothing of what is applied at "
+                f"{source_summary(application.eqn)}",
+                [offender],
+                "A rule's functions are called with an application: its params, and the types of "
+                "its operands and results. flops is a finite number, 0 or more.",
+                "Let it answer for every application of the primitive.",
+            )
         )
 
     def _check_text(self, text: str) -> None:
@@ -131,11 +163,12 @@ class GivenRule:
         def local(context: LocalContext, *operands: Any) -> Sequence[Any]:
             try:
                 results = compute(context, *operands)
-            except (TypeError, ValueError) as error:
-                if own:
-                    raise
-                raise self._wrong(context, operands, [f"it cannot be: {error}"], own) from error
-            results = [results] if hasattr(results, "shape") else list(results)
+            except MeshwiseError:
+                raise
+            except Exception as error:
+                raised = f"it raises {type(error).__name__}" if own else "it cannot be"
+                raise self._wrong(context, operands, [f"{raised}: {error}"], own) from error
+            results = list(results) if isinstance(results, list | tuple) else [results]
             problems = result_problems(context, results)
             if problems:
                 raise self._wrong(context, operands, problems, own)
@@ -160,6 +193,12 @@ class GivenRule:
         )
 
 
+def is_figure(given: Any) -> bool:
+    """Whether it may be a number of operations."""
+    is_number = isinstance(given, int | float | np.number) and not isinstance(given, bool)
+    return is_number and bool(0 <= given < math.inf)
+
+
 def types_text(types: Sequence[Any]) -> str:
     """Types as JAX writes them short: `f32[4,8], i32[4]`."""
     return ", ".join(t.str_short(short_dtypes=True) for t in types)
@@ -177,7 +216,10 @@ def result_problems(context: LocalContext, results: Sequence[Any]) -> list[str]:
     problems = []
     for i, (result, var) in enumerate(zip(results, expected, strict=True)):
         aval: Any = var.aval
-        found = jax.typeof(result)
+        found = array_type(result)
+        if found is None:
+            problems.append(f"result {i} is {result!r:.60}, no array")
+            continue
         wanted = aval.update(shape=context.local_result_shape(i))
         if (found.shape, found.dtype) != (wanted.shape, wanted.dtype):
             problems.append(f"result {i} is {types_text([found])}, expected {types_text([wanted])}")

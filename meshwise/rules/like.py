@@ -160,7 +160,7 @@ def _kernel_error(
             f"{types_text([jax.typeof(x) for x in operands])}",
             problems,
             "A kernel of mw.like is called with the shapes of one device's part.",
-            "Let it take any size, or keep the dim whole with mw.shard on the operand.",
+            "Let it take any size, or keep the dim whole with mw.shard on operands and results.",
         )
     )
 

@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from meshwise import _jax
+from meshwise.errors import ArgumentError, MeshwiseError, also, message
 from meshwise.ir.numbers import whole_number
 from meshwise.run.padding import cut_array, even_sharding
 
@@ -27,6 +28,20 @@ class UnevenShard:
     index: tuple[slice, ...]
     replica_id: int
     data: jax.Array
+
+
+def _no_padding(offender: str) -> MeshwiseError:
+    """The error for what is no padded array; of a value, as NumPy's for a shape is."""
+    error = ArgumentError(
+        message(
+            "mw.UnevenArray was given no padded array of that shape",
+            [offender],
+            "It wraps what devices hold where a dim does not divide: the dim rounded up to a "
+            "multiple of its shards.",
+            "Have one made of an ordinary array: mw.reshard(x, sharding), or a step's argument.",
+        )
+    )
+    return also(error, ValueError)
 
 
 class UnevenArray:
@@ -49,18 +64,18 @@ class UnevenArray:
         """Wrap a padded array; its sharding must be a `NamedSharding` that explains the padding."""
         sizes = [whole_number(size) for size in shape]
         if None in sizes:
-            raise ValueError(f"{tuple(shape)} is no shape: its sizes are whole numbers")
+            raise _no_padding(f"{tuple(shape)} is no shape: its sizes are whole numbers")
         shape = tuple([size for size in sizes if size is not None])
         sharding = getattr(padded, "sharding", None)  # an array of NumPy lies nowhere
         if not isinstance(sharding, NamedSharding):
-            raise ValueError(f"an UnevenArray is sharded by a NamedSharding, not by {sharding}")
+            raise _no_padding(f"it is sharded by a NamedSharding, not by {sharding}")
         if len(shape) != padded.ndim or shape == padded.shape:
-            raise ValueError(f"an array of shape {padded.shape} is not {shape} with padding")
+            raise _no_padding(f"an array of shape {padded.shape} is not {shape} with padding")
         local = sharding.shard_shape(padded.shape)
         for dim, (size, held, part) in enumerate(zip(shape, padded.shape, local, strict=True)):
             shards = held // part if part else 1
             if held != -(-size // shards) * shards:
-                raise ValueError(
+                raise _no_padding(
                     f"dim {dim} of size {size} over {shards} devices is padded to"
                     f" {-(-size // shards) * shards}, but the padded array {padded.shape} has"
                     f" {held} there"

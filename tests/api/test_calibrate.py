@@ -115,7 +115,7 @@ def test_what_is_kept_by_another_version_is_measured_again(quick):
 
 
 @pytest.mark.parametrize(
-    ("hardware", "text"), [("fast", "hardware='fast'"), ("measured", "nobody measured")]
+    ("hardware", "text"), [("fast", "hardware='fast'"), ("measured", "an AbstractMesh has none")]
 )
 def test_figures_that_are_none(hardware, text, quick):
     mesh = AbstractMesh((8,), ("x",))

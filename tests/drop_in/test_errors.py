@@ -110,6 +110,9 @@ FOUND_BY_US = {
     "shardings of other keys": lambda jit: jit(identity, in_shardings=({"a": ROWS},))({"b": X}),
     "two shardings of one result": lambda jit: jit(identity, out_shardings=(ROWS, ROWS))(X),
     "keywords and shardings": lambda jit: jit(jnp.add, in_shardings=ROWS)(X, y=X),
+    "a static keyword and shardings": lambda jit: jit(
+        lambda x, n: x * n, in_shardings=ROWS, static_argnames="n"
+    )(X, n=2),
     "a text": lambda jit: jit(lambda x, y: x)(put("x"), "text"),
     "a text alone": lambda jit: jit(identity)("text"),
     "an array of texts": lambda jit: jit(lambda x, y: x)(put("x"), np.array(["text"])),

@@ -190,9 +190,12 @@ def test_regions_of_the_context():
     assert_same_outcome(lambda jit: jit(jax.pmap(lambda z: z * 2))(X))
 
 
-def test_a_program_inside_a_region():
+@pytest.mark.parametrize("has_mesh", [False, True])
+def test_a_program_inside_a_region(has_mesh):
+    words = {"mesh": MESH, "strict": True} if has_mesh else {}
+
     def fn(x):
-        return mw.jit(lambda z: jnp.sin(z) @ z.T)(x) + lax.psum(1.0, "x")
+        return mw.jit(lambda z: jnp.sin(z) @ z.T, **words)(x) + lax.psum(1.0, "x")
 
     def plain(x):
         return jnp.sin(x) @ x.T + lax.psum(1.0, "x")

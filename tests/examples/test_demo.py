@@ -22,6 +22,14 @@ def rendered(table, width):
     return capture.get()
 
 
+@pytest.mark.parametrize(("main", "steps"), [(demo.main, "0"), (benchmark.main, "-1")])
+def test_numbers_of_steps_that_are_none(main, steps, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["program", "--steps", steps])
+    with pytest.raises(SystemExit):
+        main()
+    assert "--steps is" in capsys.readouterr().err
+
+
 @WIDTHS
 def test_table_of_the_demonstration_fits(width):
     peers = {which: hlo.Report(()) for which in hlo.PARTITIONERS}

@@ -37,7 +37,7 @@ SPECS = (
 TREES = (
     "A tree of shardings has the structure of what it describes, or is a prefix of it: one entry"
     " may stand for a whole subtree.\n"
-    "Give an entry for each subtree; None leaves one to completion."
+    "Give one entry for each subtree, and no other; of hints, None leaves one to completion."
 )
 
 
@@ -195,6 +195,20 @@ def test_a_mesh_with_manual_axes():
         "Make the mesh with AxisType.Auto or AxisType.Explicit.",
         lambda: mw.jit(step, mesh=mesh),
     )
+
+
+@pytest.mark.parametrize("make", [mw.jit, lambda fn, mesh: mw.program(mesh=mesh)(fn)])
+def test_a_mesh_whose_axes_have_no_names(make):
+    with pytest.raises(mw.MeshError) as caught:
+        make(step, mesh=AbstractMesh((2, 2, 2), (0, "x", ("a", "b"))))
+    first, *rest = str(caught.value).partition(" was given ")[2].splitlines()
+    assert [first, *rest] == [
+        "a mesh whose axes have no names:",
+        "  - axis 0 is int",
+        "  - axis ('a', 'b') is tuple",
+        "Axes are named by text; XLA's shardings have no other names.",
+        "Make the mesh with such: jax.make_mesh(sizes, ('data', 'model')).",
+    ]
 
 
 def test_a_completion_that_is_none():
@@ -361,3 +375,26 @@ def test_sizes_that_are_no_numbers(mesh2x4):
     check(mw.UnplannedError, text, lambda: step.partition(rows))
     with pytest.raises(mw.UnplannedError, match=r"sizes are no numbers"):
         export.export(jax.jit(step))(rows)
+
+
+def test_a_reference_that_neither_takes(mesh8):
+    """Where nothing of meshwise's is said JAX is asked, and says what is wrong with the call."""
+
+    def add(ref, x):
+        return x + ref[...]
+
+    ref, x = (
+        jax.new_ref(jnp.float32(2)),
+        jax.device_put(jnp.zeros(8), jax.NamedSharding(mesh8, P())),
+    )
+    refusal = (
+        f"add was called with what is no array: args[0] is a Ref: {ref!r}\n"
+        "Programs of meshwise take arrays.\n"
+        "Pass what a Ref holds, as ref[...]. A Ref itself is left to jax.jit, where neither mesh="
+        " nor another word of meshwise's own is given."
+    )
+    check(mw.UnplannedError, refusal, lambda: mw.jit(add, mesh=mesh8)(ref, x))
+    with pytest.raises(ValueError, match="incompatible devices") as caught:
+        mw.jit(add)(ref, x)
+    assert not isinstance(caught.value, mw.MeshwiseError)
+    assert str(caught.value.__cause__) == refusal

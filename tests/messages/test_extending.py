@@ -9,7 +9,7 @@ from jax.extend.core import Primitive
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
-from meshwise.rules.registry import REGISTRY, OpRule
+from meshwise.rules.registry import REGISTRY, OpRule, opaque_rule
 from tests.messages.exactly import check, lines_of
 
 line_of = lines_of(__file__)
@@ -155,6 +155,49 @@ def test_a_function_that_makes_no_rule(mesh2x4):
     )
 
 
+def fails(application):
+    raise KeyError("rows")
+
+
+@pytest.mark.parametrize(
+    ("rule", "options", "what", "offender"),
+    [
+        (fails, {}, "rule function", "it raises KeyError: 'rows'"),
+        ("i j -> i j", {"flops": fails}, "flops", "it raises KeyError: 'rows'"),
+        ("i j -> i j", {"flops": lambda application: -1.0}, "flops", "it is -1.0"),
+        (lambda a: OpRule(opaque_rule(a).factors, flops=np.nan), {}, "flops", "it is nan"),
+    ],
+)
+def test_functions_that_say_nothing_of_an_application(mesh2x4, rule, options, what, offender):
+    riddle = primitive("riddle")
+
+    def fn(x):
+        return riddle.bind(x)  # nothing said
+
+    mw.register_rule(riddle, rule, **options)
+    check(
+        mw.RuleError,
+        f"the {what} of 'riddle' says nothing of what is applied at {line_of('nothing said')}:"
+        f" {offender}\n"
+        "A rule's functions are called with an application: its params, and the types of its"
+        " operands and results. flops is a finite number, 0 or more.\n"
+        "Let it answer for every application of the primitive.",
+        lambda: mw.jit(fn, mesh=mesh2x4, in_shardings=P("x"))(X),
+    )
+
+
+@pytest.mark.parametrize("flops", [-1, float("nan"), float("inf"), True, "many"])
+def test_flops_that_are_no_number(flops):
+    check(
+        mw.RuleError,
+        f"mw.register_rule was given what says nothing of a rule: flops={flops!r}\n"
+        "`linear` has sets of operands' positions, as ((0,), (1,)) or ((0, 1),); `flops` is a"
+        " finite number, 0 or more, or a function, `local` a function.\n"
+        "Leave out what is as by default.",
+        lambda: mw.register_rule("riddle", "i -> i", flops=flops),
+    )
+
+
 WRONG_RESULTS = {
     "too many": (lambda context, x: [x, x], "2 results, expected 1"),
     "whole": (
@@ -165,6 +208,8 @@ WRONG_RESULTS = {
         lambda context, x: [x.astype(jnp.int32)],
         "result 0 is i32[4,4], expected f32[4,4]",
     ),
+    "none": (lambda context, x: None, "result 0 is None, no array"),
+    "an error": (lambda context, x: {}["scale"], "it raises KeyError: 'scale'"),
 }
 
 

@@ -85,7 +85,7 @@ def needs_eight(x):
 def test_kernels_that_cannot_be_called_with_a_part(mesh2x4):
     rest = (
         "\nA kernel of mw.like is called with the shapes of one device's part.\n"
-        "Let it take any size, or keep the dim whole with mw.shard on the operand."
+        "Let it take any size, or keep the dim whole with mw.shard on operands and results."
     )
 
     def fn(x):
@@ -106,7 +106,11 @@ def test_kernels_that_cannot_be_called_with_a_part(mesh2x4):
         " result 0 is f32[8,4], expected f32[4,4]" + rest,
         lambda: mw.jit(other, mesh=mesh2x4, in_shardings=P("x"))(X),
     )
-    hinted = mw.jit(lambda x: fn(mw.shard(x * 1, P())), mesh=mesh2x4, in_shardings=P("x"))
+
+    def whole(x):
+        return mw.shard(fn(mw.shard(x, P())), P())
+
+    hinted = mw.jit(whole, mesh=mesh2x4, in_shardings=P("x"), out_shardings=P("x"))
     assert hinted(X).shape == (8, 4)
 
 

@@ -242,15 +242,24 @@ def test_shardings_that_do_not_divide():
 
 
 def test_hints_along_the_pipeline_and_of_another_tree():
-    check(
-        mw.HintError,
-        "two_stages has hints that do not fit its values on the mesh (data=2):"
-        " params['w']: P('stage',) names axis 'stage', the mesh has 'data'\n"
-        "A hint has at most one entry per dim, names only axes of the mesh, each once.\n"
-        "Correct the PartitionSpec; None or a missing entry leaves a dim unsharded,"
-        " PartitionSpec.UNCONSTRAINED leaves it to completion.",
-        lambda: call(two_stages, mesh=PAIR, in_shardings=({"w": P("stage"), "n": None}, None)),
-    )
+    def hinted(params, batch):
+        x = mw.shard(batch["x"], P(None, "stage"))  # along the stages
+        return two_stages(params, {"x": x})
+
+    for mesh in (PAIR, AbstractMesh((2,), ("stage",))):
+        check(
+            mw.HintError,
+            "hinted has hints along 'stage', the axis of its stages:\n"
+            "  - params['w']: P('stage',)\n"
+            f"  - the value at {line_of('along the stages')}: P(None, 'stage')\n"
+            "Stages lie along 'stage', each on its own device; hints are over the other axes of"
+            " the mesh.\n"
+            "Leave it out. For each device to have only its stage's parameters, pass what the"
+            " step's `pack` makes of them.",
+            lambda mesh=mesh: call(
+                hinted, mesh=mesh, in_shardings=({"w": P("stage"), "n": None}, None)
+            ),
+        )
     with pytest.raises(mw.TreeError, match="in_shardings of two_stages does not match the tree"):
         call(two_stages, mesh=PAIR, in_shardings=({"v": P("data")}, None))
 
@@ -361,15 +370,16 @@ def test_layers_that_cannot_be_stacked():
         "Stack layers of the same shapes alone.",
         lambda: mw.stack_stages({"a": np.ones(3), "b": np.ones((4, 2))}, stages=2),
     )
-    check(
-        mw.PipelineError,
-        "mw.stack_stages was asked for stages that are no number:\n"
-        "  - stages='stage'\n"
-        "  - repeat=1.5\n"
-        "Layers are dealt out to a number of stages, each passed `repeat` times.\n"
-        "Pass the size of the pipeline's axis, as in mw.stack_stages(layers, stages=4).",
-        lambda: mw.stack_stages({"a": np.ones(3)}, "stage", repeat=1.5),
-    )
+    for stages, repeat in (("stage", 1.5), (0, -1)):
+        check(
+            mw.PipelineError,
+            "mw.stack_stages was asked for stages that are no number:\n"
+            f"  - stages={stages!r}\n"
+            f"  - repeat={repeat!r}\n"
+            "Layers are dealt out to one stage or more, each passed `repeat` times.\n"
+            "Pass the size of the pipeline's axis, as in mw.stack_stages(layers, stages=4).",
+            lambda s=stages, r=repeat: mw.stack_stages({"a": np.ones(3)}, s, repeat=r),
+        )
 
 
 def test_what_stages_may_not_hold():

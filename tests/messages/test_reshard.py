@@ -20,7 +20,7 @@ SPECS = (
 TREES = (
     "A tree of shardings has the structure of what it describes, or is a prefix of it: one entry"
     " may stand for a whole subtree.\n"
-    "Give an entry for each subtree; None leaves one to completion."
+    "Give one entry for each subtree, and no other; of hints, None leaves one to completion."
 )
 VALUES = (
     "Only arrays have parts to send.\n"

@@ -189,6 +189,13 @@ def test_what_is_no_schedule_by_its_cells():
         Schedule("own", 2, 3, 1, (), trains=False)
 
 
+@pytest.mark.parametrize("make", [gpipe, one_f_one_b, eager_one_f_one_b, circular])
+@pytest.mark.parametrize(("devices", "microbatches"), [(0, 1), (4, 0)])
+def test_no_devices_and_no_microbatches_make_no_schedule(make, devices, microbatches):
+    with pytest.raises(PipelineError, match=f"{microbatches} micr.* on {devices} devices"):
+        make(devices, microbatches)
+
+
 def test_circular_wants_as_many_microbatches_as_devices():
     with pytest.raises(
         PipelineError, match=r"A circular schedule of 2 repeats on 4 devices: 3 micr"

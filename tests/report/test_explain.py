@@ -58,6 +58,25 @@ def test_operator_without_a_rule(golden):
     golden("explain_without_a_rule", explained(programs.with_unknown, struct(8, 4)))
 
 
+def moves_nothing(s):
+    """A script without moves."""
+
+
+def splits_the_sum(s):
+    s.split(s.find("all_reduce")[0])
+
+
+@pytest.mark.parametrize("schedule", ["auto", moves_nothing, splits_the_sum])
+def test_a_schedule_keeps_the_warning_and_hints(schedule):
+    def summed(x):
+        return x.sum(0), programs.with_unknown(x)
+
+    text = explained(summed, struct(8, 4), in_shardings=P("x"), schedule=schedule)
+    assert "Warning: computed whole on every device" in text
+    assert "[x, -]  hint P('x')" in text
+    assert ("modelled time" in text) == (schedule is not splits_the_sum)
+
+
 def test_open_hint_is_completed(golden):
     text = explained(
         programs.with_open_hint,
@@ -87,6 +106,17 @@ def test_decisions_name_what_they_beat(golden):
 
 def test_completion_kept_as_it_is_says_so():
     assert "with every value as completion has it" in megatron(completion="gspmd")
+
+
+def test_a_program_that_shares_work_out_without_hints_does_not_say_it_does_none():
+    def loss(w, x):
+        return mw.stage_boundary(x @ w).mean()
+
+    step = mw.pipeline_value_and_grad(loss, axis="x", microbatches=2)
+    stages = explained(step, struct(4, 4), struct(8, 4), mesh=AbstractMesh((2,), ("x",)))
+    alone = explained(lambda x: x @ x, struct(4, 4))
+    assert "0 inside\n" in stages
+    assert "0 inside: none shards, each device does everything\n" in alone
 
 
 def test_every_collective_is_counted_once():

@@ -10,6 +10,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+import meshwise as mw
 from meshwise.run.uneven import UnevenArray
 
 LOGICAL = np.arange(34, dtype=np.float32).reshape(17, 2) - 5
@@ -255,10 +256,15 @@ def test_unknown_attributes(array):
 def test_wrong_padding_is_refused(mesh):
     rows = NamedSharding(mesh, P("x"))
     zeros = jax.device_put(np.zeros((20, 2), np.float32), rows)
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(mw.ArgumentError) as caught:
         UnevenArray(zeros, (13, 2))
+    assert isinstance(caught.value, ValueError)
     assert str(caught.value) == (
-        "dim 0 of size 13 over 4 devices is padded to 16, but the padded array (20, 2) has 20 there"
+        "mw.UnevenArray was given no padded array of that shape: dim 0 of size 13 over 4 devices is"
+        " padded to 16, but the padded array (20, 2) has 20 there\n"
+        "It wraps what devices hold where a dim does not divide: the dim rounded up to a multiple"
+        " of its shards.\n"
+        "Have one made of an ordinary array: mw.reshard(x, sharding), or a step's argument."
     )
     with pytest.raises(ValueError, match=r"dim 1 of size 1 over 1 devices is padded to 1"):
         UnevenArray(zeros, (17, 1))

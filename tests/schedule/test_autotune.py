@@ -158,6 +158,28 @@ def test_what_cannot_be(options, text):
         mw.autotune(adam().program, **options)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (lambda args: args[:2], r"called with \(\*, \*\)"),
+        (lambda args: ({"a": args[0]}, *args[1:]), "called with .*'a'"),
+        (lambda args: (args[0][:, :3], *args[1:]), r"float32\[8,3\], wanted is float32\[8,64\]"),
+        (lambda args: ("abc", *args[1:]), "is a str"),
+    ],
+)
+@pytest.mark.parametrize("measure", ["time", "cost"])
+def test_arguments_that_do_not_fit_the_program(arguments, text, measure, mesh8):
+    def momentum(gradient, weights, mean):
+        mean = 0.9 * mean + jax.lax.psum(gradient[0], "x") / 8
+        return weights - 0.1 * mean, mean
+
+    given = random(8, 64), jax.ShapeDtypeStruct((64,), "float32"), random(64)
+    specs = (P("x"), P(), P()), (P(), P())
+    program = mw.SpmdProgram.from_shard_map(momentum, mesh8, *specs, *given)
+    with pytest.raises(mw.ArgumentError, match=text):
+        mw.autotune(program, *arguments(given), measure=measure)
+
+
 def test_a_sum_over_steps_is_reduced_after_the_loop():
     def step(batches, w):
         def one(total, batch):

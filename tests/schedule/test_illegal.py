@@ -117,7 +117,7 @@ REFUSED = {
         r"f32\[16\] of psum at \S+ has no dim 1", "Name one of its dims"),
     "split a scalar": (
         axes, lambda s: s.split(s.find("all_reduce")[3]),
-        r"f32\[\] of psum at \S+ has no dim -1", "a scalar's all_reduce cannot be split"),
+        r"f32\[\] of psum at \S+ is a scalar", "a scalar's all_reduce cannot be split"),
     "split without padding": (
         lambda: step(norm_step, P(), X8, (8, 9), (8, 9), (9,), (9,),
                      specs=(P("x"), P("x"), P(), P())),
@@ -143,7 +143,8 @@ REFUSED = {
         r"f32\[16\] of psum at \S+ over x, y, root 0", "A tree is over one axis"),
     "a tree from a device that is not there": (
         norms, lambda s: s.split_to_root(s.find("all_reduce")[0], root=8),
-        r"f32\[16\] of psum at \S+ over x, root 8", "its root one of the axis' devices"),
+        r"split_to_root is refused: f32\[16\] of psum at \S+ over x, root 8",
+        "its root one of the axis' devices.\nName one from 0 to 7."),
     # reorder
     "reorder what is no gather": (
         norms, lambda s: s.reorder(s.find("all_reduce")[0]),

@@ -80,6 +80,24 @@ def test_the_difference_in_figures():
     assert "split of all_reduce" in text
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.sum(0),
+        lambda x: (x.sum(0), (x * x).sum(0)),  # both in one
+        lambda x: jax.grad(lambda w: (x @ w).sum())(jnp.ones(8)),
+    ],
+)
+def test_a_collective_for_the_result_has_the_line_that_the_program_shows(function):
+    hinted = mw.jit(function, mesh=mesh_of(data=8), in_shardings=P("data"))
+    schedule = mw.Schedule(hinted, jnp.ones((16, 8)))
+    (sent,) = schedule.original.collectives
+    (handle,) = schedule.find("all_reduce", source="test_schedule.py")
+    assert sent.source in str(handle)
+    schedule.split(handle)
+    assert all(sent.source in str(made) for made in schedule.find())
+
+
 def test_a_value_that_was_moved_is_no_longer_there():
     s = mw.Schedule(adam().program)
     reduced = s.find("all_reduce")[0]

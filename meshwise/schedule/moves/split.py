@@ -72,7 +72,7 @@ def _dim_of(view: View, var: Var, dim: int | None, pad: bool) -> int:
     if not 0 <= dim < len(shape):
         raise refuse(
             MOVE,
-            [f"{view.text(var)} has no dim {dim}"],
+            [f"{view.text(var)} {f'has no dim {dim}' if shape else 'is a scalar'}"],
             "A reduce_scatter cuts the sum along a dim.",
             "Name one of its dims; a scalar's all_reduce cannot be split.",
         )
@@ -120,17 +120,20 @@ def split_to_root(view: View, reduced: Var, root: int = 0) -> Split:
     JAX has no collective for either. Each takes log2(n) rounds in which the whole array travels,
     so the bytes are more than an all_reduce's; the computation between happens on one device.
     """
-    index = equation_of(view, reduced, MOVE, SUMS.__contains__, "an all_reduce that sums (psum)")
+    move = "split_to_root"
+    index = equation_of(view, reduced, move, SUMS.__contains__, "an all_reduce that sums (psum)")
     eqn = view.eqns[index]
-    _check_plain(view, reduced, eqn)
+    _check_plain(view, reduced, eqn, move)
     axes = named_axes(eqn)
     operand = eqn.invars[eqn.outvars.index(reduced)]
     if len(axes) != 1 or not 0 <= root < view.mesh.size(axes):
         raise refuse(
-            MOVE,
+            move,
             [f"{view.text(reduced)} over {view.mesh.show(axes)}, root {root}"],
             "A tree is over one axis, and its root one of the axis' devices.",
-            "Split an all_reduce over several axes in one over each first.",
+            f"Name one from 0 to {view.mesh.size(axes) - 1}."
+            if len(axes) == 1
+            else "Split an all_reduce over several axes in one over each first.",
         )
     (axis,) = axes
     scope = reason_scope(len(view.program.reasons))
@@ -173,10 +176,10 @@ def broadcast_from(x: jax.Array, axis: str, count: int, root: int) -> jax.Array:
     return x
 
 
-def _check_plain(view: View, reduced: Var, eqn: _jax.JaxprEqn) -> None:
+def _check_plain(view: View, reduced: Var, eqn: _jax.JaxprEqn, move: str = MOVE) -> None:
     if eqn.params.get("axis_index_groups") is not None:
         raise refuse(
-            MOVE,
+            move,
             [f"{view.text(reduced)} has axis_index_groups"],
             "Groups within an axis are no axis of the mesh, by which tiles are counted.",
             "Give the mesh an axis for the groups.",
