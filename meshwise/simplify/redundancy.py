@@ -4,14 +4,14 @@ What compilers call common subexpressions, dead code, and code that is invariant
 of loops and branches stand in the program between marks (`_jax/control.py`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 from jax import lax
 
 from meshwise import _jax
 from meshwise._jax import Control, JaxprEqn, Literal, Var
-from meshwise.ir.bodies import OUTERMOST, Scope, is_visible, scopes
+from meshwise.ir.bodies import Scope, is_visible, scopes
 from meshwise.ir.operators import COPIES, DRAWING, RECASTS, RESHAPES, SPREADS, TURNS, is_among
 from meshwise.ir.program import application_key, atom_key, bytes_of
 
@@ -136,27 +136,36 @@ def hoist_loop_invariants(eqns: Sequence[JaxprEqn]) -> list[JaxprEqn]:
 
 
 def _homes(eqns: Sequence[JaxprEqn], around: Sequence[Scope]) -> list[Scope]:
-    """For each equation the scope that it is to stand in."""
+    """For each equation the scope that it is to stand in.
+
+    What reads nothing goes along with the outermost equation that reads it.
+    """
     bodies = _repeated_bodies(eqns)
     made: dict[Var, Scope] = {}
+    free: set[Var] = set()  # made of nothing: it may stand anywhere
     homes = []
     for eqn, scope in zip(eqns, around, strict=True):
-        read = [made.get(a, OUTERMOST) for a in eqn.invars if not isinstance(a, Literal)]
         home = scope
-        if _may_move(eqn):
-            while home and home[-1] in bodies and all(is_visible(r, home[:-2]) for r in read):
-                home = home[:-2]
-        made.update(dict.fromkeys(eqn.outvars, home))
-        homes.append(home)
-    moved: set[Var] = set()  # what equations read that stand outside of their loops
-    for index in reversed(range(len(eqns))):
-        eqn = eqns[index]
-        if homes[index] == around[index]:
-            continue
-        if _is_relaid(eqn) and moved.isdisjoint(eqn.outvars):
-            homes[index] = around[index]
+        if _is_of_nothing(eqn):
+            free.update(eqn.outvars)
         else:
-            moved.update(a for a in eqn.invars if not isinstance(a, Literal))
+            read = [made[a] for a in eqn.invars if not isinstance(a, Literal) and a in made]
+            if _may_move(eqn, free):
+                while home and home[-1] in bodies and all(is_visible(r, home[:-2]) for r in read):
+                    home = home[:-2]
+            made.update(dict.fromkeys(eqn.outvars, home))
+        homes.append(home)
+    readers: dict[Var, Scope] = {}  # of those that stand outside of their loops the outermost
+    for index in reversed(range(len(eqns))):
+        eqn, home = eqns[index], homes[index]
+        if _is_of_nothing(eqn):
+            homes[index] = min((home, *(readers.get(v, home) for v in eqn.outvars)), key=len)
+        elif _is_relaid(eqn) and not any(v in readers for v in eqn.outvars):
+            homes[index] = around[index]
+        elif home != around[index]:
+            for atom in eqn.invars:
+                if not isinstance(atom, Literal):
+                    readers[atom] = min(readers.get(atom, home), home, key=len)
     return homes
 
 
@@ -174,9 +183,14 @@ def _is_relaid(eqn: JaxprEqn) -> bool:
     return is_among(eqn, _RELAYING) and bytes_of(*eqn.outvars) == bytes_of(*eqn.invars[:1])
 
 
-def _may_move(eqn: JaxprEqn) -> bool:
+def _is_of_nothing(eqn: JaxprEqn) -> bool:
+    """Whether an equation reads no value: zeros, or numbers in order."""
+    return not _stays(eqn) and all(isinstance(a, Literal) for a in eqn.invars)
+
+
+def _may_move(eqn: JaxprEqn, free: Set[Var]) -> bool:
     """Whether an equation reads something, may run though the loop does not, and adds no memory."""
-    held = [a for a in eqn.invars if not isinstance(a, Literal)]
-    if not held or _stays(eqn):
+    read = [a for a in eqn.invars if not isinstance(a, Literal)]
+    if free.issuperset(read) or _stays(eqn):
         return False
-    return bytes_of(*eqn.outvars) <= bytes_of(*held)
+    return bytes_of(*eqn.outvars) <= bytes_of(*read)

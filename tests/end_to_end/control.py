@@ -202,6 +202,16 @@ def invariant(w: Any, x: Any, h: Any) -> Any:
     return lax.scan(lambda h, row: (h + row * (w * w).sum(0), None), h, x)[0]
 
 
+def ranked(at: Any, to: Any, weights: Any, ranks: Any) -> Any:
+    """Ranks of pages along links, of whose weights each step would count those of a page."""
+
+    def step(_: Any, ranks: Any) -> Any:
+        counts = jax.ops.segment_sum(weights, to, len(ranks))
+        return jax.ops.segment_sum(ranks[at] / (1 + counts**2)[at], to, len(ranks))
+
+    return lax.fori_loop(0, 5, step, ranks)
+
+
 def attracted(x: Any, v: Any, m: Any) -> Any:
     """Forces of all pairs in every step: to compute all of them everywhere would send less."""
 

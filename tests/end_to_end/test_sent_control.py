@@ -40,6 +40,7 @@ from tests.end_to_end.control import (
     nested,
     noisy,
     of_rows,
+    ranked,
     recurrent,
     residual,
     solved,
@@ -50,6 +51,7 @@ from tests.end_to_end.control import (
 from tests.end_to_end.sent import (
     NOTHING,
     Row,
+    below,
     check_numbers,
     mesh_of,
     names,
@@ -159,6 +161,9 @@ TABLE = [
         (P("x"),) * 3, P("x"), {"all_gather": (6, 7 * 4 * (64 + 5 * 64 * 3) // 8)}, 1e-5),
     Row("a sum of a constant is taken once", invariant, (X, reals(5, BATCH, WIDTH), X), (8,),
         (P("x"), STACK, P("x")), P("x"), reduced(WIDTH), 1e-4),
+    Row("links of a page are counted once", ranked,
+        (below(64, 512), below(64, 512), reals(512), reals(64)), (8,), (P("x"),) * 3 + (P(),), P(),
+        reduced(64, times=6), 1e-4),
     Row("a rule for derivatives inside", gradient(partial(layers, step=lambda h, w: clipped(
         layer(h, w)))), (W, X), (8,), (P(), P("x")), P(), reduced(LAYERS * WEIGHT), 1e-5),
     Row("three axes", gradient(layers), (W, X), (2, 2, 2), (P(None, "x", "y"), P(("x", "z"), "y")),
