@@ -37,15 +37,32 @@ def choose(
     there to improve the cost at fixed hints, and keeps completion where it finds nothing better.
     """
     graph = build_graph(program, rules, completion, hardware)
+    if driver != "descend":
+        completed = _completed(graph, limits_of(graph))
+        return _plan(completed, completed.seconds, driver)
+    plans = [_descended(one, driver) for one in (graph, *_with_steps_alone(graph))]
+    return min(plans, key=lambda plan: plan.seconds)
+
+
+def _descended(graph: Graph, driver: str) -> Plan:
+    """What descents from completion and elsewhere end with."""
     limits = limits_of(graph)
     completed = _completed(graph, limits)
-    if driver != "descend":
-        return _plan(completed, completion, completed.seconds, driver)
     found = descents(graph, limits)
-    if not hardware.least_bytes:
+    if not graph.hardware.least_bytes:
         found += _from_fewest_bytes(graph, limits)
-    best = _improved(found, completed, limits)
-    return _plan(best, completion, completed.seconds, driver)
+    return _plan(_improved(found, completed, limits), completed.seconds, driver)
+
+
+def _with_steps_alone(graph: Graph) -> list[Graph]:
+    """The graph where what is computed before a loop binds nothing in it, if that is another one."""
+    program = graph.program
+    if max(program.runs, default=1) <= 1:
+        return []
+    what = program, graph.rules, graph.completion, graph.hardware
+    other = build_graph(*what, steps_alone=True)
+    is_same = [node.members for node in other.nodes] == [node.members for node in graph.nodes]
+    return [] if is_same else [other]
 
 
 def _completed(graph: Graph, limits: Limits) -> Found:
@@ -88,13 +105,13 @@ def _best(found: Sequence[Found]) -> Found:
     return min(found, key=lambda one: (one.large_seconds, one.seconds))
 
 
-def _plan(found: Found, completion: Completion, completion_seconds: float, driver: str) -> Plan:
+def _plan(found: Found, completion_seconds: float, driver: str) -> Plan:
     graph = found.search.graph
     equations = [_equation_plan(found.search, i) for i in range(len(graph.rules))]
     return Plan(
         program=graph.program,
         rules=tuple(graph.rules),
-        completion=completion,
+        completion=graph.completion,
         equations=tuple(equations),
         in_shardings=graph.in_shardings,
         out_shardings=graph.out_shardings,

@@ -115,8 +115,11 @@ def _with_steps_gathered(graph: Graph, limits: Limits, found: Sequence[Found]) -
 
 
 def _with_arguments_moved(graph: Graph, limits: Limits, found: Sequence[Found]) -> list[Found]:
-    """What is found where arguments move to other dims first, where launches count for much."""
-    if graph.hardware.least_bytes:
+    """What is found where arguments move to other dims first.
+
+    Where launches count for much, or steps of a loop would exchange along their dims each time.
+    """
+    if graph.hardware.least_bytes and max(graph.program.runs, default=1) <= 1:
         return []
     least = min(one.seconds for one in found)
     moved = [descended(Search(graph, start), limits) for start in moved_starts(graph, limits)]

@@ -129,12 +129,19 @@ class Graph:
 
 
 def build_graph(
-    program: Program, rules: Sequence[OpRule], completion: Completion, hardware: Hardware
+    program: Program,
+    rules: Sequence[OpRule],
+    completion: Completion,
+    hardware: Hardware,
+    steps_alone: bool = False,
 ) -> Graph:
-    """The cost graph of a completed program."""
+    """The cost graph of a completed program.
+
+    With `steps_alone` what is computed before a loop binds nothing in it (`Groups`).
+    """
     carries = find_carries(program, rules)
     remade = remade_equations(program, rules, carries, completion.dims)
-    nodes = build_nodes(program, rules, carries, completion.dims, remade)
+    nodes = build_nodes(program, rules, carries, completion.dims, remade, steps_alone)
     in_shardings = tuple(
         Sharding(_filled(hint, completion.dims[var]))
         for var, hint in zip(program.inputs, program.in_hints, strict=True)

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from meshwise._jax import Literal, Var, stack_p
+from meshwise._jax import Literal, Var, close_p, open_p, stack_p
 from meshwise.choose.carries import Carries
 from meshwise.choose.parts import Factor, Groups, Part
 from meshwise.ir.factors import Dims
@@ -23,6 +23,7 @@ def joined_groups(
     parts: Sequence[Part],
     carried: Carries,
     lying: Mapping[Var, DimAxes],
+    steps_alone: bool,
 ) -> Groups:
     """All parts, and what a loop carries, in groups; `lying` says how completion has values lie."""
     producer = {
@@ -38,7 +39,15 @@ def joined_groups(
         for reading in each
     }
     largest = [_largest(program, part) for part in parts]
-    groups = Groups(parts, rules, carried, frozenset(program.carried.values()), sources, largest)
+    groups = Groups(
+        parts,
+        rules,
+        carried,
+        frozenset(program.carried.values()),
+        sources,
+        largest,
+        _begins(program) if steps_alone else [-1] * len(program.equations),
+    )
     joining = _Joining(program, parts, groups, producer, readers, carried, lying)
     first = {p.equation: k for k, p in reversed(list(enumerate(parts)))}
     for end, begin in program.carried.items():
@@ -208,6 +217,18 @@ class _Joining:
             for atom, dims in read.items()
             for d, axes in zip(dims, self.lying[atom], strict=True)
         )
+
+
+def _begins(program: Program) -> list[int]:
+    """For each equation where the innermost loop or choice around it begins; -1 for none."""
+    begins, opened = list[int](), [-1]
+    for index, eqn in enumerate(program.equations):
+        begins.append(opened[-1])
+        if eqn.primitive is open_p:
+            opened.append(index)
+        elif eqn.primitive is close_p:
+            opened.pop()
+    return begins
 
 
 def _same_factors(rule: OpRule, end: int, begin: int) -> list[tuple[Factor, Factor]]:

@@ -99,6 +99,7 @@ class Groups:
         rounds: Collection[int],
         sources: Mapping[tuple[int, int], int],
         largest: Sequence[int],
+        begins: Sequence[int],
     ):
         """Every part by itself; `rounds` are the equations that begin what a loop carries.
 
@@ -106,6 +107,7 @@ class Groups:
         the largest has that a part makes.
         """
         self.largest = list(largest)
+        self.begins = begins
         self.rules = rules
         self.part_parent = list(range(len(parts)))
         # Not what sums as well: another term of an addition after it is no sum over that factor.
@@ -213,11 +215,12 @@ class Groups:
             for k, dims in enumerate(self.rules[equation].factors.operands)
             if k != operand and any(dims)
         )
+        since = self.begins[equation]
         return self.is_of_pairs(equation) and not any(
-            other is not None and self._is_of_rounds_or_sums(other) for other in others
+            other is not None and self._is_of_rounds_or_sums(other, since) for other in others
         )
 
-    def _is_of_rounds_or_sums(self, part: int) -> bool:
+    def _is_of_rounds_or_sums(self, part: int, since: int = -1) -> bool:
         """Whether what a part makes goes round a loop or is of sums.
 
         Or some of what it makes it of, element by element: pairs are joined first, when this is in
@@ -226,6 +229,8 @@ class Groups:
         waiting, seen = [part], {part}
         while waiting:
             source = waiting.pop()
+            if self.parts[source].equation < since:  # made once, before the loop
+                continue
             root = self.find(source)
             if self.goes_round[root] or self.reads_sums[root]:
                 return True

@@ -85,6 +85,7 @@ def build_nodes(
     carried: Carries,
     lying: Mapping[Var, DimAxes],
     remade: Collection[int],
+    steps_alone: bool = False,
 ) -> list[Node]:
     """The nodes of a program's cost graph, in the order of their first equations.
 
@@ -95,7 +96,7 @@ def build_nodes(
         for index, rule in enumerate(rules)
         for part in parts_of(program, index, rule, carried[index], index not in remade)
     ]
-    groups = joined_groups(program, rules, parts, carried, lying)
+    groups = joined_groups(program, rules, parts, carried, lying, steps_alone)
     members: dict[int, list[int]] = defaultdict(list)
     for k in range(len(parts)):
         members[groups.find(k)].append(k)
