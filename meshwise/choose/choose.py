@@ -55,7 +55,7 @@ def _descended(graph: Graph, driver: str) -> Plan:
 
 
 def _with_steps_alone(graph: Graph) -> list[Graph]:
-    """The graph where what is computed before a loop binds nothing in it, if that is another one."""
+    """The graph where what is made before a loop binds nothing in it, if that is another one."""
     program = graph.program
     if max(program.runs, default=1) <= 1:
         return []

@@ -46,7 +46,7 @@ def joined_groups(
         frozenset(program.carried.values()),
         sources,
         largest,
-        _begins(program) if steps_alone else [-1] * len(program.equations),
+        _begins(program) if steps_alone else [0] * len(program.equations),
     )
     joining = _Joining(program, parts, groups, producer, readers, carried, lying)
     first = {p.equation: k for k, p in reversed(list(enumerate(parts)))}
@@ -220,8 +220,8 @@ class _Joining:
 
 
 def _begins(program: Program) -> list[int]:
-    """For each equation where the innermost loop or choice around it begins; -1 for none."""
-    begins, opened = list[int](), [-1]
+    """For each equation where the innermost loop or choice around it begins, or the program."""
+    begins, opened = list[int](), [0]
     for index, eqn in enumerate(program.equations):
         begins.append(opened[-1])
         if eqn.primitive is open_p:

@@ -104,7 +104,8 @@ class Groups:
         """Every part by itself; `rounds` are the equations that begin what a loop carries.
 
         `sources` says of a part and its operand which part makes that, `largest` how many bytes
-        the largest has that a part makes.
+        the largest has that a part makes. `begins` says for each equation since where what goes
+        round or is of sums binds it: what is made before that is given there.
         """
         self.largest = list(largest)
         self.begins = begins
@@ -220,8 +221,8 @@ class Groups:
             other is not None and self._is_of_rounds_or_sums(other, since) for other in others
         )
 
-    def _is_of_rounds_or_sums(self, part: int, since: int = -1) -> bool:
-        """Whether what a part makes goes round a loop or is of sums.
+    def _is_of_rounds_or_sums(self, part: int, since: int = 0) -> bool:
+        """Whether what a part makes goes round a loop or is of sums, from some equation on.
 
         Or some of what it makes it of, element by element: pairs are joined first, when this is in
         no group yet.
@@ -229,7 +230,7 @@ class Groups:
         waiting, seen = [part], {part}
         while waiting:
             source = waiting.pop()
-            if self.parts[source].equation < since:  # made once, before the loop
+            if self.parts[source].equation < since:
                 continue
             root = self.find(source)
             if self.goes_round[root] or self.reads_sums[root]:

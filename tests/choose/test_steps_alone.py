@@ -1,0 +1,68 @@
+"""Steps of a loop that pair what goes round with what is made before it."""
+
+import jax
+import numpy as np
+import pytest
+from jax import lax
+from jax.nn import log_softmax, logsumexp
+from jax.sharding import PartitionSpec as P
+
+import meshwise as mw
+from tests.meshes import mesh_of
+
+STATES, ROWS, SYMBOLS, STEPS = 32, 16, 20, 11
+COLUMNS = P(None, "x")
+
+
+def step(scores, transitions):
+    return logsumexp(scores[:, :, None] + transitions, 1)
+
+
+def forward(transitions, scores):
+    """Scores of all paths to each state, whose transitions are made probabilities first."""
+    transitions = log_softmax(transitions)
+    return lax.scan(lambda a, _: (step(a, transitions), None), scores, None, length=STEPS)[0]
+
+
+def observed(transitions, emissions, start, seen):
+    """The same of a hidden Markov model, with what is observed."""
+    transitions, emissions = log_softmax(transitions), log_softmax(emissions)
+    begun = log_softmax(start) + emissions[:, seen[:, 0]].T
+    later = seen[:, 1:].T
+    return lax.scan(lambda a, o: (step(a, transitions) + emissions[:, o].T, None), begun, later)[0]
+
+
+DRAW = np.random.default_rng(0)
+TRANSITIONS = DRAW.normal(size=(STATES, STATES)).astype(np.float32)
+SCORES = DRAW.normal(size=(ROWS, STATES)).astype(np.float32)
+EMISSIONS = DRAW.normal(size=(STATES, SYMBOLS)).astype(np.float32)
+SEEN = DRAW.integers(0, SYMBOLS, (ROWS, STEPS + 1))
+
+GATHERED = 7 / 8 * TRANSITIONS.nbytes  # once
+MOVED = 7 / 8 * SCORES.nbytes / 8  # between rows and columns
+# Where scores lie in columns, each step gathers them.
+CASES = {
+    "forward": (forward, (TRANSITIONS, SCORES), COLUMNS, GATHERED + 2 * MOVED),
+    "gradient": (
+        jax.grad(lambda *args: forward(*args).mean()),
+        (TRANSITIONS, SCORES),
+        COLUMNS,
+        3 * GATHERED + MOVED + 7 / 8 * STATES * 4,
+    ),
+    "observed": (
+        observed,
+        (TRANSITIONS, EMISSIONS, EMISSIONS[:, 0], SEEN),
+        (COLUMNS, P("x"), P("x"), P()),
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_goes_round_moves_to_rows_and_what_it_meets_is_gathered_once(name):
+    function, args, lie, sent = CASES[name]
+    program = mw.jit(function, mesh=mesh_of(x=8), in_shardings=lie).partition(*args)
+    wanted = jax.jit(function)(*args)
+    np.testing.assert_allclose(program.simulate(*args), wanted, rtol=1e-4, atol=1e-5)
+    in_columns = STEPS * 7 / 8 * SCORES.nbytes
+    assert program.wire_bytes == sent if sent else program.wire_bytes < in_columns / 2
