@@ -184,8 +184,7 @@ def _with_its_largest(graph: Graph, node: Node, options: Sequence[DimAxes]) -> l
     sharded = [k for k in range(len(node.operands)) if any(given[k])]
     if not sharded or not node.rule.permuted:
         return list(options)
-    values = [graph.values[v] for v in node.operands]
-    k = max(sharded, key=lambda k: math.prod(values[k].shape) * values[k].itemsize)
+    k = max(sharded, key=lambda k: graph.values[node.operands[k]].bytes)
     dims = node.rule.operands[k]
     return [axes for axes in options if dims_sharding(dims, axes) == given[k]] or list(options)
 
@@ -287,7 +286,7 @@ def _made_of(graph: Graph, value: Value) -> int:
 def is_light(graph: Graph, node: Node) -> bool:
     """Whether a node's flops take no longer than its values take to be read and written."""
     values = [graph.values[v] for v in dict.fromkeys((*node.operands, *node.results))]
-    moved = sum(math.prod(v.shape) * v.itemsize * v.trips for v in values)
+    moved = sum(v.bytes * v.trips for v in values)
     hardware = graph.hardware
     computing = hardware.compute_s(node.flops, node.serial_flops, node.calls)
     return computing <= moved / hardware.memory_bytes_per_s

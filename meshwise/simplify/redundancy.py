@@ -4,7 +4,7 @@ What compilers call common subexpressions, dead code, and code that is invariant
 of loops and branches stand in the program between marks (`_jax/control.py`).
 """
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from typing import Any
 
 from jax import lax
@@ -143,7 +143,7 @@ def _homes(eqns: Sequence[JaxprEqn], around: Sequence[Scope]) -> list[Scope]:
     bodies = _repeated_bodies(eqns)
     made: dict[Var, Scope] = {}
     free: set[Var] = set()  # made of nothing: it may stand anywhere
-    homes = []
+    homes: list[Scope] = []
     for eqn, scope in zip(eqns, around, strict=True):
         home = scope
         if _is_of_nothing(eqn):
@@ -159,14 +159,19 @@ def _homes(eqns: Sequence[JaxprEqn], around: Sequence[Scope]) -> list[Scope]:
     for index in reversed(range(len(eqns))):
         eqn, home = eqns[index], homes[index]
         if _is_of_nothing(eqn):
-            homes[index] = min((home, *(readers.get(v, home) for v in eqn.outvars)), key=len)
+            homes[index] = _outermost([home, *(readers.get(v, home) for v in eqn.outvars)])
         elif _is_relaid(eqn) and not any(v in readers for v in eqn.outvars):
             homes[index] = around[index]
         elif home != around[index]:
             for atom in eqn.invars:
                 if not isinstance(atom, Literal):
-                    readers[atom] = min(readers.get(atom, home), home, key=len)
+                    readers[atom] = _outermost([readers.get(atom, home), home])
     return homes
+
+
+def _outermost(around: Sequence[Scope]) -> Scope:
+    """Of scopes around an equation the outermost."""
+    return min(around, key=len)
 
 
 def _repeated_bodies(eqns: Sequence[JaxprEqn]) -> set[int]:
@@ -188,7 +193,7 @@ def _is_of_nothing(eqn: JaxprEqn) -> bool:
     return not _stays(eqn) and all(isinstance(a, Literal) for a in eqn.invars)
 
 
-def _may_move(eqn: JaxprEqn, free: Set[Var]) -> bool:
+def _may_move(eqn: JaxprEqn, free: set[Var]) -> bool:
     """Whether an equation reads something, may run though the loop does not, and adds no memory."""
     read = [a for a in eqn.invars if not isinstance(a, Literal)]
     if free.issuperset(read) or _stays(eqn):

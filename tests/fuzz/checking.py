@@ -163,7 +163,7 @@ def _judged(
 
 
 def broken_laws(plan: Plan, program: PerDeviceProgram) -> list[tuple[str, str]]:
-    """What does not hold of a program whatever its numbers: hints, bytes, cost.
+    """What does not hold of a program whatever its numbers: hints, types, bytes, cost.
 
     Hints are those that somebody gave: what is derived may lie otherwise.
     """
@@ -183,12 +183,19 @@ def broken_laws(plan: Plan, program: PerDeviceProgram) -> list[tuple[str, str]]:
             pairs = zip(given.dims, found.dims, strict=True) if given else ()
             if found.unreduced or any(a is not None and a != b for a, b in pairs):
                 problems.append(("hint", f"{where}: {given} became {found}"))
+    for made, wanted in zip(program.jaxpr.out_avals, program.out_types, strict=True):
+        if (made.dtype, _is_weak(made)) != (wanted.dtype, _is_weak(wanted)):
+            problems.append(("type", f"{made} is made for {wanted}"))
     if plan.seconds > plan.completion_seconds * (1 + 1e-6):
         problems.append(("cost", f"{plan.seconds} is dearer than {plan.completion_seconds}"))
     counted = round(_bytes_sent(program.jaxpr, program.mesh.axis_size))
     if abs(counted - wire_bytes) > len(program.collectives):
         problems.append(("bytes", f"{wire_bytes} recorded, {counted} in the program"))
     return problems
+
+
+def _is_weak(aval: Any) -> bool:
+    return getattr(aval, "weak_type", False)
 
 
 def _bytes_sent(jaxpr: Any, sizes: dict[str, int]) -> float:

@@ -31,7 +31,7 @@ def random_plan(program, rules, completion, seed: int) -> Plan:
     search = _Unpriced(graph, _axes_of_nodes(graph, draw))
     copies = {var: (0.0, _edges(search, value, draw)) for var, value in graph.values.items()}
     found = Found(0.0, search, {v: c for v, c in copies.items() if c[1]})
-    return _plan(found, completion, 0.0, "dice")
+    return _plan(found, 0.0, "dice")
 
 
 class _Unpriced(Search):
