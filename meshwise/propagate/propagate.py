@@ -37,12 +37,14 @@ class Wins(Enum):
     """Which of two dims of a result has an axis that both claim.
 
     The one whose claim keeps more bytes in place, or of equal ones that of the first operand, or of
-    the last; or the more leading one.
+    the last; or the more leading one. A claim of both operands goes before that of one, but for
+    `LARGEST`: there bytes alone decide.
     """
 
     LARGER = 0
     LARGER_OR_LAST = 1
     LEADING = 2
+    LARGEST = 3
 
 
 @dataclass(slots=True)
@@ -80,6 +82,7 @@ def propagate(program: Program, rules: Sequence[OpRule]) -> Completion:
     for wins, is_worth in (
         (Wins.LEADING, state.is_contested),
         (Wins.LARGER_OR_LAST, state.is_tied),
+        (Wins.LARGEST, state.is_contested),
     ):
         if is_worth:
             other, _ = _fixed_point(program, rules, tables, wins)
@@ -215,6 +218,8 @@ def _visit(
     state.is_tied |= any(one.is_tied_with(other) for one, other in pairwise(strongest))
     if state.wins is Wins.LARGER_OR_LAST:
         order.sort(key=lambda f: settled[f][0].strength_or_last, reverse=True)
+    elif state.wins is Wins.LARGEST:
+        order.sort(key=lambda f: (settled[f][0].size, settled[f][0].rank), reverse=True)
     elif state.wins is Wins.LEADING:
         places = _result_factors(table)
         order.sort(key=lambda f: places.get(f, len(places)))
