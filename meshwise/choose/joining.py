@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from meshwise._jax import Literal, Var, close_p, open_p, stack_p
 from meshwise.choose.carries import Carries
-from meshwise.choose.parts import Factor, Groups, Part
+from meshwise.choose.parts import FAR, Factor, Groups, Part
 from meshwise.ir.factors import Dims
 from meshwise.ir.program import Program, bytes_of
 from meshwise.ir.sharding import DimAxes
@@ -99,7 +99,7 @@ class _Joining:
                 continue
             if not carries and groups.binds_larger(k, other, bytes_of(atom)):
                 continue
-            if not carries and self._lies_otherwise(k):
+            if not carries and (self._lies_otherwise(k) or self._is_few(k, atom)):
                 continue
             dims, source = self._ends(k, operand, atom)
             pairs = met[operand]
@@ -193,6 +193,24 @@ class _Joining:
         if groups.widens(k, operand, other) or source.lengthens < 0 < part.lengthens:
             return False
         return source.joins and not source.reduces and not self.carried[source.equation]
+
+    def _is_few(self, k: int, atom: Var) -> bool:
+        """Whether a part makes far more of a value than it has, which was made of a wider one.
+
+        A mask of rows, before it is spread over columns, is sent for less than what it is made of.
+        """
+        size = bytes_of(atom)
+        if FAR * size > _largest(self.program, self.parts[k]):
+            return False
+        read = {atom}
+        while len(read) == 1 and bytes_of(*read) == size:  # laid otherwise
+            made = self.producer.get(read.pop())
+            part = None if made is None else self.parts[made[0]]
+            if part is None or not part.joins or part.reduces:
+                return False
+            operands = self.program.equations[part.equation].invars
+            read = {a for a in operands if not isinstance(a, Literal)}
+        return any(bytes_of(a) > size for a in read)
 
     def _lies_otherwise(self, k: int) -> bool:
         """Whether completion has values that meet in a part lie otherwise than what is made there.
