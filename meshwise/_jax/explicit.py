@@ -77,12 +77,17 @@ def is_typed(avals: Sequence[Any]) -> bool:
 
 
 def struct_of(aval: Any, mesh: Any = None) -> jax.ShapeDtypeStruct:
-    """A type as a struct; what it says of other meshes than the one given, if any, is left out."""
+    """A type as a struct; what it says of other meshes than the one given, if any, is left out.
+
+    Numbers of 64 bits have 32 where x64 is off, as `jax.jit` takes them.
+    """
     theirs = type_mesh(aval)
     says = not theirs.empty and (mesh is None or theirs == mesh)
     weak = bool(getattr(aval, "weak_type", False))
     sharding = aval.sharding if says else None
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak, sharding=sharding)
+    is_extended = jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended)
+    dtype = aval.dtype if is_extended else jax.dtypes.canonicalize_dtype(aval.dtype)
+    return jax.ShapeDtypeStruct(aval.shape, dtype, weak_type=weak, sharding=sharding)
 
 
 @contextmanager
