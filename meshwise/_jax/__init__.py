@@ -163,10 +163,13 @@ from meshwise._jax.set_rows import OfRows as OfRows
 from meshwise._jax.set_rows import set_rows as set_rows
 from meshwise._jax.set_rows import set_rows_p as set_rows_p
 from meshwise._jax.settings import as_wide_as as as_wide_as
+from meshwise._jax.settings import as_wide_as_equation as as_wide_as_equation
 from meshwise._jax.settings import looks_for_nans as looks_for_nans
 from meshwise._jax.settings import mover as mover
 from meshwise._jax.settings import moving as moving
 from meshwise._jax.settings import settings_of_here as settings_of_here
+from meshwise._jax.settings import x64 as x64
+from meshwise._jax.settings import x64_is_on as x64_is_on
 from meshwise._jax.specs import axes_of as axes_of
 from meshwise._jax.stages import lower_flat as lower_flat
 from meshwise._jax.stages import traced_with as traced_with

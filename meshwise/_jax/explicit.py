@@ -85,7 +85,7 @@ def struct_of(aval: Any, mesh: Any = None) -> jax.ShapeDtypeStruct:
     says = not theirs.empty and (mesh is None or theirs == mesh)
     weak = bool(getattr(aval, "weak_type", False))
     sharding = aval.sharding if says else None
-    is_extended = jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended)
+    is_extended = jax.numpy.issubdtype(aval.dtype, jax.dtypes.extended)
     dtype = aval.dtype if is_extended else jax.dtypes.canonicalize_dtype(aval.dtype)
     return jax.ShapeDtypeStruct(aval.shape, dtype, weak_type=weak, sharding=sharding)
 

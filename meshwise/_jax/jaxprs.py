@@ -13,6 +13,7 @@ import numpy as np
 from jax._src import core as _core
 from jax._src import source_info_util
 from jax._src.interpreters import pxla as _pxla
+from jax._src.literals import TypedComplex, TypedFloat, TypedInt, TypedNdArray
 from jax.extend.core import ClosedJaxpr as ClosedJaxpr
 from jax.extend.core import Jaxpr as Jaxpr
 from jax.extend.core import JaxprEqn as JaxprEqn
@@ -341,12 +342,20 @@ def array_type(value: Any) -> Any:
 threefry2x32_p: Primitive = _xprimitives.threefry2x32_p
 
 
+_TYPED = {int: TypedInt, float: TypedFloat, complex: TypedComplex}
+
+
 def literal_value(atom: Literal) -> Any:
-    """A literal's value without the mesh of the trace it comes from; weak types stay weak."""
+    """A literal's value without the mesh of the trace it comes from; weak types stay weak.
+
+    It is of the literal's own type, whether x64 is on or off where it is read.
+    """
     aval: Any = atom.aval
+    value = np.asarray(atom.val, aval.dtype)
     if getattr(aval, "weak_type", False):
-        return np.asarray(atom.val).item()
-    return np.asarray(atom.val, aval.dtype)
+        number = value.item()
+        return _TYPED[type(number)](number, aval.dtype)
+    return TypedNdArray(value)
 
 
 def cast_literal(eqn: JaxprEqn, operands: Sequence[Any]) -> Literal | None:

@@ -1,14 +1,15 @@
 """The settings of a user's programs: which are kept, and which say nothing of moves of arrays."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import Any
 
 import jax
 import numpy as np
 from jax._src import config as _config
 
-from meshwise._jax.jaxprs import bodies_of, opened
+from meshwise._jax.jaxprs import JaxprEqn, bodies_of, opened
 from meshwise._jax.tracing import context_mesh, without_mesh
 
 # Types that are others where x64 is off.
@@ -40,22 +41,58 @@ def settings_of_here() -> Callable[[], AbstractContextManager[Any]]:
     return as_here
 
 
-def as_wide_as(jaxpr: Any) -> AbstractContextManager[Any]:
+# Whether x64 is on here for the sake of a jaxpr's wide numbers alone.
+_IS_TURNED_ON: ContextVar[bool] = ContextVar("x64 is turned on", default=False)
+
+
+@contextmanager
+def as_wide_as(jaxpr: Any) -> Iterator[None]:
     """In here numbers are as wide as those of a jaxpr: x64 is on if some of them have 64 bits.
 
     So they have in a function that turned it on for a part, and in what it kept for its gradient.
     """
-    if _config.enable_x64.value or not _has_wide(jaxpr):
-        return nullcontext()
-    return jax.enable_x64(True)
+    if x64_is_on() or not _has_wide(jaxpr):
+        yield
+        return
+    before = _IS_TURNED_ON.set(True)
+    try:
+        with jax.enable_x64(True):
+            yield
+    finally:
+        _IS_TURNED_ON.reset(before)
+
+
+def as_wide_as_equation(eqn: JaxprEqn) -> AbstractContextManager[Any]:
+    """In there x64 is off for an equation of another part, one without numbers of 64 bits.
+
+    It was traced so, and what it calls, as a kernel of a user's, reads what is set.
+    """
+    return x64(False) if _IS_TURNED_ON.get() and not _is_wide(eqn) else nullcontext()
+
+
+def x64_is_on() -> bool:
+    """Whether numbers may have 64 bits here."""
+    return bool(_config.enable_x64.value)
+
+
+def x64(is_on: bool) -> AbstractContextManager[Any]:
+    """In here numbers may have 64 bits, or may not."""
+    return nullcontext() if is_on == x64_is_on() else jax.enable_x64(is_on)
 
 
 def _has_wide(jaxpr: Any) -> bool:
     inner = opened(jaxpr)
-    values = (*inner.constvars, *inner.invars, *(v for eqn in inner.eqns for v in eqn.outvars))
-    if any(getattr(v.aval, "dtype", None) in _WIDE for v in values):
-        return True
-    return any(_has_wide(body) for eqn in inner.eqns for body in bodies_of(eqn))
+    values = (*inner.constvars, *inner.invars)
+    return _are_wide(v.aval for v in values) or any(map(_is_wide, inner.eqns))
+
+
+def _is_wide(eqn: JaxprEqn) -> bool:
+    types = (a.aval for a in (*eqn.invars, *eqn.outvars))
+    return _are_wide(types) or any(map(_has_wide, bodies_of(eqn)))
+
+
+def _are_wide(types: Iterable[Any]) -> bool:
+    return any(getattr(t, "dtype", None) in _WIDE for t in types)
 
 
 def looks_for_nans() -> bool:

@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -53,14 +53,16 @@ def like(kernel: Callable[..., Any], reference: Callable[..., Any]) -> Callable[
 
 @dataclass(frozen=True)
 class _Flattened:
-    """A function of trees as one of their leaves."""
+    """A function of trees as one of their leaves, with x64 as it is where it is called."""
 
     function: Callable[..., Any]
     tree: Any
+    is_wide: bool = field(default_factory=_jax.x64_is_on)
 
     def __call__(self, *leaves: Any) -> list[Any]:
         args, kwargs = jax.tree.unflatten(self.tree, leaves)
-        return jax.tree.leaves(self.function(*args, **kwargs))
+        with _jax.x64(self.is_wide):
+            return jax.tree.leaves(self.function(*args, **kwargs))
 
 
 @dataclass(frozen=True)

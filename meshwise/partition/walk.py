@@ -82,15 +82,16 @@ def compute(
     leaves_turned: bool = False,
 ) -> Sequence[Any]:
     """One equation on local operands: padding masked, then the operator's local rule."""
-    if rule.opaque:
-        return _jax.bind(_jax.without_hints(eqn), operands)
-    context = LocalContext(
-        eqn, rule.factors, strategy, plan.program.mesh, leaves_turned=leaves_turned
-    )
-    operands = mask_operands(rule, context, operands)
-    if rule.local is not None:
-        return rule.local(context, *operands)
-    return _jax.bind(eqn, operands)
+    with _jax.as_wide_as_equation(eqn):
+        if rule.opaque:
+            return _jax.bind(_jax.without_hints(eqn), operands)
+        context = LocalContext(
+            eqn, rule.factors, strategy, plan.program.mesh, leaves_turned=leaves_turned
+        )
+        operands = mask_operands(rule, context, operands)
+        if rule.local is not None:
+            return rule.local(context, *operands)
+        return _jax.bind(eqn, operands)
 
 
 def store(walk: Walk, var: Var, sharding: Sharding, array: Any) -> None:

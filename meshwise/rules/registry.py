@@ -260,7 +260,10 @@ class Registry:
         """The rule of one equation; the opaque one where none is registered."""
         application = Application(eqn)
         describe = self.rules.get(eqn.primitive.name)
-        return describe(application) if describe else opaque_rule(application)
+        if describe is None:
+            return opaque_rule(application)
+        with _jax.as_wide_as_equation(eqn):
+            return describe(application)
 
 
 def opaque_rule(application: Application) -> OpRule:

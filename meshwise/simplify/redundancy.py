@@ -11,7 +11,7 @@ from jax import lax
 
 from meshwise import _jax
 from meshwise._jax import Control, JaxprEqn, Literal, Var
-from meshwise.ir.bodies import Scope, is_visible, scopes
+from meshwise.ir.bodies import OUTERMOST, Scope, is_visible, scopes
 from meshwise.ir.operators import COPIES, DRAWING, RECASTS, RESHAPES, SPREADS, TURNS, is_among
 from meshwise.ir.program import application_key, atom_key, bytes_of
 
@@ -138,22 +138,23 @@ def hoist_loop_invariants(eqns: Sequence[JaxprEqn]) -> list[JaxprEqn]:
 def _homes(eqns: Sequence[JaxprEqn], around: Sequence[Scope]) -> list[Scope]:
     """For each equation the scope that it is to stand in.
 
-    What reads nothing goes along with the outermost equation that reads it.
+    What a loop's body makes of nothing keeps none of its readers there that read something else,
+    and goes along with the outermost of them.
     """
     bodies = _repeated_bodies(eqns)
     made: dict[Var, Scope] = {}
-    free: set[Var] = set()  # made of nothing: it may stand anywhere
+    free: set[Var] = set()
     homes: list[Scope] = []
     for eqn, scope in zip(eqns, around, strict=True):
-        home = scope
-        if _is_of_nothing(eqn):
+        home, read = scope, [a for a in eqn.invars if not isinstance(a, Literal)]
+        held = [a for a in read if a not in free] or read
+        if scope and _is_of_nothing(eqn):
             free.update(eqn.outvars)
-        else:
-            read = [made[a] for a in eqn.invars if not isinstance(a, Literal) and a in made]
-            if _may_move(eqn, free):
-                while home and home[-1] in bodies and all(is_visible(r, home[:-2]) for r in read):
-                    home = home[:-2]
-            made.update(dict.fromkeys(eqn.outvars, home))
+        elif _may_move(eqn, held):
+            places = [made.get(a, OUTERMOST) for a in held]
+            while home and home[-1] in bodies and all(is_visible(p, home[:-2]) for p in places):
+                home = home[:-2]
+        made.update(dict.fromkeys(eqn.outvars, home))
         homes.append(home)
     readers: dict[Var, Scope] = {}  # of those that stand outside of their loops the outermost
     for index in reversed(range(len(eqns))):
@@ -193,9 +194,6 @@ def _is_of_nothing(eqn: JaxprEqn) -> bool:
     return not _stays(eqn) and all(isinstance(a, Literal) for a in eqn.invars)
 
 
-def _may_move(eqn: JaxprEqn, free: set[Var]) -> bool:
-    """Whether an equation reads something, may run though the loop does not, and adds no memory."""
-    read = [a for a in eqn.invars if not isinstance(a, Literal)]
-    if free.issuperset(read) or _stays(eqn):
-        return False
-    return bytes_of(*eqn.outvars) <= bytes_of(*read)
+def _may_move(eqn: JaxprEqn, held: Sequence[Var]) -> bool:
+    """Whether an equation may run though the loop does not, and adds no memory to what is held."""
+    return bool(held) and not _stays(eqn) and bytes_of(*eqn.outvars) <= bytes_of(*held)

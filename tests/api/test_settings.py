@@ -132,7 +132,15 @@ def bits_inside(a):
         return lax.scan(step, drawn * a, keys)[0]
 
 
-INSIDE = {"x64": wide_inside, "random bits": bits_inside}
+def narrow_outside(a):
+    """A counter and a kernel of a part with x64 off, beside a sum with x64 on."""
+    count = lax.fori_loop(0, 3, lambda i, c: c + 1, 2**31 - 2)
+    order = mw.like(lambda a: jnp.argsort(a, 0), lambda a: jnp.argsort(a, 0))(a)
+    with jax.enable_x64(True):
+        return count, order, a.astype("float64").sum(0)
+
+
+INSIDE = {"x64": wide_inside, "x64 beside": narrow_outside, "random bits": bits_inside}
 
 
 @pytest.mark.parametrize("spec", [P("y"), P(None, "x")], ids=str)

@@ -64,3 +64,31 @@ def test_equal_equations_are_one():
     program = mw.jit(twice, mesh=MESH, in_shardings=P("x")).partition(np.zeros((4, 3), np.float32))
     names = [eqn.primitive.name for eqn in program.jaxpr.jaxpr.eqns]
     assert names.count("sin") == names.count("mul") == 1
+
+
+def of_places(places, x):
+    """What a step computes of places alone, and what it writes into large zeros."""
+
+    def step(carry, row):
+        order = jnp.sort(jnp.cos(places)).sum()
+        large = jnp.zeros((4096,)).at[:2].set(x[:2])
+        return carry + order + large.sum() * row.sum(), None
+
+    return jax.lax.scan(step, 0.0, jnp.stack([x, 2 * x]))[0]
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_what_is_the_same_in_every_step_leaves_a_loop_unless_it_is_held_for_that(given):
+    x = np.linspace(0, 1, 8, dtype=np.float32)
+
+    def function(places, x):
+        return of_places(places if given else lax.iota(jnp.float32, 16), x)
+
+    args = np.arange(16, dtype=np.float32), x
+    program = mw.jit(function, mesh=MESH, in_shardings=P()).partition(*args)
+    np.testing.assert_allclose(program.simulate(*args), function(*args), rtol=1e-5)
+    (scan,) = [eqn for eqn in program.jaxpr.eqns if eqn.primitive is lax.scan_p]
+    inside = {eqn.primitive.name for eqn in scan.params["jaxpr"].jaxpr.eqns}
+    assert not inside & {"sort", "cos"}
+    carried = scan.params["num_consts"] + scan.params["num_carry"]
+    assert all(v.aval.size < 4096 for v in scan.invars[:carried])
