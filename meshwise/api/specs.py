@@ -95,7 +95,8 @@ def kind_of(tree: Any) -> str:
     if kind is type(None):
         return "None"
     if issubclass(kind, dict):
-        return f"a dict with {', '.join(key[1:-1] for key in parts) or 'nothing in it'}"
+        keys = ", ".join(key[1:-1] for key in parts) or "nothing in it"
+        return f"a {kind.__name__} with {keys}"
     return f"a {kind.__name__} of {len(parts)}"
 
 

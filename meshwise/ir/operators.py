@@ -57,7 +57,7 @@ def is_among(eqn: JaxprEqn, kind: frozenset[str]) -> bool:
 
 
 def adds_to(eqn: JaxprEqn, value: Var) -> bool:
-    """Whether all that an equation does is to add something else to a value, or take it off."""
+    """Whether all that an equation does is to add something to a value, or to take it off that."""
     if not is_among(eqn, ADDITIONS) or sum(a is value for a in eqn.invars) != 1:
         return False
     return eqn.primitive.name != "sub" or eqn.invars[0] is value

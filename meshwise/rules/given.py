@@ -6,7 +6,7 @@ the local function returns when it is emitted.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -168,7 +168,8 @@ class GivenRule:
             except Exception as error:
                 raised = f"it raises {type(error).__name__}" if own else "it cannot be"
                 raise self._wrong(context, operands, [f"{raised}: {error}"], own) from error
-            results = list(results) if isinstance(results, list | tuple) else [results]
+            is_one = hasattr(results, "shape") or not isinstance(results, Iterable)
+            results = [results] if is_one else list(results)
             problems = result_problems(context, results)
             if problems:
                 raise self._wrong(context, operands, problems, own)

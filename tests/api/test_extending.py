@@ -116,6 +116,14 @@ def test_a_local_function_knows_where_it_is(mesh2x4):
         assert program.plan.rules[0].flops == 3.0
 
 
+@pytest.mark.parametrize("several", [list, tuple, iter])
+def test_a_local_function_returns_its_results_one_after_another(mesh2x4, several):
+    name = f"my_doubled_{several.__name__}"
+    doubled_p = primitive(name, lambda x: 2 * x)
+    mw.register_rule(name, "i -> i", local=lambda context, x: several([2 * x]))
+    check(doubled_p.bind, lambda x: 2 * x, (normal(7),), mesh2x4, (P("x"),), [])
+
+
 def test_a_rule_that_is_a_function(mesh2x4):
     reduce_p = primitive("my_sum", lambda x, *, axis: x.sum(axis))
 
