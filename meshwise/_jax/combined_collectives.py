@@ -1,6 +1,7 @@
-"""Collectives of one kind that wait for the same as one, which XLA on CPU does not see to itself.
+"""Collectives of one kind that wait for the same as one, which XLA on CPU sees to in part alone.
 
-On GPU and TPU it has passes that combine them. On CPU every collective takes the time in which the
+On GPU and TPU it has passes that combine them; on CPU it joins all_reduces, each with a buffer of
+its own, which held more. There every collective takes the time in which the
 threads of all devices come to meet: for eight devices on two cores as long as to send some hundred
 kilobytes. So short arrays are laid end to end, and travel at once.
 """

@@ -73,8 +73,10 @@ def _completed(graph: Graph, limits: Limits) -> Found:
 
 def _improved(found: Sequence[Found], completed: Found, limits: Limits) -> Found:
     """The plan to take of those found, or what is found from there."""
+    # Completion's strategies do without its shardings of values that nobody reads so.
+    directly = as_placed(completed.search)
     # None is dearer, with launches, than completion is.
-    found = [one for one in (*found, completed) if one.seconds <= completed.seconds]
+    found = [o for o in (*found, directly, completed) if o.seconds <= completed.seconds]
     best = weighed(_best(found), found, completed, limits, completed.seconds)
     gathered = gathered_once(best, limits)
     if gathered is not None:

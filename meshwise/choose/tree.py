@@ -8,7 +8,9 @@ it lies or in one that is wanted, and the tree grows from there.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import lru_cache
+from itertools import permutations
 
 from meshwise.cost.hardware import Hardware
 from meshwise.ir.mesh import Mesh
@@ -18,6 +20,8 @@ from meshwise.reshard.search import reshard_bound, reshard_cost
 
 Edge = tuple[Sharding, Sharding]
 IMPOSSIBLE = float("inf")
+# Of so many axes at most all orders are looked at.
+MOST_PERMUTED = 4
 
 
 @lru_cache(maxsize=1 << 18)
@@ -62,12 +66,27 @@ def _straightened(
     """The tree of a value that lies turned: one step, and the tree from where that leads."""
     terms = produced.unreduced, produced.reduction
     ends = [produced.straight, *(s for s in wanted if (s.unreduced, s.reduction) == terms)]
+    ends += _with_axes_elsewhere(produced.straight, mesh)
     found: list[tuple[float, tuple[Edge, ...]]] = []
     for end in dict.fromkeys(ends):
         seconds = reshard_cost(Reshard(shape, itemsize, mesh, produced, end, hardware))
         rest, edges = reshard_tree(shape, itemsize, mesh, end, frozenset(wanted), hardware)
         found.append((seconds + rest, ((produced, end), *edges)))
     return min(found, key=lambda tree: tree[0])
+
+
+def _with_axes_elsewhere(sharding: Sharding, mesh: Mesh) -> list[Sharding]:
+    """Shardings with shards as large, and the same axes in other places: one permute away."""
+    axes = [axis for own in sharding.dims for axis in own]
+    if len(axes) > MOST_PERMUTED:
+        return []
+    found = []
+    for order in permutations(axes):
+        if all(mesh.size((a,)) == mesh.size((b,)) for a, b in zip(axes, order, strict=True)):
+            left = iter(order)
+            dims = tuple(tuple(next(left) for _ in own) for own in sharding.dims)
+            found.append(replace(sharding, dims=dims))
+    return found
 
 
 @lru_cache(maxsize=1 << 18)

@@ -99,12 +99,17 @@ class _Copies:
 
 
 def _is_cheap(eqn: JaxprEqn, rule: OpRule) -> bool:
-    """Element-wise work or less, any part of which can be made by itself, where it is read."""
-    if eqn.invars and not (is_view(eqn) or is_elementwise(eqn, rule)):
-        return False
+    """Element-wise work or less, any part of which can be made by itself, where it is read.
+
+    So are sums and maxima along dims, as those by which weights are normalised.
+    """
     factors = rule.factors
-    special = factors.whole or factors.permuted or factors.compound or factors.reductions
-    size = sum(math.prod(shape_of(v)) for v in eqn.outvars)
+    reduces = len(eqn.invars) == 1 and bool(factors.reductions)
+    if eqn.invars and not (reduces or is_view(eqn) or is_elementwise(eqn, rule)):
+        return False
+    special = factors.whole or factors.permuted or factors.compound
+    made = eqn.invars if reduces else eqn.outvars
+    size = sum(math.prod(shape_of(v)) for v in made)
     plain = not (rule.opaque or special or rule.exchanges or eqn.effects)
     plain = plain and eqn.primitive is not hint_p
     return bool(eqn.outvars) and plain and rule.flops <= size

@@ -67,3 +67,29 @@ def test_what_is_said_is_kept(hint):
     spec = program.out_shardings.spec
     for said, found in zip(hint, [*spec, None, None], strict=False):
         assert said is OPEN or found == said
+
+
+def alternating(x, w):
+    """Layers under hints of one dim and the other in turn, and their gradients."""
+
+    def loss(x, w):
+        for k in range(3):
+            x = mw.shard(jnp.tanh(x @ w[k]), P(OPEN, "y") if k % 2 else P("x", OPEN))
+        return (x**2).mean()
+
+    return jax.value_and_grad(loss, (0, 1))(x, w)
+
+
+def test_what_completion_has_does_without_its_shardings_of_sums():
+    """A sum that completion has whole is reduced to where it is read, not there first."""
+    ends = P(), (P("x"), P(None, "x", "y"))
+    step = mw.jit(alternating, mesh=GRID, in_shardings=(P("x"), P()), out_shardings=ends)
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(32, 64)).astype(np.float32)
+    w = (0.1 * draw.normal(size=(3, 64, 64))).astype(np.float32)
+    program = step.partition(x, w)
+    for found, wanted in zip(
+        jax.tree.leaves(program.simulate(x, w)), jax.tree.leaves(alternating(x, w)), strict=True
+    ):
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-6)
+    assert program.wire_bytes == 27_140  # 29,188 with the stops, 27,652 with XLA
