@@ -24,6 +24,18 @@ class Model:
     batch: Callable[[int], Any]
 
 
+def chain(stage: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """The loss of one stage after another, each of a value and a parameter of its own."""
+
+    def loss(params: Any, batch: Any) -> Any:
+        x = batch["x"]
+        for i, w in enumerate(params):
+            x = stage(mw.stage_boundary(x) if i else x, w)
+        return ((x - batch["y"]) ** 2).mean()
+
+    return loss
+
+
 def normal(rng: np.random.Generator, *shape: int, dtype: Any = np.float32) -> Any:
     return np.asarray(rng.standard_normal(shape) / np.sqrt(max(shape[0], 1)), dtype)
 

@@ -10,7 +10,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
-from tests.pipeline.models import Model, language_model, mlp, normal, rows
+from tests.pipeline.models import Model, chain, language_model, mlp, normal, rows
 from tests.pipeline.test_values import assert_same, mesh_of
 
 WIDE = 16
@@ -192,14 +192,7 @@ READS = {
 @pytest.mark.parametrize("name", READS)
 def test_gradients_are_summed_over_the_data_once(name):
     """However a stage reads its parameters, if that makes more of them, or reads them twice."""
-    read = READS[name]
-
-    def loss(params, batch):
-        x = batch["x"]
-        for i, w in enumerate(params):
-            x = read(mw.stage_boundary(x) if i else x, w)
-        return ((x - batch["y"]) ** 2).mean()
-
+    loss = chain(READS[name])
     rng = np.random.default_rng(2)
     params, batch = [normal(rng, 8, 8) for _ in range(2)], rows(16)
     case = Model(name, 2, loss, params, rows), {"stage": 2, "data": 2}, DATA, {}, True

@@ -14,7 +14,7 @@ from meshwise._jax.tracing import make_jaxpr_over_axes
 from meshwise.ir.mesh import refine_mesh
 from meshwise.ir.sharding import Sharding
 from meshwise.run.simulate import simulate
-from tests.pipeline.models import normal
+from tests.pipeline.models import chain, normal
 from tests.pipeline.test_values import assert_same, mesh_of
 
 WIDTH = 16
@@ -58,13 +58,7 @@ def permutes(jaxpr, is_in_branch=False):
 @pytest.mark.parametrize("name", STAGES)
 def test_no_branch_has_a_permute(name):
     stage, weights = STAGES[name]
-
-    def loss(params, batch):
-        x = batch["x"]
-        for i, w in enumerate(params):
-            x = stage(mw.stage_boundary(x) if i else x, w)
-        return ((x - batch["y"]) ** 2).mean()
-
+    loss = chain(stage)
     rng = np.random.default_rng(3)
     params = [normal(rng, WIDTH, WIDTH) for _ in range(2)]
     batch = {"x": normal(rng, 8, WIDTH), "y": normal(rng, 8, WIDTH)}
