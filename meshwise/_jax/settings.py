@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax._src import config as _config
+from jax._src.util import weakref_lru_cache as _weakref_lru_cache
 
 from meshwise._jax.jaxprs import JaxprEqn, bodies_of, opened
 from meshwise._jax.tracing import context_mesh, without_mesh
@@ -80,6 +81,7 @@ def x64(is_on: bool) -> AbstractContextManager[Any]:
     return nullcontext() if is_on == x64_is_on() else jax.enable_x64(is_on)
 
 
+@_weakref_lru_cache
 def _has_wide(jaxpr: Any) -> bool:
     inner = opened(jaxpr)
     values = (*inner.constvars, *inner.invars)

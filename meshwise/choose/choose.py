@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from meshwise.choose.descents import descents
 from meshwise.choose.found import Found, as_placed, descended
 from meshwise.choose.gathering import gathered_once
-from meshwise.choose.graph import Graph, build_graph
+from meshwise.choose.graph import Graph, build_graph, with_steps_alone
 from meshwise.choose.idle import with_idle_axes
 from meshwise.choose.limits import Limits, limits_of
 from meshwise.choose.plan import EquationPlan, Plan
@@ -40,7 +40,8 @@ def choose(
     if driver != "descend":
         completed = _completed(graph, limits_of(graph))
         return _plan(completed, completed.seconds, driver)
-    plans = [_descended(one, driver) for one in (graph, *_with_steps_alone(graph))]
+    graphs = graph, with_steps_alone(graph)
+    plans = [_descended(one, driver) for one in graphs if one is not None]
     return min(plans, key=lambda plan: plan.seconds)
 
 
@@ -52,17 +53,6 @@ def _descended(graph: Graph, driver: str) -> Plan:
     if not graph.hardware.least_bytes:
         found += _from_fewest_bytes(graph, limits)
     return _plan(_improved(found, completed, limits), completed.seconds, driver)
-
-
-def _with_steps_alone(graph: Graph) -> list[Graph]:
-    """The graph where what is made before a loop binds nothing in it, if that is another one."""
-    program = graph.program
-    if max(program.runs, default=1) <= 1:
-        return []
-    what = program, graph.rules, graph.completion, graph.hardware
-    other = build_graph(*what, steps_alone=True)
-    is_same = [node.members for node in other.nodes] == [node.members for node in graph.nodes]
-    return [] if is_same else [other]
 
 
 def _completed(graph: Graph, limits: Limits) -> Found:
@@ -126,6 +116,7 @@ def _plan(found: Found, completion_seconds: float, driver: str) -> Plan:
         ),
         driver=driver,
         hardware=graph.hardware,
+        steps_alone=graph.steps_alone,
     )
 
 

@@ -119,7 +119,7 @@ def _with_arguments_moved(graph: Graph, limits: Limits, found: Sequence[Found]) 
 
     Where launches count for much, or steps of a loop would exchange along their dims each time.
     """
-    if graph.hardware.least_bytes and max(graph.program.runs, default=1) <= 1:
+    if graph.hardware.least_bytes and not graph.program.has_loops:
         return []
     least = min(one.seconds for one in found)
     moved = [descended(Search(graph, start), limits) for start in moved_starts(graph, limits)]

@@ -89,7 +89,8 @@ class Graph:
     `alike` numbers the nodes so that those of repeated layers have the same number: the same
     strategies of them cost the same where their values lie alike. `at_home` are, for each equation
     of a node, what devices have of its operands, so that an exchange of that sends nothing
-    (`partition/at_home.py`). `known` is what was worked out for one of several that are alike.
+    (`partition/at_home.py`). With `steps_alone` what is computed before a loop binds nothing in it
+    (`Groups`). `known` is what was worked out for one of several that are alike.
     """
 
     program: Program
@@ -106,6 +107,7 @@ class Graph:
     nodes_of: dict[int, tuple[tuple[int, Member], ...]]
     alike: Sequence[int]
     at_home: Sequence[tuple[AtHome, ...]]
+    steps_alone: bool = False
     known: dict[Any, Any] = field(default_factory=dict)
 
     def once(self, key: Any, make: Callable[[], T]) -> T:
@@ -135,10 +137,7 @@ def build_graph(
     hardware: Hardware,
     steps_alone: bool = False,
 ) -> Graph:
-    """The cost graph of a completed program.
-
-    With `steps_alone` what is computed before a loop binds nothing in it (`Groups`).
-    """
+    """The cost graph of a completed program; with `steps_alone` as `Graph` says."""
     carries = find_carries(program, rules)
     remade = remade_equations(program, rules, carries, completion.dims)
     nodes = build_nodes(program, rules, carries, completion.dims, remade, steps_alone)
@@ -151,10 +150,6 @@ def build_graph(
         for var, hint in zip(program.outputs, program.out_hints, strict=True)
     )
     values = _values(program, remade, nodes, in_shardings, out_shardings)
-    nodes_of: dict[int, tuple[tuple[int, Member], ...]] = {}
-    for node in nodes:
-        for member in node.members:
-            nodes_of[member.equation] = (*nodes_of.get(member.equation, ()), (node.index, member))
     at_home = [_at_home(program, rules, node, values) for node in nodes]
     return Graph(
         program,
@@ -168,10 +163,42 @@ def build_graph(
         out_shardings,
         completion,
         hardware,
-        nodes_of,
+        _nodes_of(nodes),
         _alike(program, rules, nodes, values, at_home),
         at_home,
+        steps_alone,
     )
+
+
+def with_steps_alone(graph: Graph) -> Graph | None:
+    """The same where what is computed before a loop binds nothing in it, if that is another one."""
+    program, rules = graph.program, graph.rules
+    if not program.has_loops:
+        return None
+    lying = graph.completion.dims
+    nodes = build_nodes(program, rules, graph.carries, lying, graph.remade, steps_alone=True)
+    if [node.members for node in nodes] == [node.members for node in graph.nodes]:
+        return None
+    values = _values(program, graph.remade, nodes, graph.in_shardings, graph.out_shardings)
+    at_home = [_at_home(program, rules, node, values) for node in nodes]
+    return replace(
+        graph,
+        nodes=nodes,
+        values=values,
+        nodes_of=_nodes_of(nodes),
+        alike=_alike(program, rules, nodes, values, at_home),
+        at_home=at_home,
+        steps_alone=True,
+        known={},
+    )
+
+
+def _nodes_of(nodes: Sequence[Node]) -> dict[int, tuple[tuple[int, Member], ...]]:
+    found: dict[int, tuple[tuple[int, Member], ...]] = {}
+    for node in nodes:
+        for member in node.members:
+            found[member.equation] = (*found.get(member.equation, ()), (node.index, member))
+    return found
 
 
 def _alike(

@@ -24,7 +24,8 @@ def losers(plan: Plan) -> dict[int, tuple[Rejected, ...]]:
     """
     if plan.driver == "gspmd":
         return {}
-    graph = build_graph(plan.program, plan.rules, plan.completion, plan.hardware)
+    what = plan.program, plan.rules, plan.completion, plan.hardware
+    graph = build_graph(*what, plan.steps_alone)
     search = Search(graph, [_taken(plan, node) for node in graph.nodes])
     limits, fixed = limits_of(graph), fixed_axes(graph)
     found = {}

@@ -101,6 +101,11 @@ class Program:
         around = bodies.paths(self.equations)
         return [n * bodies.share(path) for n, path in zip(self.trips, around, strict=True)]
 
+    @property
+    def has_loops(self) -> bool:
+        """Whether an equation runs more than once in a call, on average."""
+        return max(self.runs, default=1) > 1
+
     @cached_property
     def outermost(self) -> list[bool]:
         """Whether each equation stands in no loop and no branch."""
