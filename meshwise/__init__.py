@@ -7,6 +7,8 @@ from meshwise.api.extend import register_rule as register_rule
 from meshwise.api.jit import jit as jit
 from meshwise.api.like import like as like
 from meshwise.api.pipelines import pipeline_value_and_grad as pipeline_value_and_grad
+from meshwise.api.plan import Planned as Planned
+from meshwise.api.plan import plan as plan
 from meshwise.api.programs import program as program
 from meshwise.api.reshard import reshard as reshard
 from meshwise.api.reshard import reshard_plan as reshard_plan
@@ -62,6 +64,7 @@ __all__ = [
     "MissingRuleError",
     "NoMeshError",
     "PipelineError",
+    "Planned",
     "Replicated",
     "ReplicationError",
     "RuleError",
@@ -85,6 +88,7 @@ __all__ = [
     "like",
     "pipeline",
     "pipeline_value_and_grad",
+    "plan",
     "program",
     "reduce",
     "reduce_scatter",

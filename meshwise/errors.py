@@ -88,9 +88,10 @@ class RuleError(MeshwiseError, ValueError):
 
 
 class MemoryLimitError(MeshwiseError, ValueError):
-    """No way to reshard an array fits in `max_bytes` on each device.
+    """No way to reshard an array, or no plan of a program, fits in `max_bytes` on each device.
 
-    The largest array that a device holds on the way counts, its shards before and after included.
+    Of a reshard the largest array that a device holds on the way counts, its shards before and
+    after included; of a plan all that it holds at once, arguments included.
     """
 
 

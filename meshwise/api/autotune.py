@@ -25,9 +25,11 @@ from meshwise.api.spmd_program import SpmdProgram
 from meshwise.api.states import state_of
 from meshwise.api.tuning_limits import TuningLimits, check_measure, tuning_limits
 from meshwise.cost.hardware import CPU, GENERIC, Hardware
+from meshwise.cost.kernels import kernels_of
 from meshwise.cost.links import Links
-from meshwise.cost.memory import peak_memory
-from meshwise.cost.timeline import timeline
+from meshwise.cost.memory import memory_of_kernels
+from meshwise.cost.timeline import timeline_of_kernels
+from meshwise.report.progress import Progress
 from meshwise.report.schedules import candidates_table
 
 # A schedule that sends more than the program as it is, by this factor and bytes, is out: norms of
@@ -149,7 +151,7 @@ def autotune(
     machine = hardware or _hardware_of(mesh, measure)
     beside = machine is not CPU and platform_of(mesh) != "cpu" if overlaps is None else overlaps
     deadline = start + limits.budget_s if measure == "time" else float("inf")
-    with _Display(progress) as display:
+    with Progress(progress) as display:
         until = start + limits.budget_s / 2 if measure == "time" else float("inf")
         found, explored = _search(first, machine, beside, until, display)
         most = SENT_MORE * found[0].wire_bytes + MORE_BYTES
@@ -188,7 +190,7 @@ def _search(
     hardware: Hardware | Links,
     overlaps: bool,
     until: float,
-    display: "_Display",
+    display: Progress,
 ) -> tuple[list[Candidate], int]:
     """Every schedule that policies lead to, the program as it is first; and how many were tried."""
     candidate = _candidate(first, (), hardware, overlaps)
@@ -227,8 +229,9 @@ def _candidate(
 ) -> Candidate:
     program = schedule.view.program
     sizes = program.mesh.axis_size
-    predicted = timeline(program.jaxpr, sizes, hardware, overlaps=overlaps).seconds
-    memory = peak_memory(program.jaxpr, sizes, donated=schedule.original.donated)
+    kernels = kernels_of(program.jaxpr, sizes)
+    predicted = timeline_of_kernels(kernels, sizes, hardware, overlaps).seconds
+    memory = memory_of_kernels(kernels, schedule.original.donated)
     launches = sum(c.count for c in program.collectives)
     return Candidate(schedule, applied, predicted, program.wire_bytes, launches, memory.peak_bytes)
 
@@ -239,7 +242,7 @@ def _timed(
     args: Sequence[Any],
     limits: TuningLimits,
     deadline: float,
-    display: "_Display",
+    display: Progress,
 ) -> list[Candidate]:
     """The candidates again, those in the final with their time and ordered by it."""
     final = [original, *[c for c in ranked if c is not original and not c.note][: limits.finalists]]
@@ -346,28 +349,3 @@ def _difference(results: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> 
         if not np.allclose(got.astype(wide), exact, rtol=0.0, atol=bound, equal_nan=True):
             return f"result {number} differs by more than rounding"
     return ""
-
-
-class _Display:
-    """What is being tried, on one line of the terminal."""
-
-    def __init__(self, is_shown: bool):
-        self._status: Any = None
-        if is_shown:
-            from rich.console import Console
-
-            self._status = Console(stderr=True).status("searching")
-
-    def __enter__(self) -> "_Display":
-        if self._status is not None:
-            self._status.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._status is not None:
-            self._status.stop()
-
-    def show(self, text: str) -> None:
-        """Say what goes on now."""
-        if self._status is not None:
-            self._status.update(text)

@@ -111,50 +111,82 @@ def resolve(
     return Resolved(paths, types, in_specs, mesh)
 
 
-def build(
-    name: str,
-    fn: Callable[..., Any],
-    options: Options,
-    arguments: Arguments,
-    resolved: Resolved,
-) -> SpmdProgram:
-    """Trace, complete, choose, partition: the program of a function for some arguments."""
-    paths, mesh, in_specs = resolved.paths, resolved.mesh, resolved.in_specs
+@dataclass(frozen=True)
+class TracedCall:
+    """A call's function as a plain jaxpr, with what is said of all it takes and returns.
+
+    `held` are the arrays on the mesh that it closes over, its first inputs.
+    """
+
+    closed: Any
+    out_avals: Sequence[Any]
+    out_tree: Any
+    held: list[Any]
+    in_specs: list[Any]
+    in_paths: list[str]
+    out_specs: list[Any]
+    out_paths: list[str]
+
+
+def traced(
+    name: str, fn: Callable[..., Any], options: Options, arguments: Arguments, resolved: Resolved
+) -> TracedCall:
+    """Trace a function for some arguments, and spread what is said of it over its leaves."""
+    mesh, in_specs = resolved.mesh, resolved.in_specs
     typed, captured, out_tree = trace_call(name, fn, options, arguments, in_specs, mesh)
     if captured:
         raise leaked_tracers(name, captured)
     refuse_gone(name, typed.consts, lambda: _closed_over(typed.consts))
     closed, held = _hold_arrays(_jax.plain_jaxpr(typed), mesh)
-    in_specs = [*fill_placements([None] * len(held), held, mesh), *in_specs]
-    paths = [*_closed_over(held), *paths]
-    out_specs = given_out_specs(name, options.out_shardings, out_tree)
+    return TracedCall(
+        closed=closed,
+        out_avals=typed.out_avals,
+        out_tree=out_tree,
+        held=held,
+        in_specs=[*fill_placements([None] * len(held), held, mesh), *in_specs],
+        in_paths=[*_closed_over(held), *resolved.paths],
+        out_specs=given_out_specs(name, options.out_shardings, out_tree),
+        out_paths=result_paths(out_tree),
+    )
+
+
+def build(
+    name: str, fn: Callable[..., Any], options: Options, arguments: Arguments, resolved: Resolved
+) -> SpmdProgram:
+    """Trace, complete, choose, partition: the program of a function for some arguments."""
+    call, mesh = traced(name, fn, options, arguments, resolved), resolved.mesh
     per_device, plan, places = partition_typed(
-        closed,
-        typed.out_avals,
+        call.closed,
+        call.out_avals,
         mesh,
-        in_specs,
-        out_specs,
+        call.in_specs,
+        call.out_specs,
         options.choices,
         name,
-        paths,
-        result_paths(out_tree),
+        call.in_paths,
+        call.out_paths,
         are_plain=options.mesh is None,
     )
     return SpmdProgram(
         per_device=per_device,
         user_mesh=mesh,
         in_tree=arguments.tree,
-        out_tree=out_tree,
+        out_tree=call.out_tree,
         placements=places,
         in_paths=plan.program.in_paths,
         out_paths=plan.program.out_paths,
         plan=plan,
         hints=(_given(plan.program.in_hints), _given(plan.program.out_hints)),
-        held=tuple(held),
-        donated=tuple([len(held) + i for i in donated_leaves(options, arguments)]),
+        held=tuple(call.held),
+        donated=donated_inputs(options, arguments, call),
         name=name,
         compiling=options.compiling,
     )
+
+
+def donated_inputs(options: Options, arguments: Arguments, call: TracedCall) -> tuple[int, ...]:
+    """Indices of a program's inputs that the user donates."""
+    return tuple([len(call.held) + i for i in donated_leaves(options, arguments)])
 
 
 def _given(hints: Sequence[Hint | None]) -> tuple[str | None, ...]:

@@ -17,7 +17,16 @@ from meshwise.api.arguments import (
 )
 from meshwise.api.as_jax import AsJax
 from meshwise.api.autotune import scheduled
-from meshwise.api.build import Resolved, build, circumstances, donated_leaves, planning, resolve
+from meshwise.api.build import (
+    Resolved,
+    TracedCall,
+    build,
+    circumstances,
+    donated_leaves,
+    planning,
+    resolve,
+    traced,
+)
 from meshwise.api.calibrate import figures_of
 from meshwise.api.deleted import base_of, refuse_gone
 from meshwise.api.meshes import lies_as
@@ -76,6 +85,12 @@ class Calls:
             return known
         made = self._kept.programs[key] = self._program_of_hints(arguments)
         return made
+
+    def read(self, *args: Any) -> tuple[Arguments, Resolved, TracedCall]:
+        """A call taken apart, what it says, and its function as a jaxpr."""
+        arguments = take_apart(self.options, args, {})
+        resolved = resolve(self.name, self.options, arguments, self._as_jax.mesh)
+        return arguments, resolved, traced(self.name, self.fn, self.options, arguments, resolved)
 
     def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """`jax.stages.Traced` for some arguments; lowering it partitions."""

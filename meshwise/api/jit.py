@@ -162,7 +162,7 @@ class JitFunction:
         self.fn = fn
         self.options = options
         self.name = name_of(fn)
-        self._calls = calls = Calls(self.name, fn, options)
+        self.calls = calls = Calls(self.name, fn, options)
         self._misses = misses = Dispatch(calls)
         self._dispatch = dispatch = _jax.dispatcher(
             self.name, fn, misses.missed, options.static_argnums, options.static_argnames
@@ -186,12 +186,12 @@ class JitFunction:
     @_jax.hides_frames
     def partition(self, *args: Any, **kwargs: Any) -> SpmdProgram:
         """The SPMD program for some arguments, which may be `jax.ShapeDtypeStruct`s."""
-        return self._calls.partition(args, kwargs)
+        return self.calls.partition(args, kwargs)
 
     @_jax.hides_frames
     def trace(self, *args: Any, **kwargs: Any) -> Any:
         """`jax.stages.Traced` for some arguments; lowering it partitions."""
-        return self._calls.trace(args, kwargs)
+        return self.calls.trace(args, kwargs)
 
     @_jax.hides_frames
     def lower(self, *args: Any, **kwargs: Any) -> Any:
@@ -207,7 +207,7 @@ class JitFunction:
         """Forget all programs: the next call traces, plans and compiles anew."""
         self._dispatch._clear_cache()
         self._misses.clear_cache()
-        self._calls.clear()
+        self.calls.clear()
 
     def _cache_size(self) -> int:
         """How many kinds of calls JAX's dispatch runs by itself."""

@@ -1,6 +1,7 @@
 """The states of a program, by name: arguments that a step makes anew, and what hints forbid."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from meshwise.api.spmd_program import SpmdProgram
 from meshwise.errors import ArgumentError, IllegalMove, message
@@ -15,6 +16,40 @@ def states_of(program: SpmdProgram) -> dict[int, int]:
     return dict(program.states) or next_values(
         program.in_paths, program.out_paths, known.in_types, known.out_types
     )
+
+
+def kept_trees(args: Any, results: Any, ins: Sequence[Any], outs: Sequence[Any]) -> dict[int, int]:
+    """Leaves of arguments that a function makes anew, and of the results that they become.
+
+    Those are trees, of more than an array alone, of an argument and of a result, or of a part of
+    one, whose structures and types are equal; of several the first that is left.
+    """
+    parts, start = [], 0
+    for tree in args.children():
+        parts.append((tree, start))
+        start += tree.num_leaves
+    tied: dict[int, int] = {}
+
+    def tie(tree: Any, first: int) -> None:
+        if tree.node_data() is None:
+            return
+        types = list(map(_type, outs[first : first + tree.num_leaves]))
+        for part in parts:
+            known, at = part
+            if known == tree and list(map(_type, ins[at : at + tree.num_leaves])) == types:
+                tied.update({at + k: first + k for k in range(tree.num_leaves)})
+                parts.remove(part)
+                return
+        for child in tree.children():
+            tie(child, first)
+            first += child.num_leaves
+
+    tie(results, 0)
+    return tied
+
+
+def _type(aval: Any) -> Any:
+    return tuple(aval.shape), aval.dtype
 
 
 def own_state_names(program: SpmdProgram, view: View) -> tuple[str, ...]:

@@ -73,7 +73,11 @@ def peak_memory(
     `donated` are positions of arguments whose memory may be used again. Without `fuses` every
     equation's result is written, broadcasts included.
     """
-    program = kernels_of(jaxpr, axis_sizes, fuses)
+    return memory_of_kernels(kernels_of(jaxpr, axis_sizes, fuses), donated)
+
+
+def memory_of_kernels(program: KernelProgram, donated: Collection[int] = ()) -> Memory:
+    """The same of a program whose kernels are known."""
     free = frozenset(program.steps.inputs[i] for i in donated)
     memory, at = _peak(program, free)
     return replace(memory, held=_held(program, free, at))

@@ -91,8 +91,17 @@ def timeline(
     `hardware` alone gives every axis a link of its own with the hardware's figures; `Links` gives
     each axis its own figures. `overlaps` lets collectives run beside the compute unit.
     """
+    return timeline_of_kernels(kernels_of(jaxpr, axis_sizes), axis_sizes, hardware, overlaps)
+
+
+def timeline_of_kernels(
+    program: KernelProgram,
+    axis_sizes: Mapping[str, int],
+    hardware: Hardware | Links,
+    overlaps: bool,
+) -> Timeline:
+    """The same of a program whose kernels are known."""
     machine = hardware if isinstance(hardware, Links) else Links(hardware)
-    program = kernels_of(jaxpr, axis_sizes)
     found = _simulate(program, axis_sizes, machine, overlaps)
     return Timeline(
         tuple(_events(found)),

@@ -18,6 +18,7 @@ LAYERS = (
     "reshard",
     "propagate",
     "choose",
+    "planner",
     "partition",
     "schedule",
     "pipeline",

@@ -35,6 +35,7 @@ FUNCTIONS = [
     "like",
     "pipeline",
     "pipeline_value_and_grad",
+    "plan",
     "program",
     "reduce",
     "reduce_scatter",
@@ -49,7 +50,7 @@ FUNCTIONS = [
 ]
 LAYOUTS = ["Local", "Replicated", "Sliced", "Unreduced"]
 WARNINGS = ["FallbackWarning"]
-CLASSES = ["Schedule", "SpmdProgram", "Tuned", "UnevenArray"]
+CLASSES = ["Planned", "Schedule", "SpmdProgram", "Tuned", "UnevenArray"]
 PUBLIC = [*ERRORS, *WARNINGS, *LAYOUTS, *CLASSES, *FUNCTIONS]
 
 

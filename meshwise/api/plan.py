@@ -1,0 +1,265 @@
+"""`mw.plan`: shardings for arguments where nobody gives any.
+
+The automatic planner: Alpa (arXiv 2201.12023, section 4) decides the same on a graph of costs.
+Here hints are what is searched, by `planner/search.py`, and what each is worth the compiler says,
+which completes, chooses and emits a program for it. Nothing is run.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding
+
+from meshwise.api.arguments import Arguments
+from meshwise.api.build import Resolved, TracedCall, donated_inputs, partition_typed
+from meshwise.api.calibrate import figures_of
+from meshwise.api.jit import JitFunction, jit
+from meshwise.api.options import Options
+from meshwise.api.spmd_program import SpmdProgram
+from meshwise.api.states import kept_trees
+from meshwise.api.typed import Placements
+from meshwise.choose.plan import Plan
+from meshwise.cost.kernels import kernels_of
+from meshwise.cost.memory import memory_of_kernels
+from meshwise.cost.timeline import timeline_of_kernels
+from meshwise.errors import ArgumentError, MemoryLimitError, MeshwiseError, message
+from meshwise.ir.numbers import whole_number
+from meshwise.ir.per_device import PerDeviceProgram
+from meshwise.ir.sharding import DimAxes, Sharding
+from meshwise.planner.groups import Group, groups_of
+from meshwise.planner.search import Layouts, Outcome, Searched, search
+from meshwise.report.planned import planned_text
+from meshwise.report.progress import Progress
+from meshwise.run.placement import partition_spec
+from meshwise.schedule.handles import next_values
+
+MOST_TRIED = 400
+
+
+@dataclass(frozen=True, eq=False)
+class Planned:
+    """What `mw.plan` found: a function under `mw.jit` with the shardings, and what it comes to.
+
+    `in_shardings` and `out_shardings` are trees of `NamedSharding` as `mw.jit` and `jax.jit` take
+    them; results that nobody hinted and that are no next value of an argument are None there. The
+    `groups` of arguments that were planned lie as `best.layouts` say; `given` are the figures
+    without them, `tried` counts the plans that were compared.
+    """
+
+    function: JitFunction
+    program: SpmdProgram
+    in_shardings: Any
+    out_shardings: Any
+    groups: tuple[Group, ...]
+    best: Outcome
+    given: Outcome
+    tried: int
+
+    def __str__(self) -> str:
+        """The shardings of the arguments that were planned, and the figures of a device."""
+        found = Searched(self.best, self.given, self.tried)
+        return planned_text(self.program.name, self.program.in_paths, self.groups, found)
+
+
+def plan(
+    fun: Callable[..., Any],
+    *args: Any,
+    mesh: Any = None,
+    max_bytes: int | None = None,
+    most_tried: int = MOST_TRIED,
+    progress: bool = False,
+) -> Planned:
+    """Shardings for the arguments of a function by which a call takes least time on a mesh.
+
+    Args:
+        fun: a function, or one under `mw.jit` where more is to be said: arguments and values that
+            have a hint there keep it, and figures (`hardware=`), static and donated arguments are
+            as given. Arguments that lie on the mesh already keep their sharding.
+        args: the arguments, which may be `jax.ShapeDtypeStruct`s.
+        mesh: `jax.sharding.Mesh` or `AbstractMesh`, of a function that is not under `mw.jit`.
+        max_bytes: the most that a device may hold at once, arguments included. Without it a tenth
+            more time is worth a third less memory.
+        most_tried: so many plans are compared at most.
+        progress: show how many were, on the terminal.
+
+    A result that is an argument's next value, as the state of a training step is, lies as that
+    does. The time is predicted of the program that is emitted, without overlap.
+
+    Raises MemoryLimitError where nothing within `max_bytes` is found, ArgumentError for what does
+    not fit, and what `mw.jit` raises for such a call.
+
+    >>> from jax.sharding import AbstractMesh
+    >>> f32 = lambda *shape: jax.ShapeDtypeStruct(shape, "float32")
+    >>> mesh = AbstractMesh((8,), ("devices",))
+    >>> found = plan(lambda x, w: jax.numpy.tanh(x @ w), f32(4096, 64), f32(64, 64), mesh=mesh)
+    >>> found.best.layouts
+    ((('devices',), ()), ((), ()))
+    """
+    most_bytes, most = _limits(max_bytes, most_tried)
+    function = _as_jit(fun, mesh)
+    arguments, resolved, call = function.calls.read(*args)
+    with Progress(progress) as display:
+        pricing = _Pricing.of(function.options, arguments, resolved, call, function.name, display)
+        sizes = dict(zip(resolved.mesh.axis_names, resolved.mesh.axis_sizes, strict=True))
+        limits: Any = {"max_bytes": most_bytes, "most_tried": most}
+        found = search(pricing.groups, sizes, pricing.outcome, **limits)
+    if most_bytes is not None and found.best.peak_bytes > most_bytes:
+        raise _no_room(function.name, most_bytes, found)
+    shardings = pricing.shardings(found.best.layouts)
+    planned = JitFunction(function.fn, _with_shardings(function.options, resolved.mesh, *shardings))
+    program = planned.partition(*args)
+    return Planned(
+        planned, program, *shardings, pricing.groups, found.best, found.given, found.tried
+    )
+
+
+def _with_shardings(options: Options, mesh: Any, ins: Any, outs: Any) -> Options:
+    return replace(options, mesh=mesh, in_shardings=ins, out_shardings=outs)
+
+
+@dataclass(frozen=True, eq=False)
+class _Pricing:
+    """A traced call, and what shardings of its arguments come to.
+
+    `states` are arguments that it makes anew, and the results that they become; `
+    """
+
+    call: TracedCall
+    options: Options
+    arguments: Arguments
+    mesh: Any
+    name: str
+    donated: tuple[int, ...]
+    states: dict[int, int]
+    display: Progress
+    groups: tuple[Group, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        options: Options,
+        arguments: Arguments,
+        resolved: Resolved,
+        call: TracedCall,
+        name: str,
+        display: Progress,
+    ) -> "_Pricing":
+        """Of the arguments that nobody gave a sharding. Raises what `mw.jit` does for the call."""
+        donated, states = donated_inputs(options, arguments, call), _states(arguments, call)
+        pricing = cls(call, options, arguments, resolved.mesh, name, donated, states, display)
+        _, plan, _ = pricing.partitioned(call.in_specs, call.out_specs)
+        free = [i for i, spec in enumerate(call.in_specs) if spec is None]
+        groups = groups_of(plan.program, plan.rules, free, states)
+        return replace(pricing, groups=groups)
+
+    def partitioned(
+        self, in_specs: Sequence[Any], out_specs: Sequence[Any]
+    ) -> tuple[PerDeviceProgram, Plan, Placements]:
+        """The program with some hints for arguments and results."""
+        call, choices = self.call, self.options.choices
+        paths = call.in_paths, call.out_paths
+        what = call.closed, call.out_avals, self.mesh, in_specs, out_specs, choices, self.name
+        return partition_typed(*what, *paths, are_plain=self.options.mesh is None)
+
+    def outcome(self, layouts: Layouts) -> Outcome | None:
+        """What layouts of the groups come to; None where that cannot be planned."""
+        self.display.count("plans compared")
+        try:
+            per_device, _, places = self.partitioned(*self._specs(layouts))
+        except MeshwiseError:
+            return None
+        sizes = per_device.mesh.axis_size
+        figures = figures_of(self.options.choices.hardware, self.mesh)
+        kernels = kernels_of(per_device.jaxpr, sizes)
+        seconds = timeline_of_kernels(kernels, sizes, figures, overlaps=False).seconds
+        memory = memory_of_kernels(kernels, self.donated)
+        lie = tuple([self._layout(places[0], group) for group in self.groups])
+        return Outcome(lie, seconds, memory.peak_bytes, per_device.wire_bytes)
+
+    def _specs(self, layouts: Layouts) -> tuple[list[Any], list[Any]]:
+        """Hints for all arguments and results, by layouts of the groups."""
+        in_specs, out_specs = list(self.call.in_specs), list(self.call.out_specs)
+        for group, layout in zip(self.groups, layouts, strict=True):
+            if layout is not None:
+                for argument in group.arguments:
+                    in_specs[argument] = partition_spec(Sharding(layout))
+        for argument, result in self.states.items():
+            if out_specs[result] is None:
+                out_specs[result] = in_specs[argument]
+        return in_specs, out_specs
+
+    def _layout(self, placed: Sequence[NamedSharding], group: Group) -> DimAxes | None:
+        """A completed sharding in the user's axes; None where it is over parts of these."""
+        found = placed[group.arguments[0]]
+        if found.mesh.axis_names != self.mesh.axis_names:
+            return None
+        dims: Any = found.spec
+        axes = [e if isinstance(e, tuple) else (e,) if e else () for e in dims]
+        return (*axes, *[()] * (len(group.shape) - len(axes)))
+
+    def shardings(self, layouts: Layouts) -> tuple[Any, Any]:
+        """Trees of shardings: of arguments, and of results; None of those that are completed."""
+        ins, outs = self.partitioned(*self._specs(layouts))[2]
+        given = self.call.out_specs
+        lie = [out if spec is not None else None for out, spec in zip(outs, given, strict=True)]
+        for argument, result in self.states.items():
+            if given[result] is None:
+                lie[result] = ins[argument]
+        args, _ = jax.tree.unflatten(self.arguments.tree, ins[len(self.call.held) :])
+        return args, jax.tree.unflatten(self.call.out_tree, lie)
+
+
+def _states(arguments: Arguments, call: TracedCall) -> dict[int, int]:
+    """Inputs that a call makes anew, and the results that they become: by trees, else by paths."""
+    first, (args, _) = len(call.held), arguments.tree.children()
+    ins = call.closed.in_avals[first:]
+    found = kept_trees(args, call.out_tree, ins, call.out_avals)
+    found = found or next_values(call.in_paths[first:], call.out_paths, ins, call.out_avals)
+    return {first + argument: result for argument, result in found.items()}
+
+
+def _as_jit(fun: Any, mesh: Any) -> JitFunction:
+    """The function under `mw.jit`."""
+    if not isinstance(fun, JitFunction):
+        return jit(fun, mesh=mesh)
+    if mesh is not None:
+        raise ArgumentError(
+            message(
+                "mw.plan was given a mesh twice",
+                [f"mesh={mesh!r:.60}", f"{fun.name} is under mw.jit"],
+                "A function under mw.jit has the mesh that is given there.",
+                "Leave it out here, or give the function itself.",
+            )
+        )
+    return fun
+
+
+def _limits(max_bytes: Any, most_tried: Any) -> tuple[int | None, int]:
+    """The limits as Python has them. Raises ArgumentError for what is none."""
+    given = {"max_bytes": max_bytes, "most_tried": most_tried}
+    numbers = {name: whole_number(n) for name, n in given.items() if n is not None}
+    problems = [f"{name}={given[name]!r}" for name, n in numbers.items() if n is None or n <= 0]
+    if problems or most_tried is None:
+        raise ArgumentError(
+            message(
+                "mw.plan was given limits that are none",
+                problems or ["most_tried=None"],
+                "They are whole numbers from one on: of bytes on a device, and of plans compared.",
+                "Leave max_bytes out for no limit, most_tried for the default.",
+            )
+        )
+    return numbers.get("max_bytes"), numbers["most_tried"] or MOST_TRIED
+
+
+def _no_room(name: str, most: int, found: Searched) -> MemoryLimitError:
+    return MemoryLimitError(
+        message(
+            f"{name} has no plan that fits",
+            [f"max_bytes={most:,}", f"the least found is {found.best.peak_bytes:,}"],
+            f"A device may hold so much at once, arguments included; {found.tried} plans were "
+            "compared.",
+            "Use more devices, recompute (jax.checkpoint), donate what is replaced, or allow more.",
+        )
+    )

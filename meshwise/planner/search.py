@@ -1,0 +1,198 @@
+"""The search for hints: which axes of the mesh go to which dims of which arguments.
+
+One axis of the mesh after the other is given to the dim of the group that gains most, where groups
+that nothing was decided of lie as completion has them, as in Automap (Schaarschmidt and others
+2021); a weight by columns leads to the next one by rows. Then each group in turn takes the layout
+that is best as the others lie, until none gains. What a choice is worth the compiler itself says:
+each is completed, planned and emitted, so that what is searched and what is run is one thing.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+from meshwise.ir.sharding import DimAxes
+from meshwise.planner.groups import Group
+
+# Without a limit a tenth more time is worth a third less memory (design note 10).
+MEMORY_WEIGHT = 0.235
+GAIN = 1e-3  # a layout is taken for another if it is better by this part
+CLOSED = 3  # of the best actions so many are looked at closely
+
+Layouts = tuple[DimAxes | None, ...]  # of each group; None where completion is to decide
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What layouts come to: those of all groups, seconds of a call, bytes on a device.
+
+    `peak_bytes` are the most that a device holds at once, arguments included.
+    """
+
+    layouts: Layouts
+    seconds: float
+    peak_bytes: int
+    wire_bytes: float
+
+
+Action = dict[int, DimAxes]  # of some groups
+Evaluate = Callable[[Layouts], Outcome | None]  # None for what cannot be planned
+
+
+@dataclass(frozen=True, eq=False)
+class Searched:
+    """The best that was found, what there is without it, and how many plans were compared."""
+
+    best: Outcome
+    given: Outcome
+    tried: int
+
+
+@dataclass(eq=False)
+class _Search:
+    """Layouts tried, each once, and what the best of them is."""
+
+    groups: Sequence[Group]
+    axis_sizes: Mapping[str, int]
+    evaluate: Evaluate
+    max_bytes: int | None
+    most_tried: int
+    known: dict[Layouts, Outcome | None] = field(default_factory=dict)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no more is to be tried."""
+        return len(self.known) >= self.most_tried
+
+    def outcome(self, layouts: Layouts) -> Outcome | None:
+        """What layouts come to; None where they cannot be planned, or no more is to be tried."""
+        if layouts not in self.known:
+            if self.is_over:
+                return None
+            self.known[layouts] = self.evaluate(layouts)
+        return self.known[layouts]
+
+    def score(self, outcome: Outcome) -> tuple[float, float]:
+        """What is over the limit, then the time; without a limit memory weighs a little."""
+        if self.max_bytes is None:
+            return 0.0, outcome.seconds * max(outcome.peak_bytes, 1) ** MEMORY_WEIGHT
+        return max(0.0, outcome.peak_bytes / self.max_bytes - 1), outcome.seconds
+
+    def with_axis(self, dims: DimAxes, dim: int, axis: str) -> DimAxes:
+        """A layout with one axis more on a dim, in the order of the mesh."""
+        axes = tuple([a for a in self.axis_sizes if a == axis or a in dims[dim]])
+        return (*dims[:dim], axes, *dims[dim + 1 :])
+
+    def divides(self, group: Group, layout: DimAxes) -> bool:
+        """Whether a group may lie so: no axis is used twice, and each dim is cut in equal parts."""
+        used = [axis for axes in layout for axis in axes]
+        shards = [prod(self.axis_sizes[axis] for axis in axes) for axes in layout]
+        cut = all(size % n == 0 for size, n in zip(group.shape, shards, strict=True))
+        return cut and len(used) == len(set(used))
+
+    def is_better(self, one: Outcome, other: Outcome) -> bool:
+        """Whether one is better by more than nothing, or better in some way and worse in none."""
+        (over, score), (other_over, other_score) = self.score(one), self.score(other)
+        if over != other_over:
+            return over < other_over
+        figures = one.seconds, one.peak_bytes, one.wire_bytes
+        others = other.seconds, other.peak_bytes, other.wire_bytes
+        no_worse = all(a <= b for a, b in zip(figures, others, strict=True))
+        return score < other_score * (1 - GAIN) or (no_worse and figures != others)
+
+
+def search(
+    groups: Sequence[Group],
+    axis_sizes: Mapping[str, int],
+    evaluate: Evaluate,
+    *,
+    max_bytes: int | None = None,
+    most_tried: int,
+) -> Searched:
+    """The best layouts of some groups, of `most_tried` that are looked at.
+
+    `evaluate` must know what it comes to where nothing is decided.
+    """
+    state = _Search(groups, axis_sizes, evaluate, max_bytes, most_tried)
+    nothing: Layouts = (None,) * len(groups)
+    opened = state.outcome(nothing)
+    assert opened is not None, "what nobody hinted can be planned"
+    given = state.outcome(opened.layouts) or opened
+    best = _settled(state, _axis_by_axis(state, nothing, given))
+    return Searched(best, given, len(state.known))
+
+
+def _axis_by_axis(state: _Search, decided: Layouts, best: Outcome) -> Outcome:
+    """Each axis in turn to where it gains most, then to where it gains yet more."""
+    for axis in state.axis_sizes:
+        actions = list(_actions(state, decided, axis))
+        while actions:
+            found = [(state.outcome(_with(decided, action)), action) for action in actions]
+            tried = [(outcome, action) for outcome, action in found if outcome is not None]
+            tried.sort(key=lambda one: state.score(one[0]))
+            taken = None
+            for opened, action in tried[:CLOSED]:
+                closed = state.outcome(opened.layouts)
+                if closed is not None and state.is_better(closed, best):
+                    best, taken = closed, action
+            if taken is None:
+                break
+            decided = _with(decided, taken)
+            hopeful = [action for _, action in tried[: len(tried) // 2]]
+            actions = [action for action in hopeful if taken.keys().isdisjoint(action)]
+    return best
+
+
+def _actions(state: _Search, decided: Layouts, axis: str) -> Iterator[Action]:
+    """Each group with the axis on one more dim; all that is kept, each on its largest dim."""
+    together: dict[int, DimAxes] = {}
+    for index, group in enumerate(state.groups):
+        own = decided[index] or ((),) * len(group.shape)
+        found = [
+            layout
+            for dim in range(len(own))
+            if (layout := state.with_axis(own, dim, axis)) != own and state.divides(group, layout)
+        ]
+        yield from ({index: layout} for layout in found)
+        if group.is_kept and found:
+            together[index] = max(found, key=lambda layout: _size_with(group, layout, axis))
+    if len(together) > 1:
+        yield together
+
+
+def _size_with(group: Group, layout: DimAxes, axis: str) -> int:
+    """The size of the dim that an axis is on."""
+    return next(size for size, axes in zip(group.shape, layout, strict=True) if axis in axes)
+
+
+def _with(layouts: Layouts, action: Action) -> Layouts:
+    return tuple([action.get(index, layout) for index, layout in enumerate(layouts)])
+
+
+def _settled(state: _Search, best: Outcome) -> Outcome:
+    """Each group in turn takes the layout that is best as the others lie, until none gains."""
+    waiting = list(range(len(state.groups)))
+    while waiting and not state.is_over:
+        index = waiting.pop(0)
+        before = best
+        for layout in _near(state, state.groups[index], before.layouts[index]):
+            one = state.outcome(_with(best.layouts, {index: layout}))
+            if one is not None and state.is_better(one, best):
+                best = one
+        if best is not before:
+            waiting += [i for i in range(len(state.groups)) if i not in waiting]
+    return best
+
+
+def _near(state: _Search, group: Group, layout: DimAxes | None) -> Iterator[DimAxes]:
+    """The layouts of a group in which one axis more, or less, or of another dim is."""
+    whole = ((),) * len(group.shape)
+    dims = layout or whole
+    for axis in state.axis_sizes:
+        without = tuple([tuple([a for a in axes if a != axis]) for axes in dims])
+        for dim in range(len(dims)):
+            moved = state.with_axis(without, dim, axis)
+            if moved != dims and state.divides(group, moved):
+                yield moved
+        if without != dims:
+            yield without

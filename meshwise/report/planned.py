@@ -1,0 +1,41 @@
+"""What the planner found, as a table."""
+
+from collections.abc import Sequence
+
+from meshwise.planner.groups import Group
+from meshwise.planner.search import Searched
+from meshwise.report.text import aligned, count, kib, microseconds
+
+
+def planned_text(
+    name: str,
+    paths: Sequence[str],
+    groups: Sequence[Group],
+    found: Searched,
+) -> str:
+    """The sharding of each group of arguments, and figures beside those without the planner."""
+    best, outcomes = found.best, (found.best, found.given)
+    rows = [("on each device", "planned", "as given")]
+    for title, values in (
+        ("predicted time", [microseconds(o.seconds) for o in outcomes]),
+        ("sent", [kib(o.wire_bytes) for o in outcomes]),
+        ("held at most", [kib(o.peak_bytes) for o in outcomes]),
+    ):
+        rows.append((title, *values))
+    lie = [
+        (_members(paths, group), str(list(group.shape)), _layout(layout))
+        for group, layout in zip(groups, best.layouts, strict=True)
+    ]
+    lines = [f"{name}, planned: the best of {count(found.tried, 'plan')}", *aligned(rows, "<>>")]
+    return "\n".join([*lines, "", "Arguments, by what lies alike", *aligned(lie, "<<<")])
+
+
+def _members(paths: Sequence[str], group: Group) -> str:
+    first, more = paths[group.arguments[0]], len(group.arguments) - 1
+    return f"{first} and {more} more" if more else first
+
+
+def _layout(layout: Sequence[Sequence[str]] | None) -> str:
+    if layout is None:
+        return "over parts of axes"
+    return f"[{', '.join('*'.join(axes) or '-' for axes in layout)}]"

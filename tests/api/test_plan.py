@@ -1,0 +1,130 @@
+"""`mw.plan`: its programs compute what one device does, and its shardings are what it says."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import meshwise as mw
+from tests.meshes import mesh_of
+from tests.planner.test_search import f32, mlp, train
+
+
+def values(shapes, seed=0):
+    draw = np.random.default_rng(seed)
+    return jax.tree.map(lambda s: draw.normal(size=s.shape).astype(s.dtype), shapes)
+
+
+def step(params, state, x, y, *, optimiser):
+    def loss(params):
+        hidden = jnp.tanh(x @ params["up"] + params["bias"])
+        return ((hidden @ params["down"] - y) ** 2).mean()
+
+    value, grads = jax.value_and_grad(loss)(params)
+    updates, state = optimiser.update(grads, state)
+    return optax.apply_updates(params, updates), state, value
+
+
+OPTIMISER = optax.adam(1e-3)
+PARAMS = {"up": f32(24, 64), "bias": f32(64), "down": f32(64, 24)}
+STATE = jax.eval_shape(OPTIMISER.init, PARAMS)
+ADAM = functools.partial(step, optimiser=OPTIMISER)
+
+
+@pytest.mark.parametrize("shape", [(8,), (2, 4)], ids=str)
+def test_planned_steps_are_those_of_one_device(shape):
+    mesh = jax.make_mesh(
+        shape, ("a", "b")[: len(shape)], axis_types=(jax.sharding.AxisType.Auto,) * len(shape)
+    )
+    found = mw.plan(ADAM, PARAMS, STATE, f32(16, 24), f32(16, 24), mesh=mesh, most_tried=60)
+    params, x, y = values(PARAMS), *values((f32(16, 24), f32(16, 24)), 1)
+    state = OPTIMISER.init(params)
+    ours, ones = (params, state), (params, state)
+    for _ in range(2):  # the second takes the first one's results where they lie
+        *ours, value = found.function(*ours, x, y)
+        *ones, expected = jax.jit(ADAM)(*ones, x, y)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), ours, ones)
+    np.testing.assert_allclose(value, expected, rtol=1e-5)
+    lie = jax.tree.map(lambda a: a.sharding, ours)
+    wanted = list(found.in_shardings[:2])
+    same = jax.tree.map(lambda a, s, x: a.is_equivalent_to(s, np.ndim(x)), lie, wanted, ours)
+    assert all(jax.tree.leaves(same))
+    # JAX takes the shardings as well.
+    theirs = jax.jit(ADAM, in_shardings=found.in_shardings, out_shardings=found.out_shardings)
+    np.testing.assert_allclose(
+        theirs(params, state, x, y)[2], jax.jit(ADAM)(params, state, x, y)[2], rtol=1e-5
+    )
+
+
+def test_what_the_planner_says_is_what_the_program_does():
+    args = [f32(2048, 2048)] * 2, f32(32, 2048), f32(32, 2048)
+    found = mw.plan(train, *args, mesh=mesh_of(x=8))
+    assert found.program.wire_bytes == found.best.wire_bytes < found.given.wire_bytes
+    assert found.best.peak_bytes < found.given.peak_bytes / 4
+    weights = found.program.in_shardings[0]
+    assert all(s.spec in (P("x"), P(None, "x")) for s in weights)
+    assert found.program.out_shardings[0] == weights
+    assert found.out_shardings[1] is None
+    assert found.tried <= 400
+
+
+def test_hints_hold_and_only_the_rest_is_planned():
+    hinted = mw.jit(
+        mlp, mesh=mesh_of(x=4), in_shardings=(P(None, "x"), None, None), out_shardings=P("x")
+    )
+    found = mw.plan(hinted, f32(4096, 64), f32(64, 256), f32(256, 64))
+    assert found.in_shardings[0].spec == P(None, "x")
+    assert found.out_shardings.spec == P("x")
+    assert {i for group in found.groups for i in group.arguments} == {1, 2}
+
+
+def test_static_and_donated_arguments_stay_so():
+    power = mw.jit(
+        lambda n, x, w: (x @ w) ** n, mesh=mesh_of(x=4), static_argnums=0, donate_argnums=1
+    )
+    found = mw.plan(power, 3, f32(4096, 64), f32(64, 64))
+    assert found.program.donated == (0,)
+    assert [s.spec for s in found.in_shardings] == [P("x"), P()]
+
+
+def test_a_limit_moves_a_state_to_shards():
+    args = [f32(512, 512)] * 4, f32(2**14, 512), f32(2**14, 512)
+    free = mw.plan(train, *args, mesh=mesh_of(x=8), max_bytes=2**30)
+    most = free.best.peak_bytes - 1
+    bound = mw.plan(train, *args, mesh=mesh_of(x=8), max_bytes=most)
+    assert bound.best.peak_bytes <= most
+    assert bound.best.seconds >= free.best.seconds
+
+
+def test_a_function_without_arguments_to_plan():
+    found = mw.plan(lambda x: x + 1, f32(), mesh=mesh_of(x=4))
+    assert found.groups == ()
+    assert found.in_shardings[0].spec == P()
+
+
+def test_arrays_that_lie_somewhere_stay_there():
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    x = jax.device_put(values(f32(64, 16)), NamedSharding(mesh, P(None, "x")))
+    found = mw.plan(lambda x, w: x @ w, x, f32(16, 8), mesh=mesh)
+    assert found.in_shardings[0].spec == P(None, "x")
+
+
+def test_a_step_that_returns_its_state_alone():
+    found = mw.plan(
+        lambda u: u.at[1:-1].add(0.1 * (u[2:] - u[:-2])), f32(4096, 64), mesh=mesh_of(x=8)
+    )
+    assert found.in_shardings[0].spec == found.out_shardings.spec != P()
+
+
+def test_what_it_says():
+    args = [f32(2048, 2048)] * 2, f32(32, 2048), f32(32, 2048)
+    found = mw.plan(train, *args, mesh=mesh_of(x=8))
+    lines = str(found).splitlines()
+    assert lines[0] == f"train, planned: the best of {found.tried} plans"
+    assert lines[1].split() == ["on", "each", "device", "planned", "as", "given"]
+    assert any("args[0][0]" in line and "[2048, 2048]" in line and "x" in line for line in lines)
