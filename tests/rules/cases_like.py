@@ -73,7 +73,7 @@ LIKE = [
          "i j -> i j, j | whole=i"),
     case("row that is filled in beyond the end",
          lambda x: jnp.take(x, np.array([4, 9]), 0, mode="fill", fill_value=7), "f32[5,6]",
-         "i j -> 2 j | whole=i"),
+         "i j -> k j | whole=i k"),
     case("positions", lambda x: x * jnp.arange(1.0, x.shape[0] + 1)[:, None], "f32[6,5]",
          "i j -> i j | whole=i"),
     case("a table closed over", lambda x: x * TABLE[:, None], "f32[6,5]",
