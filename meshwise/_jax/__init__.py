@@ -126,6 +126,7 @@ from meshwise._jax.jaxprs import rename as rename
 from meshwise._jax.jaxprs import rewritten as rewritten
 from meshwise._jax.jaxprs import source_summary as source_summary
 from meshwise._jax.jaxprs import threefry2x32_p as threefry2x32_p
+from meshwise._jax.jaxprs import var_like as var_like
 from meshwise._jax.jaxprs import with_bodies as with_bodies
 from meshwise._jax.jaxprs import with_key_type as with_key_type
 from meshwise._jax.jaxprs import without_key_type as without_key_type

@@ -33,7 +33,7 @@ from meshwise.schedule.moves.overlap import overlap
 from meshwise.schedule.moves.reorder import reorder
 from meshwise.schedule.moves.slice_state import slice_state
 from meshwise.schedule.moves.split import Split, split, split_to_root
-from meshwise.schedule.script import Script, call_text, schedule_function
+from meshwise.schedule.script import Script, call_text, is_of_script, schedule_function
 from meshwise.schedule.view import View
 
 
@@ -285,7 +285,7 @@ class Schedule:
             moves(self)
         except BaseException as error:
             self.back_to(before)
-            if not isinstance(error, IndexError):
+            if not isinstance(error, IndexError) or not is_of_script(error):
                 raise
             raise IllegalMove(
                 message(

@@ -256,7 +256,8 @@ class _Sums:
             if carried:
                 summed = all(_get(terms, eqn.invars[i]) is Reduction.SUM for i in carried)
                 mixed = reductions or any(factor in word for word in words)
-                if not summed or mixed or carried not in set(map(tuple, map(sorted, rule.linear))):
+                passing = {tuple(sorted(group)) for group in rule.linear_as_is}
+                if not summed or mixed or carried not in passing:
                     return None
                 is_picked = any(eqn.invars[i] in picked for i in carried)
                 if is_picked and not keeps_picked(eqn, rule, carried, is_summed=False):

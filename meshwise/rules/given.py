@@ -78,6 +78,7 @@ class GivenRule:
         return OpRule(
             factors,
             linear=self.linear,
+            linear_in_local=self.local is not None,
             local=self._checked(compute),
             flops=self._priced(flops, application),
         )

@@ -55,13 +55,21 @@ def _gather_rule(application: Application) -> OpRule:
         dims.append(factoring.new(n, kind))
         if d not in numbers.collapsed_slice_dims:
             result[next(offsets)] = dims[-1] if size == n else factoring.new(size, "whole")
+    adds = not issubdtype(operand.dtype, extended)
     return OpRule(
         factoring.rule([dims, at], [result]),
-        linear=() if issubdtype(operand.dtype, extended) else ((0,),),
+        linear=((0,),) if adds else (),
+        linear_in_local=adds and _fills_in(application.params),
         local=_gather_local,
         masked=(),
         moves=True,
     )
+
+
+def _fills_in(params: dict[str, Any]) -> bool:
+    """Whether a number is filled in that is another one when each of many devices adds it."""
+    fill = params["fill_value"]
+    return params["mode"] is FILL and fill != 0 and bool(np.isfinite(fill))
 
 
 def _gather_local(context: LocalContext, operand: Any, indices: Any) -> list[Any]:

@@ -199,7 +199,9 @@ class OpRule:
 
     factors: dims of operands and results as factors, with kinds.
     linear: sets of operands through which an unreduced sum may pass untouched, if *all* of a set
-        are unreduced over the same axes and no other operand is.
+        are unreduced over the same axes, no other operand is, and `local` computes.
+    linear_in_local: the primitive itself, on each device's term, gives no terms: what is in the
+        result and no operand's (a gather's fill) comes once in the sum by `local` alone.
     local: `(context, *local operands) -> local results`; by default the same primitive.
     exchanges: what `local` sends under a strategy, to be priced; None where it cannot follow it.
     masked: operands whose padding along a sharded reduction factor is replaced by the
@@ -219,6 +221,7 @@ class OpRule:
 
     factors: FactorRule
     linear: tuple[tuple[int, ...], ...] = ()
+    linear_in_local: bool = False
     local: LocalRule | None = None
     exchanges: Exchanges | None = None
     masked: tuple[int, ...] | None = None
@@ -228,6 +231,11 @@ class OpRule:
     turned: Callable[[LocalContext], tuple[str, ...]] | None = None
     moves: bool = False
     opaque: bool = False
+
+    @property
+    def linear_as_is(self) -> tuple[tuple[int, ...], ...]:
+        """The sets through which a sum passes where the primitive itself computes, not `local`."""
+        return () if self.linear_in_local else self.linear
 
 
 Describe = Callable[[Application], OpRule]

@@ -234,7 +234,8 @@ def _passes(rule: OpRule, operands: Sequence[Layout], position: int) -> bool:
         return False
     carried = {i for i, o in enumerate(operands) if o.unreduced == layout.unreduced}
     others = {a for i, o in enumerate(operands) if i not in carried for a in o.varying}
-    return any({*group} == carried for group in rule.linear) and not others & {*layout.unreduced}
+    is_linear = any({*group} == carried for group in rule.linear_as_is)
+    return is_linear and not others & {*layout.unreduced}
 
 
 def _reduced(eqn: JaxprEqn, operand: Layout, axes: Axes) -> Layout:
@@ -300,12 +301,19 @@ _COLLECTIVES: Mapping[str, Callable[[JaxprEqn, Layout, Axes], Layout]] = {
 
 
 def _of_scan(eqn: JaxprEqn, operands: Sequence[Layout], sizes: Mapping[str, int]) -> list[Layout]:
+    return in_scan(eqn, operands, sizes, {})
+
+
+def in_scan(
+    eqn: JaxprEqn, operands: Sequence[Layout], sizes: Mapping[str, int], found: dict[Var, Layout]
+) -> list[Layout]:
+    """Layouts of a scan's results, in all steps; those of its body's values go to `found`."""
     first, carried = _jax.scan_counts(eqn)
     consts, carry = list(operands[:first]), list(operands[first : first + carried])
     rows = [_row(o) for o in operands[first + carried :]]
     body = eqn.params["jaxpr"]
     while True:
-        outs = _interpret(body, [*consts, *carry, *rows], sizes, {})
+        outs = _interpret(body, [*consts, *carry, *rows], sizes, found)
         joined = [join(a, b) for a, b in zip(carry, outs, strict=False)]
         if joined == carry:
             return [*carry, *[_stack(o) for o in outs[carried:]]]

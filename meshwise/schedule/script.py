@@ -4,6 +4,8 @@ import keyword
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, count
+from traceback import walk_tb
 from typing import Any
 
 from meshwise.errors import ArgumentError, message
@@ -15,19 +17,21 @@ class Script:
     """Lines of code, each the name it gives to what it finds or makes, and the call."""
 
     lines: list[tuple[str, str]] = field(default_factory=list)
-    counts: dict[str, int] = field(default_factory=dict)
+    names: set[str] = field(default_factory=set)
 
     def copy(self) -> "Script":
         """The same lines, to be gone on with in another way."""
-        return Script(list(self.lines), dict(self.counts))
+        return Script(list(self.lines), set(self.names))
 
     def name(self, what: str) -> str:
-        """A name that no earlier line uses."""
+        """A name that was not given before: that of what it is, else with the next free number."""
         base = re.sub(r"\W|^(?=\d)", "_", what)
         if keyword.iskeyword(base) or base == "s":  # the schedule is called that
             base += "_"
-        self.counts[base] = self.counts.get(base, 0) + 1
-        return base if self.counts[base] == 1 else f"{base}_{self.counts[base]}"
+        numbered = (f"{base}_{number}" for number in count(2))
+        name = next(n for n in chain([base], numbered) if n not in self.names)
+        self.names.add(name)
+        return name
 
     def add(self, name: str, call: str) -> None:
         """One more line."""
@@ -97,3 +101,10 @@ def schedule_function(script: Any) -> Callable[[Any], Any]:
             )
         )
     return names["schedule"]
+
+
+def is_of_script(error: BaseException) -> bool:
+    """Whether an error that `Schedule.run` meets was raised by the script, and not by a move."""
+    frames = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)]
+    package = __name__.partition(".")[0]
+    return all(name.partition(".")[0] != package for name in frames[1:])  # the first is run's own

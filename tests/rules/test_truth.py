@@ -176,9 +176,12 @@ def terms_of(value: Any, count: int, seed: int) -> list[np.ndarray]:
         return [*parts, np.asarray(value - sum_terms(parts), value.dtype)]
 
 
-def sums_pass(case: Case, carried: Sequence[int]) -> bool:
-    """Whether applying the operator to terms of some operands gives terms of its results."""
-    rule, eqn = case.rule, case.equation
+def sums_pass(case: Case, carried: Sequence[int], is_local: bool = True) -> bool:
+    """Whether applying the operator to terms of some operands gives terms of its results.
+
+    By its local rule, or as it is.
+    """
+    rule, eqn = case.rule if is_local else replace(case.rule, local=None), case.equation
     strategy = Strategy(tuple(() for _ in rule.factors.sizes), ("a",))
     mesh = refine_mesh(("a",), (3,))
     terms = {o: terms_of(case.operands[o], 3, seed=o) for o in carried}
@@ -237,6 +240,39 @@ def test_sums_pass_only_where_claimed(case: Case):
     ]
     stated = case.unclaimed.partition(":")[0]
     assert " ".join(",".join(map(str, s)) for s in missed) == stated, "could be claimed"
+
+
+# What the local rule brings inside, the simulator would not read.
+OUTSIDE = {"dynamic_slice past the end", "dynamic_slice before the start"}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [c for c in CASES if c.rule.local and c.rule.linear_as_is and c.name not in OUTSIDE],
+    ids=lambda case: case.name,
+)
+def test_sums_pass_through_operators_as_they_are_but_where_said_otherwise(case: Case):
+    """Whoever has each device run the operator itself asks for that (`hoist`, kernels)."""
+    types = [a.aval.dtype for a in case.equation.invars]
+    sets = [s for s in case.rule.linear_as_is if all(numeric(types[o]) for o in s)]
+    wrong = [s for s in sets if not sums_pass(case, s, is_local=False)]
+    assert not wrong, f"a sum does not pass through operands {wrong} without the local rule"
+
+
+@pytest.mark.parametrize(
+    ("name", "is_as_it_is"),
+    [
+        ("gather of rows, clip", True),
+        ("gather of rows, fill", True),
+        ("gather of rows, fill with zero", True),
+        ("gather of rows, fill with a number", False),
+        ("gather of rows of integers", False),
+    ],
+)
+def test_what_is_filled_in_comes_into_a_sum_once(name, is_as_it_is):
+    """Any number but zero, infinities and NaN, which are the same however often they come."""
+    (rule,) = [c.rule for c in CASES if c.name == name]
+    assert (rule.linear, rule.linear_as_is) == (((0,),), ((0,),) if is_as_it_is else ())
 
 
 def complete_splits(rule: FactorRule) -> Iterator[tuple[Strategy, Mesh]]:

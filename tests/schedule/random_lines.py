@@ -196,3 +196,32 @@ def body(program: Any, rng: random.Random) -> Line | None:
     if v.shape and not sends and rng.random() < 0.4:
         text = f"lax.map(lambda c: {inner.replace('{0}', 'c')}, {{0}})"
     return Line(text, (v,), v.bound + 13, parted=parted)
+
+
+def added_up(program: Any, rng: random.Random) -> Line | None:
+    """What steps of a loop compute of sums over devices and add up; devices may have some rows."""
+    v = pick(program, rng, lambda v: bool(v.size) and v.dtype in ("float32", "int32"))
+    if v is None:
+        return None
+    group = group_of(program, rng)
+    count, columns = count_of(program, group), rng.choice([1, 2, 3])
+    scatters = rng.random() < 0.6
+    tiled, rows = rng.random() < 0.7, count * rng.choice([1, 1, 2])
+    shape = (rows, columns) if tiled else (count, columns, rng.choice([2, columns]))
+    total = f"lax.psum(r, {group!r})"
+    if scatters:
+        total = f"lax.psum_scatter(r, {group!r}, tiled={tiled})"
+    same = ["p * 2", "-p", "jnp.flip(p, 0)", "jnp.flip(p, 1)", "jnp.cumsum(p, 0)", "jnp.sum(p) * 2"]
+    fill = rng.choice([0, 7])
+    taken = f"p.at[np.array([0, 1, 99])].get(mode='fill', fill_value={fill})"
+    done = rng.choice([*same, taken, taken])
+    if rng.random() < 0.3:
+        done = f"(lambda p: {rng.choice(same[:4])})({done})"
+    steps = f"jnp.stack([jnp.resize({{0}}, {shape}), jnp.resize({{0}} * 2, {shape})])"
+    text = (
+        "(lambda f, x: lax.scan(lambda c, r: (c + f(r), None), "
+        "jnp.zeros_like(jax.eval_shape(f, x[0])), x)[0])"
+        f"(lambda r: (lambda p: {done})({total}), {steps})"
+    )
+    bound = v.bound * 3 * count * math.prod(shape) * 2 + 28
+    return Line(text, (v,), bound, merged=() if scatters else group, parted=group * scatters)

@@ -165,7 +165,7 @@ def hoist(s: mw.Schedule, rng: random.Random, states: dict[str, int]) -> bool:
     del states
     found = s.find("scan")
     if found:
-        s.hoist(rng.choice(found))
+        s.hoist(rng.choice(found), more_bytes=rng.random() < 0.5)
     return bool(found)
 
 

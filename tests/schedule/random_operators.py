@@ -8,6 +8,7 @@ from tests.schedule.random_lines import (
     Kind,
     Line,
     Value,
+    added_up,
     body,
     device_number,
     exchange,
@@ -252,5 +253,6 @@ WEIGHTS: tuple[tuple[Kind, int], ...] = (
     (drawn, 2),
     (counting, 1),
     (body, 2),
+    (added_up, 2),
 )
 KINDS = [kind for kind, weight in WEIGHTS for _ in range(weight)]

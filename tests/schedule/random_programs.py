@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec as P
 import meshwise as mw
 from meshwise import _jax
 from tests.meshes import mesh_of
-from tests.schedule.random_lines import Line, Value, sum_over
+from tests.schedule.random_lines import Kind, Line, Value, sum_over
 from tests.schedule.random_operators import KINDS, binary
 
 MESHES: tuple[dict[str, int], ...] = (
@@ -104,14 +104,14 @@ def _host(dtype: str) -> Any:
     return jnp.bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
 
 
-def random_program(seed: int, length: int = 14) -> RandomProgram:
-    """The program of a seed."""
+def random_program(seed: int, length: int = 14, kinds: Sequence[Kind] = KINDS) -> RandomProgram:
+    """The program of a seed, of lines of some kinds."""
     rng = random.Random(seed)
     program = RandomProgram(seed, rng.choice(MESHES), rng.random() < 0.8)
     _draw_arguments(program, rng)
     first = [sum_over, binary]
     for number in range(length):
-        kind = first[number] if number < len(first) else rng.choice(KINDS)
+        kind = first[number] if number < len(first) else rng.choice(kinds)
         for _ in range(4):
             proposed = kind(program, rng)
             if proposed is not None and append(program, proposed):

@@ -230,28 +230,123 @@ def test_a_hoisted_loop_runs_on_real_devices(mesh8):
     assert jax.tree.structure(hoisted(*args)) == jax.tree.structure(program(*args))
 
 
-@pytest.mark.parametrize(
-    "mixes",
-    [
-        lax.cumsum,
-        lambda rows: lax.rev(rows, (0,)),
-        lambda rows: lax.reduce_window(rows, 0.0, lax.add, (3,), (1,), "SAME"),
-    ],
-    ids=["running sums", "reversed", "windows"],
-)
-def test_what_mixes_the_rows_that_are_scattered_stays_in_the_loop(mixes):
-    """Of a tile it is another thing than of all rows."""
+def scattered(computed, *rows, dim=0, tiled=True):
+    """A loop that adds up what is computed of its rows, summed and scattered in each step."""
 
     def fn(xs):
-        def step(carry, x):
-            return carry + mixes(lax.psum_scatter(x[0], "x", tiled=True)), None
+        def step(x):
+            part = lax.psum_scatter(x[0], "x", scatter_dimension=dim, tiled=tiled)
+            return computed(part)
 
-        return lax.scan(step, jnp.zeros(2), xs)[0]
+        start = jnp.zeros(jax.eval_shape(step, xs[0]).shape)
+        return lax.scan(lambda carry, x: (carry + step(x), None), start, xs)[0][None]
 
-    program = program_of(fn, P(None, "x"), P("x"), (random(3, 4, 8),))
-    view = View(program.per_device)
+    args = (random(3, 4, *rows),)
+    return program_of(fn, P(None, "x"), P("x"), args), args
+
+
+def windows(rows):
+    sizes = (3,) + (1,) * (rows.ndim - 1)
+    return lax.reduce_window(rows, 0.0, lax.add, sizes, (1,) * rows.ndim, "SAME")
+
+
+def again(rows):
+    """All of an array, by the sizes that it has."""
+    zeros = (0,) * rows.ndim
+    return lax.slice_p.bind(rows, start_indices=zeros, limit_indices=rows.shape, strides=None)
+
+
+@pytest.mark.parametrize("rows", [(8,), (4,), (4, 3)], ids=["two", "one", "one of three"])
+@pytest.mark.parametrize("mixes", [lax.cumsum, lambda rows: lax.rev(rows, (0,)), windows, again])
+def test_what_mixes_the_rows_that_are_scattered_stays_in_the_loop(mixes, rows):
+    """Of a tile it is another thing than of all rows, and of one row perhaps nothing."""
+    view = View(scattered(mixes, *rows)[0].per_device)
     with pytest.raises(mw.IllegalMove, match="can not be computed from devices' own terms"):
         hoist(view, collectives_in_loops(view)[0])
+
+
+@pytest.mark.parametrize(
+    ("computed", "rows", "dim", "tiled"),
+    [
+        (jnp.mean, (8,), 0, True),
+        (lambda part: lax.rev(part, (1,)), (4, 3, 5), 0, False),
+        (lambda part: lax.rev(part, (1,)), (4, 1, 5), 0, False),
+        (lax.cumsum, (3, 4), 1, False),
+    ],
+    ids=["one number", "other dims", "of one row", "no dim"],
+)
+def test_what_has_other_dims_than_what_is_scattered_stays_in_the_loop(computed, rows, dim, tiled):
+    view = View(scattered(computed, *rows, dim=dim, tiled=tiled)[0].per_device)
+    with pytest.raises(mw.IllegalMove, match="can not be computed from devices' own terms"):
+        hoist(view, collectives_in_loops(view)[0])
+
+
+def test_numbers_of_an_untiled_scatter_leave_the_loop():
+    program, args = scattered(lambda part: -2.0 * part, 3, 4, dim=1, tiled=False)
+    view = View(program.per_device)
+    done = hoist(view, collectives_in_loops(view)[0])
+    assert [c.count for c in done.view.program.collectives] == [1]
+    check(program, args, done.view)
+
+
+def added_up(computed, *others):
+    """A loop that adds up what is computed of sums, of a row of each step and of others."""
+
+    def fn(xs, rows, *others):
+        def step(x, row):
+            return computed(lax.psum(x[0], "x"), row, *others)
+
+        start = jnp.zeros(jax.eval_shape(step, xs[0], rows[0]).shape)
+        return lax.scan(lambda c, x: (c + step(*x), None), start, (xs, rows))[0]
+
+    args = (random(3, 4, 6), random(3, 6, seed=1), *others)
+    return program_of(fn, (P(None, "x"), *[P()] * (1 + len(others))), P(), args), args
+
+
+PLACES = np.array([[0], [5], [99], [2]], np.int32)
+POINTS = lax.GatherDimensionNumbers((), (0,), (0,))
+
+
+@pytest.mark.parametrize("fill", [7.0, 0.0, np.nan])
+def test_what_is_filled_in_comes_into_a_sum_once(fill):
+    """Each device would fill in a number of its own."""
+
+    def filled(total, row, places):
+        return lax.gather(total, places, POINTS, (1,), mode="fill", fill_value=fill)
+
+    program, args = added_up(filled, PLACES)
+    view = View(program.per_device)
+    if fill == 7:
+        with pytest.raises(mw.IllegalMove, match=r"of gather at .* can not be computed"):
+            hoist(view, only_scan(view))
+        return
+    done = hoist(view, only_scan(view))
+    assert [c.count for c in done.view.program.collectives] == [1]
+    check(program, args, done.view)
+
+
+@pytest.mark.parametrize(
+    "computed",
+    [
+        lambda s, row, _: row * s,
+        lambda s, row, w: s * jnp.tanh(w * 2),
+        lambda s, row, w: lax.psum(row, "x") * s / (2 + w * w),
+    ],
+    ids=["of the step", "computed in all steps", "another sum"],
+)
+def test_sums_are_scaled_by_what_all_devices_have_alike(computed):
+    program, args = added_up(computed, random(6, seed=2))
+    view = View(program.per_device)
+    done = hoist(view, collectives_in_loops(view)[-1])
+    assert sorted(c.count for c in done.view.program.collectives)[0] == 1
+    check(program, args, done.view)
+
+
+def test_sums_are_not_scaled_by_what_devices_have_of_their_own():
+    own = lambda s, row: s * (row + lax.axis_index("x"))  # noqa: E731
+    view = View(added_up(own)[0].per_device)
+    with pytest.raises(mw.IllegalMove, match=r"of mul at .* can not be computed"):
+        hoist(view, only_scan(view))
 
 
 def test_what_keeps_the_rows_that_are_scattered_leaves_the_loop():

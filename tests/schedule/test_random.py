@@ -1,10 +1,12 @@
 """Random programs for one device of many, moved at random: layouts, values and scripts hold."""
 
+import contextlib
 import random
 
 import pytest
 
 import meshwise as mw
+from tests.schedule.random_lines import added_up
 from tests.schedule.random_moves import move_at_random
 from tests.schedule.random_programs import random_program
 from tests.schedule.soundness import check, misstated, results
@@ -26,6 +28,27 @@ def moved_at_random(seed: int) -> int:
 def test_a_sample():
     made = [moved_at_random(seed) for seed in range(40)]
     assert sum(map(bool, made)) > 20, "hardly a program allows a move"
+
+
+def hoisted_at_random(seed: int) -> int:
+    """Check the loops of a seed that sum over devices; how many gave their sums away."""
+    written = random_program(seed, 5, [added_up])
+    program, args, made = written.made(), written.numbers(), 0
+    schedule = mw.Schedule(program)
+    try:
+        for position in range(len(schedule.find("scan"))):
+            with contextlib.suppress(mw.IllegalMove):
+                schedule.hoist(schedule.find("scan")[position], more_bytes=True)
+                made += 1
+        check(program, args, schedule, results(program, args), written.is_exact)
+    except Exception as error:
+        raise AssertionError(f"seed {seed}\n{written.text()}\n{schedule.script()}") from error
+    return made
+
+
+def test_sums_leave_loops_or_stay():
+    made = [hoisted_at_random(seed) for seed in range(12)]
+    assert sum(made) > 5, "hardly a loop gives its sum away"
 
 
 @pytest.mark.slow

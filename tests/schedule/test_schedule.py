@@ -168,6 +168,13 @@ def test_scripts_that_do_not_fit(script, error, text):
     assert s.script() == mw.Schedule(adam().program).script()
 
 
+def test_what_a_move_looks_for_and_does_not_find_is_no_fault_of_the_script(monkeypatch):
+    monkeypatch.setattr("meshwise.api.schedule.split", lambda *given: list(given)[9])
+    s = mw.Schedule(adam().program)
+    with pytest.raises(IndexError, match="list index"):
+        s.run(SPLIT)
+
+
 @pytest.mark.parametrize("number", [np.int64, np.uint8, jnp.int32, np.array])
 def test_numbers_of_any_kind_are_written_as_pythons(number):
     s = mw.Schedule(adam(64).program)
@@ -183,6 +190,12 @@ def test_names_of_a_script_are_names():
     assert [script.name(x) for x in ("not", "while", "s", "2x", "psum", "psum")] == [
         "not_", "while_", "s_", "_2x", "psum", "psum_2"
     ]  # fmt: skip
+
+
+def test_a_counted_name_is_no_name_that_was_given():
+    script = Script()
+    asked = ("psum_2", "psum", "psum", "psum_2", "psum_2_2")
+    assert len({script.name(x) for x in asked} | {script.copy().name("psum_2")}) == 6
 
 
 def test_an_axis_of_one_device_cuts_no_state():

@@ -11,11 +11,12 @@ from meshwise._jax import JaxprEqn, Literal, Var, named_axes
 from meshwise.errors import IllegalMove
 from meshwise.ir.collectives import is_collective
 from meshwise.ir.factors import FactorRule
-from meshwise.ir.operators import ADDITIONS, adds_to, is_among
+from meshwise.ir.operators import ADDITIONS, ELEMENTWISE, adds_to, is_among
 from meshwise.ir.program import shape_of
 from meshwise.rules.registry import REGISTRY
+from meshwise.schedule.layouts import Layout, in_scan
 from meshwise.schedule.moves.refusal import refuse
-from meshwise.schedule.rewrite import live
+from meshwise.schedule.rewrite import jaxpr_of, live
 from meshwise.schedule.view import SUMS, View
 
 MOVE = "hoist"
@@ -74,6 +75,11 @@ class Loop:
         return [e.outvars[0] for e in self.eqns if is_collective(e)]
 
     @cached_property
+    def made(self) -> set[Any]:
+        """The results of the collectives of the body, and what a step makes of them."""
+        return _made_of(self, self.collectives)
+
+    @cached_property
     def same(self) -> frozenset[Var]:
         """Values that are the same in all steps."""
         found = {*self.body.constvars, *self.body.invars[: self.counts[0]]}
@@ -82,6 +88,18 @@ class Loop:
             if {*reads} <= found and not _jax.has_effects(eqn):
                 found.update(eqn.outvars)
         return frozenset(found)
+
+    @cached_property
+    def layouts(self) -> dict[Var, Layout]:
+        """How the values of the body lie, in all steps."""
+        found: dict[Var, Layout] = {}
+        operands = [self.view.layout(a) for a in self.eqn.invars]
+        in_scan(self.eqn, operands, self.view.mesh.axis_size, found)
+        return found
+
+    def varying(self, atom: Any) -> frozenset[str]:
+        """Axes along which devices may differ in a value of the body, in some step."""
+        return frozenset() if isinstance(atom, Literal) else self.layouts[atom].varying
 
     def text(self, var: Any) -> str:
         """A value of the body in words."""
@@ -117,7 +135,7 @@ def sum_of(loop: Loop, collective: JaxprEqn) -> LoopSum:
     if (name not in SUMS and name != SCATTER) or not plain:
         raise _no_sum(loop, collective, "it is of what each step makes anew, and is no sum")
     why = f"{loop.text(collective.outvars[0])} is not added to a carried value"
-    after = _made_of(loop, collective)
+    after = _made_of(loop, collective.outvars)
     for carried, last in enumerate(loop.body.outvars[: loop.counts[1]]):
         if isinstance(last, Literal) or last not in after:
             continue
@@ -182,46 +200,64 @@ def _collective_of(loop: Loop, term: Any, like: JaxprEqn) -> JaxprEqn | str:
 def _passed(loop: Loop, eqn: JaxprEqn, like: JaxprEqn) -> Any:
     """The operand through which terms of a sum pass an equation; None where they do not."""
     axes = {*named_axes(like)}
-    is_same_shape = (
-        all(shape_of(a) in ((), shape_of(eqn.outvars[0])) for a in eqn.invars)
-        and len(eqn.outvars) == 1
-    )
-    is_scattered = like.primitive.name == SCATTER
-    if is_scattered and not is_same_shape:
-        return None
-    rule = REGISTRY.describe(eqn)
-    for group in rule.linear:
-        others = [a for i, a in enumerate(eqn.invars) if i not in group]
-        if len(group) != 1 or isinstance(eqn.invars[group[0]], Literal):
+    for place, operand in enumerate(eqn.invars):
+        others = [a for i, a in enumerate(eqn.invars) if i != place]
+        if isinstance(operand, Literal) or operand not in loop.made or operand in others:
             continue
-        if is_scattered and any(shape_of(a) for a in others):
+        if any(axes & loop.varying(a) for a in others):
             continue
-        if is_scattered and not _keeps_rows(rule.factors, group[0], like):
+        moved = _moved(loop, eqn, place, like)
+        if moved is None:
             continue
-        if all(_is_alike(loop, a, axes) for a in others):
-            return eqn.invars[group[0]]
+        rule = REGISTRY.describe(moved)
+        if (place,) in rule.linear_as_is and _keeps_rows(rule.factors, place, like):
+            return operand
     return None
+
+
+def _moved(loop: Loop, eqn: JaxprEqn, place: int, like: JaxprEqn) -> JaxprEqn | None:
+    """An equation of a sum as it is of a term: of all rows, where a device has some of the sum's.
+
+    None where it cannot be: where it makes another shape, or reads other arrays, of which there are
+    no more rows. Behind an untiled scatter, which takes a dim away, dims have other numbers.
+    """
+    if like.primitive.name != SCATTER or len(eqn.outvars) != 1:
+        return eqn if len(eqn.outvars) == 1 else None
+    part, whole = shape_of(like.outvars[0]), shape_of(like.invars[0])
+    shapes = [shape_of(a) for a in eqn.invars]
+    others = shapes[:place] + shapes[place + 1 :]
+    is_alike = shapes[place] == shape_of(eqn.outvars[0]) == part and not any(others)
+    if not is_alike or not (like.params["tiled"] or is_among(eqn, ELEMENTWISE)):
+        return None
+    operands = [*eqn.invars]
+    operands[place] = _jax.var_like(operands[place], whole)
+    given = [a for a in operands if not isinstance(a, Literal)]
+
+    def computed(*arrays: Any) -> list[Any]:
+        env = dict(zip(given, arrays, strict=True))
+        return _jax.bind(eqn, [_jax.value_in(env, a) for a in operands])
+
+    try:
+        (made,) = jaxpr_of(computed, given, loop.view.mesh).out_avals
+    except Exception:  # a shape written down in its parameters says no in whatever way
+        return None
+    if made.shape != whole:
+        return None
+    return eqn.replace(invars=operands, outvars=[_jax.new_var(made)])
 
 
 def _keeps_rows(rule: FactorRule, operand: int, like: JaxprEqn) -> bool:
     """Whether an equation's rows along the dim that is scattered are made of the same rows each."""
+    if like.primitive.name != SCATTER:
+        return True
     dim = like.params["scatter_dimension"]
     read, made = rule.operands[operand][dim], rule.results[0][dim]
     return read == made and not {*read} & {*rule.permuted, *rule.whole}
 
 
-def _is_alike(loop: Loop, atom: Any, axes: set[str]) -> bool:
-    """Whether a value of the body is the same on all devices, as far as is known outside of it."""
-    if isinstance(atom, Literal) or atom in loop.body.constvars:
-        return True
-    first = loop.counts[0]
-    place = next((i for i in range(first) if loop.body.invars[i] is atom), None)
-    return place is not None and not axes & loop.view.layout(loop.eqn.invars[place]).varying
-
-
-def _made_of(loop: Loop, collective: JaxprEqn) -> set[Var]:
-    """A collective's results, and what a step makes of them."""
-    found = {*collective.outvars}
+def _made_of(loop: Loop, values: Sequence[Var]) -> set[Any]:
+    """Some values of the body, and what a step makes of them."""
+    found: set[Any] = {*values}
     for eqn in loop.eqns:
         if any(not isinstance(a, Literal) and a in found for a in eqn.invars):
             found.update(eqn.outvars)
