@@ -83,9 +83,10 @@ def _meeting(program: Program, rules: Sequence[OpRule]) -> dict[Var, Var]:
     for eqn, rule in zip(program.equations, rules, strict=True):
         for var in _as_result(eqn, rule):
             parent[root(var)] = root(eqn.outvars[0])
-        for var in arguments.intersection(a for a in eqn.invars if isinstance(a, Var)):
+        read = {atom for atom in eqn.invars if isinstance(atom, Var)}
+        for var in arguments & read if len(read) > 1 else ():
             others = tuple([a.aval if a is var else atom_key(a) for a in eqn.invars])
-            key = application_key(eqn, others) if len(others) > 1 else None
+            key = application_key(eqn, others)
             if key is not None:
                 parent[root(var)] = root(met.setdefault(key, var))
     return {var: root(var) for var in program.inputs}

@@ -31,7 +31,20 @@ def deep(params, x):
 
 FEED = {"up": f32(64, 256), "down": f32(256, 64)}
 LAYER = {"up": f32(64, 256), "bias": f32(256), "down": f32(256, 64)}
+
+
+def decayed(params, x):
+    grads = jax.grad(lambda p: (jnp.tanh(x @ p["first"]) @ p["last"]).mean())(params)
+    return jax.tree.map(lambda p, g: p - 0.1 * (g + 0.01 * p), params, grads)
+
+
+SQUARE = {"first": f32(64, 64), "last": f32(64, 64)}
 CASES = {
+    "a number that all meet": (
+        decayed,
+        (SQUARE, f32(32, 64)),
+        [["args[0]['first']"], ["args[0]['last']"]],
+    ),
     "a weight and its mean": (
         momentum,
         (FEED, FEED, f32(32, 64), f32(32, 64)),
