@@ -5,7 +5,7 @@ by who reads it in which; what a sum of many terms carries, by the shardings in 
 made.
 """
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +18,7 @@ from meshwise.ir.sharding import Sharding
 MANY = 16
 
 Use = tuple[int, int]  # a node, and which of its operands
+Counted = tuple[int, bool, int]  # a tally, and which of a node's results, or operands, is in it
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,21 +26,19 @@ class Tallies:
     """What is counted, by the number of the tally.
 
     `readers` has that of each value that many read, and `terms` that of each node that sums many;
-    `operands` and `results` say of each node what is counted where, and `fixed` is counted before.
+    `counted` says of each node what is counted where, and `fixed` is counted before.
     """
 
     size: int
     readers: Mapping[Var, int]
     terms: Mapping[int, int]
-    operands: Mapping[int, Sequence[tuple[int, int]]]
-    results: Mapping[int, Sequence[tuple[int, int]]]
+    counted: Sequence[Sequence[Counted]]
     fixed: Sequence[tuple[int, Sharding]]
 
 
 def tallies_of(graph: Graph, terms: Sequence[Sequence[Value]]) -> Tallies:
     """What is worth counting in a graph, whose nodes make sums of some terms."""
-    operands: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    results: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    counted: list[list[Counted]] = [[] for _ in graph.nodes]
     fixed: list[tuple[int, Sharding]] = []
     readers: dict[Var, int] = {}
     sums: dict[int, int] = {}
@@ -48,7 +47,7 @@ def tallies_of(graph: Graph, terms: Sequence[Sequence[Value]]) -> Tallies:
         if len(value.uses) > MANY and value.read_in is None:
             readers[var] = len(readers)
             for node, operand in value.uses:
-                operands[node].append((readers[var], operand))
+                counted[node].append((readers[var], False, operand))
     for node, values in enumerate(terms):
         if len(values) > MANY:
             sums[node] = len(readers) + len(sums)
@@ -56,8 +55,8 @@ def tallies_of(graph: Graph, terms: Sequence[Sequence[Value]]) -> Tallies:
                 if value.fixed is not None:
                     fixed.append((sums[node], value.fixed))
                 elif value.maker is not None:
-                    results[value.maker].append((sums[node], value.result))
-    return Tallies(len(readers) + len(sums), readers, sums, operands, results, fixed)
+                    counted[value.maker].append((sums[node], True, value.result))
+    return Tallies(len(readers) + len(sums), readers, sums, counted, fixed)
 
 
 class Placements(list[Placement]):
@@ -70,27 +69,23 @@ class Placements(list[Placement]):
         self.counts = [Counter[Sharding]() for _ in range(tallies.size)]
         for tally, sharding in tallies.fixed:
             self.counts[tally][sharding] += 1
-        for node in dict.fromkeys((*tallies.operands, *tallies.results)):
-            self._count(node, 1)
+        for placement, counted in zip(self, tallies.counted, strict=True):
+            for tally, is_result, k in counted:
+                shardings = placement.results if is_result else placement.operands
+                self.counts[tally][shardings[k]] += 1
 
     def place(self, node: int, placement: Placement) -> None:
         """Place a node otherwise."""
-        is_counted = node in self.tallies.operands or node in self.tallies.results
-        if is_counted:
-            self._count(node, -1)
-        self[node] = placement
-        if is_counted:
-            self._count(node, 1)
-
-    def _count(self, node: int, more: int) -> None:
-        placed = self[node]
-        counted = [(t, placed.operands[k]) for t, k in self.tallies.operands.get(node, ())]
-        counted += [(t, placed.results[k]) for t, k in self.tallies.results.get(node, ())]
-        for tally, sharding in counted:
-            count = self.counts[tally]
-            count[sharding] += more
-            if not count[sharding]:
-                del count[sharding]
+        before, self[node] = self[node], placement
+        for tally, is_result, k in self.tallies.counted[node]:
+            old = (before.results if is_result else before.operands)[k]
+            new = (placement.results if is_result else placement.operands)[k]
+            if new is not old:
+                count = self.counts[tally]
+                count[new] += 1
+                count[old] -= 1
+                if not count[old]:
+                    del count[old]
 
     def others(self, tally: int, uses: Sequence[Use]) -> frozenset[Sharding]:
         """The shardings in which a value is read by others than some of its readers."""
