@@ -1,15 +1,17 @@
 """What lies around the nodes of a cost graph: values, and other nodes that these concern."""
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
 from meshwise._jax import Var
 from meshwise.choose.graph import Graph, Value
 from meshwise.choose.regions import Node
+from meshwise.choose.tally import Placements, Tallies, Use
 
-Taking = Callable[[list[Any]], Any]
+Taking = Callable[[Placements], Any]
 
 
 def values_around(graph: Graph, node: Node) -> list[Value]:
@@ -40,18 +42,40 @@ def values_moved_with(graph: Graph, nodes: Sequence[int]) -> list[Value]:
     return values_touched(graph, moved_with(graph, nodes))
 
 
-def nodes_near(graph: Graph, nodes: Sequence[int]) -> list[int]:
-    """Nodes that touch what some nodes touch, or what those do that carry their sums on.
+def state_near(graph: Graph, tallies: Tallies, nodes: Sequence[int]) -> Taking:
+    """How to take all that decides what it costs to place some nodes otherwise.
 
-    What it costs to place these nodes otherwise depends on no other node.
+    That are the nodes that touch what these touch, or what those do that carry their sums on, and
+    of what many read the shardings in which they do.
     """
     moved = moved_with(graph, nodes)
     near = dict.fromkeys(moved)
+    many: list[tuple[int, Sequence[Use]]] = []
+    own = uses_by(graph, moved)
     for value in values_touched(graph, moved):
-        near.update(dict.fromkeys(n for n, _ in value.uses))
         if value.maker is not None:
             near[value.maker] = None
-    return list(near)
+        if value.var in tallies.readers:
+            many.append((tallies.readers[value.var], own[value.var]))
+        else:
+            near.update(dict.fromkeys(n for n, _ in value.uses))
+    take = taking(list(near))
+    return partial(_with_others, take, many) if many else take
+
+
+def uses_by(graph: Graph, nodes: Iterable[int]) -> dict[Var, list[Use]]:
+    """Where some nodes read each value."""
+    found: dict[Var, list[Use]] = defaultdict(list)
+    for node in nodes:
+        for operand, var in enumerate(graph.nodes[node].operands):
+            found[var].append((node, operand))
+    return found
+
+
+def _with_others(
+    take: Taking, many: Sequence[tuple[int, Sequence[Use]]], placed: Placements
+) -> tuple[Any, ...]:
+    return take(placed), *[placed.others(*one) for one in many]
 
 
 def carriers(graph: Graph) -> dict[int, list[int]]:
@@ -66,9 +90,13 @@ def carriers(graph: Graph) -> dict[int, list[int]]:
 
 
 def terms_of(graph: Graph, node: Node) -> list[Value]:
-    """The values that a node makes a sum of if all of them are, but for what adopts that."""
+    """The values that a node makes a sum of if all of them are, but for what adopts that.
+
+    There are none where every device makes one of them, all of it.
+    """
     values = [graph.values[node.operands[k]] for k in sorted(node.carries - node.adopts)]
-    return [value for value in values if value.var not in graph.carries.adopting]
+    found = [value for value in values if value.var not in graph.carries.adopting]
+    return [] if any(value.remade for value in found) else found
 
 
 def taking(nodes: Sequence[int]) -> Taking:
@@ -76,15 +104,20 @@ def taking(nodes: Sequence[int]) -> Taking:
     return itemgetter(*nodes) if nodes else lambda _: ()
 
 
-def deciding_of(graph: Graph) -> dict[Var, tuple[int, Taking]]:
+def deciding_of(graph: Graph, tallies: Tallies) -> dict[Var, tuple[int, Taking]]:
     """For each value a number of what is like it, and how to take what decides on its reshards.
 
-    That are the placements of who makes and who reads it.
+    That are the placements of who makes and who reads it; where many do, how they read it.
     """
     numbers: dict[Any, int] = {}
     found: dict[Var, tuple[int, Taking]] = {}
     for var, value in graph.values.items():
         made = () if value.maker is None else (value.maker,)
+        if var in tallies.readers:
+            many = "many", value.by_itself, (len(made), value.result)
+            take = partial(_with_others, taking(made), [(tallies.readers[var], ())])
+            found[var] = numbers.setdefault(many, len(numbers)), take
+            continue
         nodes = list(dict.fromkeys((*made, *(node for node, _ in value.uses))))
         places = {node: place for place, node in enumerate(nodes)}
         said = (

@@ -332,9 +332,11 @@ def _offers(
     That is without the reshards of the value itself.
     """
     offers: dict[Sharding, dict[int, list[Priced]]] = {}
+    operands: dict[int, list[int]] = {}
+    for index, operand in value.uses:
+        operands.setdefault(index, []).append(operand)
     for index in users:
-        node = search.graph.nodes[index]
-        positions = [i for n, i in value.uses if n == index]
+        node, positions = search.graph.nodes[index], operands[index]
         for k, axes in enumerate(choices_of(search, node, limits)):
             changes = search.put(node, axes)
             wanted = {search.placed[index].operands[i] for i in positions}

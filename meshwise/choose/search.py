@@ -14,8 +14,7 @@ from meshwise.choose.around import (
     around_nodes,
     carriers,
     deciding_of,
-    nodes_near,
-    taking,
+    state_near,
     terms_of,
     values_moved_with,
 )
@@ -23,6 +22,7 @@ from meshwise.choose.graph import Graph, Value
 from meshwise.choose.placement import Placement, produced, scattered_axes
 from meshwise.choose.pricing import exchanges_of, node_seconds, turned_along, work_seconds
 from meshwise.choose.regions import Node
+from meshwise.choose.tally import Placements, tallies_of
 from meshwise.choose.tree import IMPOSSIBLE, Edge, reshard_tree, tree_bound
 from meshwise.ir.bodies import Path, times_made
 from meshwise.ir.factors import Strategy, operand_sharding
@@ -67,7 +67,11 @@ class Search:
         self._known: list[dict[tuple[DimAxes, Axes], Placement]] = [
             graph.once(("placements", dearer_work, alike), dict) for alike in graph.alike
         ]
-        self._deciding = graph.once(("deciding",), lambda: deciding_of(graph))
+        self._terms: list[list[Value]] = graph.once(
+            ("terms",), lambda: [terms_of(graph, node) for node in graph.nodes]
+        )
+        self.tallies = graph.once(("tallies",), lambda: tallies_of(graph, self._terms))
+        self._deciding = graph.once(("deciding",), lambda: deciding_of(graph, self.tallies))
         self._around = graph.once(("around",), lambda: around_nodes(graph, self._deciding))
         what = seconds_per_byte, dearer_work
         self._seconds: dict[Any, float] = graph.once(("value seconds", *what), dict)
@@ -75,13 +79,9 @@ class Search:
         self._wide: dict[Any, float] = graph.once(("wide", *what), dict)
         self._same: dict[Sharding, Sharding] = graph.once(("shardings",), dict)
         self._carriers = graph.once(("carriers",), lambda: carriers(graph))
-        self._terms: list[list[Value]] = graph.once(
-            ("terms",), lambda: [terms_of(graph, node) for node in graph.nodes]
-        )
         self._scattered = [scattered_axes(graph, node) for node in graph.nodes]
-        self.placed = [
-            self.placement(node, own) for node, own in zip(graph.nodes, axes, strict=True)
-        ]
+        placed = [self.placement(node, own) for node, own in zip(graph.nodes, axes, strict=True)]
+        self.placed = Placements(placed, self.tallies)
         for node in graph.nodes if carries else ():
             self.put(node, self.placed[node.index].strategy.axes)
         self.value_cost = {v.var: self.value_seconds(v) for v in graph.values.values()}
@@ -128,7 +128,7 @@ class Search:
     def state_near(self, nodes: tuple[int, ...]) -> tuple[Any, ...]:
         """All that decides what another placement of some nodes costs in a search of this graph."""
         graph = self.graph
-        near = graph.once(("near", nodes), lambda: taking(nodes_near(graph, nodes)))
+        near = graph.once(("near", nodes), lambda: state_near(graph, self.tallies, nodes))
         return self.prices, near(self.placed)
 
     @property
@@ -150,7 +150,10 @@ class Search:
     def wanted(self, value: Value) -> set[Sharding]:
         """The shardings in which a value is wanted."""
         placed = self.placed
+        tally = self.tallies.readers.get(value.var)
         wanted = set(value.returned)
+        if tally is not None:
+            return wanted.union(placed.counts[tally])
         for node, operand in value.uses:
             wanted.add(placed[node].operands[operand])
         return wanted
@@ -268,7 +271,7 @@ class Search:
             if new is before:
                 continue
             changes.append((node.index, before))
-            self.placed[node.index] = new
+            self.placed.place(node.index, new)
             after = self._carriers.get(node.index)
             if after and new.results != before.results:
                 waiting += [(self.graph.nodes[i], self.placed[i].strategy.axes) for i in after]
@@ -276,10 +279,9 @@ class Search:
 
     def _carried(self, node: Node, axes: DimAxes) -> Axes:
         common: set[str] | None = None
-        terms = self._terms[node.index]
-        for value in terms:
-            source = self.produced(value)
-            if not source.unreduced or source.reduction is not Reduction.SUM or value.remade:
+        terms, tally = self._terms[node.index], self.tallies.terms.get(node.index)
+        for source in map(self.produced, terms) if tally is None else self.placed.counts[tally]:
+            if not source.unreduced or source.reduction is not Reduction.SUM:
                 return ()
             common = set(source.unreduced) if common is None else common & set(source.unreduced)
         if not common:
@@ -301,7 +303,7 @@ class Search:
     def undo(self, changes: Iterable[Change]) -> None:
         """Place nodes as they were before."""
         for index, before in reversed(list(changes)):
-            self.placed[index] = before
+            self.placed.place(index, before)
 
     def delta(self, changes: Sequence[Change], without: Value | None = None) -> float:
         """Seconds that changes cost (negative: save); reshards of one value may be left out."""

@@ -4,17 +4,18 @@ Layers that are alike, and weights of one shape under one optimiser, are differe
 graph, and mostly lie alike among others that do. What was found for one of them holds for all.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 from meshwise._jax import Var
-from meshwise.choose.around import Taking, moved_with, taking, values_touched
+from meshwise.choose.around import Taking, moved_with, taking, uses_by, values_touched
 from meshwise.choose.graph import Graph, Value
 from meshwise.choose.limits import Limits, nominal
 from meshwise.choose.placement import Placement
 from meshwise.choose.search import WIDE, Search
+from meshwise.choose.tally import Placements, Use
 from meshwise.ir.sharding import Sharding
 
 T = TypeVar("T")
@@ -27,7 +28,7 @@ class _Place:
     moved: the nodes, and those that carry their sums on; places: of each value that these touch the
     place among all of them; makers: who makes a value, of those that are not moved, and which of
     its results it is; users: who reads each value without being moved, by which operand it is;
-    all_users: those of values that many read, which are not told apart.
+    many: of values that many read the tallies, and where those that are moved read them.
     """
 
     number: int
@@ -35,7 +36,7 @@ class _Place:
     places: dict[Var, int]
     makers: tuple[tuple[int, int], ...]
     users: tuple[Mapping[int, Taking], ...]
-    all_users: tuple[Taking, ...]
+    many: tuple[tuple[int, Sequence[Use]], ...]
 
 
 def found_once(
@@ -66,13 +67,11 @@ def _told(search: Search, limits: Limits, nodes: tuple[int, ...], what: Any) -> 
     lying = [placed[node] for node in place.moved]
     made = [placed[node].results[result] for node, result in place.makers]
     wanted = [_wanted(placed, users, limits) for users in place.users]
-    many = [take(placed) for take in place.all_users]
+    many = [placed.others(*one) for one in place.many]
     return "alike", place.number, said, search.prices, *lying, *made, *wanted, *many
 
 
-def _wanted(
-    placed: list[Placement], users: Mapping[int, Taking], limits: Limits
-) -> frozenset[Sharding]:
+def _wanted(placed: Placements, users: Mapping[int, Taking], limits: Limits) -> frozenset[Sharding]:
     """The shardings in which some nodes read a value, of which many may be placed alike."""
     found: frozenset[Sharding] = frozenset()
     for operand, take in users.items():
@@ -87,17 +86,18 @@ def _read(placements: Collection[Placement], operand: int) -> frozenset[Sharding
 
 
 def _place(search: Search, limits: Limits, nodes: tuple[int, ...]) -> _Place | None:
-    graph = search.graph
+    graph, readers = search.graph, search.tallies.readers
     moved = tuple(moved_with(graph, nodes))
     position = {node: k for k, node in enumerate(moved)}
     values = values_touched(graph, moved)
     if len(values) > WIDE or any(v.read_in is not None for v in values):
         return None
     places = {value.var: k for k, value in enumerate(values)}
+    own = uses_by(graph, moved)
     said = (
         len(nodes),
         tuple([_node(search, limits, node, places) for node in moved]),
-        tuple([_value(graph, value, position) for value in values]),
+        tuple([_value(graph, v, position, own[v.var], v.var in readers) for v in values]),
     )
     numbers = limits.known.setdefault("numbers", {})
     return _Place(
@@ -107,13 +107,9 @@ def _place(search: Search, limits: Limits, nodes: tuple[int, ...]) -> _Place | N
         tuple(
             (v.maker, v.result) for v in values if v.maker is not None and v.maker not in position
         ),
-        tuple(_by_operand(v, position) for v in values if not _is_read_by_many(v)),
-        tuple(taking([n for n, _ in v.uses]) for v in values if _is_read_by_many(v)),
+        tuple(_by_operand(v, position) for v in values if v.var not in readers),
+        tuple((readers[v.var], own[v.var]) for v in values if v.var in readers),
     )
-
-
-def _is_read_by_many(value: Value) -> bool:
-    return len(value.uses) > WIDE
 
 
 def _by_operand(value: Value, position: dict[int, int]) -> dict[int, Taking]:
@@ -140,13 +136,19 @@ def _node(search: Search, limits: Limits, index: int, places: dict[Var, int]) ->
     )
 
 
-def _value(graph: Graph, value: Value, position: dict[int, int]) -> tuple[Any, ...]:
+def _value(
+    graph: Graph,
+    value: Value,
+    position: dict[int, int],
+    own: Sequence[Use],
+    is_read_by_many: bool,
+) -> tuple[Any, ...]:
     maker = None if value.maker is None else position.get(value.maker)
     return (
         value.by_itself,
         value.maker is None,
         None if maker is None else (maker, value.result),
         value.var in graph.carries.adopting,
-        value.var if _is_read_by_many(value) else None,
-        tuple([(position[node], operand) for node, operand in value.uses if node in position]),
+        is_read_by_many,
+        tuple([(position[node], operand) for node, operand in own]),
     )

@@ -28,10 +28,9 @@ from meshwise._jax import JaxprEqn, Literal, Var
 from meshwise.ir.operators import REDUCTIONS, is_among
 from meshwise.ir.program import Program, itemsize_of, shape_of
 from meshwise.propagate.directed import DIRECTED, OTHER_END, from_other_end
-from meshwise.propagate.rewriting import is_of_any_size, rewritten, without_unread
+from meshwise.propagate.rewriting import rewritten, without_unread
+from meshwise.propagate.turned_together import Dims, Turn, View, reversed_dims
 from meshwise.rules.registry import OpRule, describe_all
-
-Dims = frozenset[int]
 
 
 def cancel_reversals(
@@ -48,176 +47,21 @@ def cancel_reversals(
 
 def _with_fewer(program: Program, rules: Sequence[OpRule]) -> Program:
     """The program with some equations turned; itself where that leaves as much to reverse."""
-    view = _View(program, rules)
+    view = View(program, rules)
+    tried: set[tuple[Turn, bool]] = set()  # what no turn pays around
     for eqn in program.equations:
-        dims = _reversed_dims(eqn)
+        dims = reversed_dims(eqn)
         seeds = (eqn.outvars[0], eqn.invars[0]) if dims else ()
         parts = dict.fromkeys((dims, *(frozenset({d}) for d in sorted(dims))))
         for seed, part, transposed in product(seeds, parts, (False, True)):
-            turned = _Turned(view, *view.around(seed, part, transposed))
+            if isinstance(seed, Literal) or ((seed, part), transposed) in tried:
+                continue
+            around = view.around(seed, part, transposed)
+            turned = _Turned(view, around.values, around.dims)
             if turned.is_sound and turned.more < 0:
                 return rewritten(program, without_unread(program, turned.equations(), set()))
+            tried.update((turn, transposed) for turn in around.seeds())
     return program
-
-
-def _reversed_dims(eqn: JaxprEqn | None) -> Dims:
-    """The dims that an equation reverses."""
-    if eqn is None or eqn.primitive is not lax.rev_p:
-        return frozenset()
-    return frozenset(eqn.params["dimensions"])
-
-
-class _View:
-    """What makes and reads each value of a program, told for the body in which it stands."""
-
-    def __init__(self, program: Program, rules: Sequence[OpRule]):
-        """The equations, gone through once."""
-        self.program, self._rules = program, rules
-        self.eqns = program.equations
-        self._makers: dict[Var, int] = {}
-        self.readers: defaultdict[Var, list[int]] = defaultdict(list)
-        self._bodies: list[int] = []
-        marks = 0
-        for index, eqn in enumerate(self.eqns):
-            marks += _jax.is_mark(eqn)
-            self._bodies.append(marks)
-            self._makers.update((v, index) for v in eqn.outvars)
-            for atom in {a for a in eqn.invars if not isinstance(a, Literal)}:
-                self.readers[atom].append(index)
-        self.results = {a for a in program.outputs if not isinstance(a, Literal)}
-
-    def maker(self, atom: Any) -> int | None:
-        """Which equation makes a value."""
-        return None if isinstance(atom, Literal) else self._makers.get(atom)
-
-    def reversal(self, atom: Any) -> JaxprEqn | None:
-        """The reversal that makes a value."""
-        index = self.maker(atom)
-        if index is None or self.eqns[index].primitive is not lax.rev_p:
-            return None
-        return self.eqns[index]
-
-    def is_plain(self, index: int | None, transposed: bool) -> bool:
-        """Whether an equation treats every element alone, in the same place or `transposed`.
-
-        Or goes along dims in either direction.
-        """
-        if index is None or index in self.program.hints:
-            return False
-        eqn = self.eqns[index]
-        if eqn.effects or len(eqn.outvars) > 1 or _jax.is_mark(eqn):
-            return False
-        if eqn.primitive.name in DIRECTED:
-            return True
-        if eqn.primitive is not lax.broadcast_in_dim_p and is_of_any_size(self._rules[index], eqn):
-            return True
-        return transposed and (_adds_dims(eqn) or _keeps_elements(self._rules[index]))
-
-    def result_dims(self, index: int, operand: int, dims: Dims) -> Dims:
-        """The dims of a plain equation's result that are those of an operand.
-
-        There are none where not all of them can be reversed, as along a dim in steps.
-        """
-        eqn = self.eqns[index]
-        if directed := DIRECTED.get(eqn.primitive.name):
-            passing = directed.passing(eqn).items()
-            found = frozenset(d for d, own in passing if own[operand] in dims)
-            return found if len(found) == len(dims) else frozenset()
-        rule = self._rules[index].factors
-        factors = {f for d in dims for f in rule.operands[operand][d]}
-        return frozenset(d for d, own in enumerate(rule.results[0]) if factors.intersection(own))
-
-    def operand_dims(self, index: int, operand: int, dims: Dims) -> Dims:
-        """The dims of a plain equation's operand that are those of its result."""
-        eqn = self.eqns[index]
-        if directed := DIRECTED.get(eqn.primitive.name):
-            passing = directed.passing(eqn)
-            return frozenset(own for d in dims if (own := passing[d][operand]) is not None)
-        rule = self._rules[index].factors
-        factors = {f for d in dims for f in rule.results[0][d]}
-        own = enumerate(rule.operands[operand])
-        return frozenset(d for d, each in own if factors.intersection(each))
-
-    def may_turn(self, index: int, dims: Dims) -> bool:
-        """Whether a plain equation can make its result with these dims reversed."""
-        eqn = self.eqns[index]
-        directed = DIRECTED.get(eqn.primitive.name)
-        return directed is None or dims <= directed.passing(eqn).keys()
-
-    def is_beside(self, one: int, other: int) -> bool:
-        """Whether two equations stand in the same body."""
-        return self._bodies[one] == self._bodies[other]
-
-    def around(
-        self, seed: Any, dims: Dims, transposed: bool
-    ) -> tuple[dict[Var, int], dict[Var, Dims]]:
-        """What element-wise equations compute of each other around a value, and reversals there.
-
-        With the equations that make them, and which of their dims are those of the value. There
-        are none where one value is read as two: `x + x.T`.
-        """
-        found: dict[Var, int] = {}
-        known: dict[Var, Dims] = {}
-        left = [(seed, dims)]
-        while left:
-            value, own = left.pop()
-            index = self.maker(value)
-            if index is None or not own:
-                continue
-            if known.get(value, own) != own:
-                return {}, {}
-            others = iter(found.values())
-            if value in found or (found and not self.is_beside(index, next(others))):
-                continue
-            if self.reversal(value) is None:
-                if not self.is_plain(index, transposed) or not self.may_turn(index, own):
-                    continue
-                read = enumerate(self.eqns[index].invars)
-                left += [(a, self.operand_dims(index, k, own)) for k, a in read if shape_of(a)]
-            found[value], known[value] = index, own
-            for reader in self.readers[value]:
-                left += self.summed_with(reader, value, own)
-                if self.is_beside(reader, index) and self.is_plain(reader, transposed):
-                    operand = self.eqns[reader].invars.index(value)
-                    result = self.eqns[reader].outvars[0]
-                    left.append((result, self.result_dims(reader, operand, own)))
-        return found, known
-
-    def summed_with(self, index: int, value: Any, dims: Dims) -> list[tuple[Any, Dims]]:
-        """What a product sums with some dims of a value, and over which of its dims.
-
-        There is nothing where it does not sum over all of them, or has the value twice.
-        """
-        eqn = self.eqns[index]
-        if eqn.primitive is not lax.dot_general_p or eqn.invars[0] is eqn.invars[1]:
-            return []
-        summed, _ = eqn.params["dimension_numbers"]
-        operand = eqn.invars.index(value)
-        pairs = dict(zip(summed[operand], summed[1 - operand], strict=True))
-        if not dims <= pairs.keys():
-            return []
-        return [(eqn.invars[1 - operand], frozenset(pairs[d] for d in dims))]
-
-
-def _adds_dims(eqn: JaxprEqn) -> bool:
-    """Whether a result has dims of one element more, and nothing else."""
-    if eqn.primitive is not lax.broadcast_in_dim_p or len(eqn.invars) > 1:
-        return False
-    return math.prod(shape_of(eqn.invars[0])) == math.prod(shape_of(eqn.outvars[0]))
-
-
-def _keeps_elements(rule: OpRule) -> bool:
-    """Whether a result has the elements of each operand that has dims, perhaps in other dims."""
-    factors = rule.factors
-    special = factors.reductions or factors.whole or factors.permuted or factors.compound
-    if special or rule.opaque or rule.local is not None:
-        return False
-    made = sorted(factors.results[0])
-    return any(map(any, factors.operands)) and all(
-        sorted(filter(None, dims)) == list(filter(None, made))
-        for dims in factors.operands
-        if any(dims)
-    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,7 +71,7 @@ class _Turned:
     `values` are those, with the equations that make them, and `dims` which of their dims.
     """
 
-    view: _View
+    view: View
     values: Mapping[Var, int]
     dims: Mapping[Var, Dims]
 
@@ -305,7 +149,7 @@ class _Turned:
                 *map(self.view.eqns.__getitem__, self._leaving(value)),
             ]
             found += _cost(value, dims) if self._is_read_as_it_was(value) else 0
-            for own in filter(None, map(_reversed_dims, around)):
+            for own in filter(None, map(reversed_dims, around)):
                 found += _cost(value, own ^ dims) - _cost(value, own)
         return found
 
@@ -318,7 +162,7 @@ class _Turned:
             same[value] = self._name(value)
             if reversal is not None:
                 found[index] = [reversal]
-                dims = self.dims[value] ^ _reversed_dims(reversal)
+                dims = self.dims[value] ^ reversed_dims(reversal)
                 if dims:
                     found[index] += [_reverse(reversal, reversal.invars[0], same[value], dims)]
         for index in sorted(self._inside):
@@ -351,11 +195,11 @@ class _Turned:
         """What a value is called in the other order: as what it was or will be reversed to."""
         reversal = self.view.reversal(value)
         if reversal is not None:
-            is_undone = _reversed_dims(reversal) == self.dims[value]
+            is_undone = reversed_dims(reversal) == self.dims[value]
             return reversal.invars[0] if is_undone else _jax.new_var(value.aval)
         for index in self._leaving(value):
             eqn = self.view.eqns[index]
-            if _reversed_dims(eqn) == self.dims[value] and self.view.is_beside(
+            if reversed_dims(eqn) == self.dims[value] and self.view.is_beside(
                 index, self.values[value]
             ):
                 return eqn.outvars[0]
@@ -369,7 +213,7 @@ class _Turned:
         if eqn.primitive is not lax.rev_p:
             return [eqn.replace(invars=operands)]
         (operand,) = operands
-        dims = turned ^ _reversed_dims(eqn)
+        dims = turned ^ reversed_dims(eqn)
         if dims:
             return [_reverse(eqn, operand, eqn.outvars[0], dims)]
         if eqn.outvars[0] is operand:

@@ -156,6 +156,27 @@ def test_a_descent_that_ends_like_another_asks_nothing_again(monkeypatch):
     assert all(count == 0 and more == 0 for count, more in counts)
 
 
+def test_those_who_read_what_many_read_are_asked_once(monkeypatch):
+    """What one of them does depends on how the others read it, not on which of them does."""
+    asked = []
+    descent = importlib.import_module("meshwise.choose.descend")
+    best = descent._best
+    monkeypatch.setattr(descent, "_best", lambda *a: asked.append(1) or best(*a))
+
+    def products(x, weights):
+        x = jnp.tanh(x)
+        return [(x @ w).sum() for w in weights]
+
+    counts = []
+    for count in (40, 120):
+        asked.clear()
+        hints = P("x"), [P("y"), P(None, "y")] * (count // 2)
+        step = mw.jit(products, mesh=mesh_of_sizes(2, 4), in_shardings=hints)
+        step.partition(f32(64, 64), [f32(64, 64)] * count)
+        counts.append(len(asked))
+    assert 0 < counts[1] <= counts[0]
+
+
 @pytest.mark.parametrize(
     "shuffle",
     [

@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
 from meshwise.propagate import directed
+from meshwise.propagate.turned_together import View
 
 
 def around(x: Any) -> Any:
@@ -338,6 +339,31 @@ def test_what_is_summed_moves_after(turned, straight) -> None:
     ]
     of_a_part = math.prod(ours.jaxpr.out_avals[0].shape) * 4
     assert ours.wire_bytes <= other.wire_bytes + of_a_part
+
+
+def test_what_is_around_all_of_them_is_gone_through_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each convolution's gradient reverses a kernel, and from each one comes to all of them."""
+
+    def loss(x: Any, kernels: Any) -> Any:
+        for kernel in kernels:
+            x = jnp.tanh(lax.conv(x, kernel, (1, 1), "SAME"))
+        return (x**2).sum()
+
+    def gone_through(layers: int) -> int:
+        found, around = list[Any](), View.around
+        with monkeypatch.context() as patch:
+            patch.setattr(View, "around", lambda *a: found.append(around(*a)) or found[-1])
+            kernels = [jax.ShapeDtypeStruct((4, 4, 3, 3), jnp.float32)] * layers
+            x = jax.ShapeDtypeStruct((8, 4, 6, 6), jnp.float32)
+            hints = P("x"), None
+            mesh = jax.make_mesh((8,), ("x",))
+            step = mw.jit(jax.grad(loss), mesh=mesh, in_shardings=hints)
+            step.partition(x, kernels)
+        return sum(bool(each.values) for each in found)
+
+    few, many = gone_through(3), gone_through(9)
+    assert few > 0
+    assert many == few
 
 
 @pytest.mark.parametrize("function", NOTHING + SOME + SUMMED + DIRECTED, ids=lambda f: f.__name__)
