@@ -1,9 +1,12 @@
-"""The shardings that `mw.plan` finds for the demonstration's GPT, beside those of people.
+"""The shardings that `mw.plan` finds for models of the examples, beside those of people.
 
-    python -m benchmarks.plans [--meshes SHAPE ...] [--layers N] [--markdown]
+    python -m benchmarks.plans [--meshes SHAPE ...] [--large] [--markdown]
 
-Each of the four schemes of `examples/gpt/hints.py`, with all its hints, and the plan, of the same
-step without any: what a device is predicted to take, what it sends and what it holds at most.
+The demonstration's GPT with each of the four schemes of `examples/gpt/hints.py`, with all its
+hints, and the plan of the same step without any: what a device is predicted to take, what it sends
+and what it holds at most. With `--large` the smallest dense model of the GSPMD paper, of 64 billion
+parameters on 128 devices, beside the paper's scheme.
+
 Nothing is run, so that figures do not vary; seconds are those that planning took.
 """
 
@@ -11,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -23,7 +27,9 @@ from rich.table import Table
 
 import meshwise as mw
 from benchmarks.gpt import LEFT_OUT, MESHES, NAMES, STYLE, WIDTH
+from examples.cases import abstract_mesh
 from examples.gpt import hints, model
+from examples.transformer.hints import large_cases
 from meshwise.cost.hardware import GENERIC
 from meshwise.cost.memory import peak_memory
 from meshwise.cost.timeline import timeline
@@ -52,55 +58,56 @@ class Row:
         return [self.mesh, self.scheme, f"{self.predicted_s * 1e6:.1f}", *sizes, *took]
 
 
-def arguments(config: model.Config) -> tuple[Any, ...]:
-    """The types of a step's state, batch and key."""
-    state = jax.eval_shape(partial(model.init, config=config), jax.random.key(0))
-    tokens = jax.ShapeDtypeStruct((config.batch, config.sequence), jnp.int32)
-    return state, model.Batch(tokens, tokens), jax.eval_shape(lambda: jax.random.key(0))
-
-
-def hinted(shape: str, scheme: hints.Scheme, config: model.Config) -> Row:
-    """A scheme of the demonstration, with all its hints."""
-    mesh = abstract(shape)
-    step, ins, outs = hints.hinted_step(scheme, mesh, config)
-    given: dict[str, Any] = {"in_shardings": ins, "out_shardings": outs, "donate_argnums": 0}
-    program = mw.jit(step, mesh=mesh, **given).partition(*arguments(config))
+def of_program(mesh: str, scheme: str, program: mw.SpmdProgram) -> Row:
+    """What a program comes to."""
     sizes = program.per_device.mesh.axis_size
     seconds = timeline(program.jaxpr, sizes, GENERIC, overlaps=False).seconds
     peak = peak_memory(program.jaxpr, sizes, donated=program.donated).peak_bytes
-    return Row(shape, scheme.title, seconds, program.wire_bytes, peak, 0, 0.0)
+    return Row(mesh, scheme, seconds, program.wire_bytes, peak, 0, 0.0)
 
 
-def planned(shape: str, config: model.Config) -> Row:
-    """The same step with no hint at all."""
-    step = mw.jit(partial(model.train_step, config=config), mesh=abstract(shape), donate_argnums=0)
+def planned(mesh: str, step: Any, *types: Any) -> Row:
+    """What the planner makes of a step under `mw.jit`."""
     start = time.perf_counter()
-    found = mw.plan(step, *arguments(config), progress=True)
-    seconds, best = time.perf_counter() - start, found.best
-    return Row(
-        shape, "planned", best.seconds, best.wire_bytes, best.peak_bytes, found.tried, seconds
-    )
+    found = mw.plan(step, *types, progress=True)
+    row = of_program(mesh, "planned", found.program)
+    return replace(row, tried=found.tried, seconds=time.perf_counter() - start)
 
 
-def abstract(shape: str) -> AbstractMesh:
-    """A mesh of the benchmarks, without devices."""
-    sizes = MESHES[shape]
-    return AbstractMesh(sizes, NAMES[: len(sizes)])
+def gpt(shape: str) -> Iterator[Row]:
+    """The demonstration's schemes on a mesh, and its step with no hint at all."""
+    config, mesh = model.DEMO, AbstractMesh(MESHES[shape], NAMES[: len(MESHES[shape])])
+    state = jax.eval_shape(partial(model.init, config=config), jax.random.key(0))
+    tokens: Any = jax.ShapeDtypeStruct((config.batch, config.sequence), jnp.int32)
+    batch, key = model.Batch(tokens, tokens), jax.eval_shape(lambda: jax.random.key(0))
+    for scheme in hints.SCHEMES:
+        if (scheme.name, shape) not in LEFT_OUT:
+            step, ins, outs = hints.hinted_step(scheme, mesh, config)
+            given: dict[str, Any] = {"in_shardings": ins, "out_shardings": outs}
+            jitted = mw.jit(step, mesh=mesh, donate_argnums=0, **given)
+            yield of_program(shape, scheme.title, jitted.partition(state, batch, key))
+    step = mw.jit(partial(model.train_step, config=config), mesh=mesh, donate_argnums=0)
+    yield planned(shape, step, state, batch, key)
+
+
+def dense() -> Iterator[Row]:
+    """The smallest of the paper's dense models, hinted as there, and with no hint."""
+    case = next(large_cases())
+    mesh, shape = abstract_mesh(case), "x".join(map(str, case.mesh.values()))
+    given: dict[str, Any] = {"in_shardings": case.ins, "out_shardings": case.outs}
+    hinted = mw.jit(case.step, mesh=mesh, donate_argnums=0, **given)
+    yield of_program(shape, case.title, hinted.partition(*case.types))
+    yield planned(shape, mw.jit(case.step, mesh=mesh, donate_argnums=0), *case.types)
 
 
 def main() -> None:
     """Print a table of all rows."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--meshes", nargs="+", choices=MESHES, default=["8", "2x4"])
-    parser.add_argument("--layers", type=int, default=model.DEMO.layers)
+    parser.add_argument("--large", action="store_true", help="a large model, in their place")
     parser.add_argument("--markdown", action="store_true", help="print a table for the docs")
     given = parser.parse_args()
-    config = replace(model.DEMO, layers=given.layers)
-    rows = []
-    for shape in given.meshes:
-        schemes = [s for s in hints.SCHEMES if (s.name, shape) not in LEFT_OUT]
-        rows += [hinted(shape, scheme, config) for scheme in schemes]
-        rows.append(planned(shape, config))
+    rows = list(dense()) if given.large else [row for shape in given.meshes for row in gpt(shape)]
     if given.markdown:
         print("|", " | ".join(HEADS), "|\n|" + "---|" * len(HEADS))
         for row in rows:
