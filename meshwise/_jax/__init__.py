@@ -168,10 +168,12 @@ from meshwise._jax.settings import as_wide_as_equation as as_wide_as_equation
 from meshwise._jax.settings import looks_for_nans as looks_for_nans
 from meshwise._jax.settings import mover as mover
 from meshwise._jax.settings import moving as moving
+from meshwise._jax.settings import promoting as promoting
 from meshwise._jax.settings import settings_of_here as settings_of_here
 from meshwise._jax.settings import x64 as x64
 from meshwise._jax.settings import x64_is_on as x64_is_on
 from meshwise._jax.specs import axes_of as axes_of
+from meshwise._jax.stages import is_for_export as is_for_export
 from meshwise._jax.stages import lower_flat as lower_flat
 from meshwise._jax.stages import traced_with as traced_with
 from meshwise._jax.stages import with_trees as with_trees

@@ -42,6 +42,16 @@ def settings_of_here() -> Callable[[], AbstractContextManager[Any]]:
     return as_here
 
 
+@contextmanager
+def promoting() -> Iterator[None]:
+    """In here ranks and types are promoted as ever: our own operators are written for that.
+
+    What a user sets, so that mistakes are found, is for the user's function.
+    """
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        yield
+
+
 # Whether x64 is on here for the sake of a jaxpr's wide numbers alone.
 _IS_TURNED_ON: ContextVar[bool] = ContextVar("x64 is turned on", default=False)
 

@@ -37,6 +37,11 @@ def lower_flat(traced: Any, platforms: Any, parameters: Any) -> Any:
     return traced.lower(lowering_platforms=platforms, _private_parameters=parameters)
 
 
+def is_for_export(parameters: Any) -> bool:
+    """Whether a program is lowered to be saved, and called by JAX alone."""
+    return parameters is not None and parameters.for_export
+
+
 class _UnevenCompiled(_stages.Compiled):
     """A compiled program of padded arrays that is called with logical ones."""
 

@@ -219,7 +219,7 @@ def partition_typed(
     """
     wanted = specs_of_types(out_avals, out_specs)
     others = OtherMeshes(mesh, refine_mesh(mesh.axis_names, mesh.axis_sizes))
-    with planning(name), garbage_later(), _jax.as_wide_as(closed):
+    with planning(name), garbage_later(), _jax.promoting(), _jax.as_wide_as(closed):
         plan = plan_jaxpr(closed, others, in_specs, wanted, choices, name, *paths)
         if (pins := pinned(plan, out_avals, wanted, others.meshes, are_plain)) is not None:
             wanted = pins

@@ -249,7 +249,7 @@ def _keep(buffers: Buffers, arrived: Buffers, slot: Any) -> Buffers:
 def _add(sums: Any, more: Any, row: Any) -> Any:
     """`[rows, length]` with `[length]` added to one row."""
     if sums.shape[0] == 1:
-        return sums + more
+        return sums + more[None]
     return lax.dynamic_update_index_in_dim(
         sums, lax.dynamic_index_in_dim(sums, row, 0, keepdims=False) + more, row, 0
     )

@@ -19,12 +19,17 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from meshwise import _jax
-from meshwise.errors import MeshError, message
 from meshwise.ir.per_device import PerDeviceProgram
 from meshwise.ir.sharding import padded_shape
 from meshwise.run.empty import cut_empty, is_made_inside, with_made
 from meshwise.run.garbage import garbage_later
-from meshwise.run.moved import in_type, moved, refuse_other_devices
+from meshwise.run.moved import (
+    in_type,
+    moved,
+    refuse_no_devices,
+    refuse_other_devices,
+    refuse_own_of_each,
+)
 from meshwise.run.options import Compiling, as_platforms_compile, best_on_cpu
 from meshwise.run.padding import cut_end, pad_array, pad_end, positions_of_uneven, structs_of
 from meshwise.run.placement import (
@@ -96,9 +101,11 @@ class Executable:
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
         """Results of one call: `jax.Array`, or `UnevenArray` where a dim does not divide."""
-        if self.is_of_processes and _jax.looks_for_nans():
-            return self._called_unseen(args)
         call, args = self._call, [*self._held, *args]
+        if self.is_of_processes:
+            refuse_own_of_each(self.name, self.arg_names, args, self.in_shardings)
+            if _jax.looks_for_nans():
+                return self._called_unseen(args[len(self._held) :])
         try:
             outs = call(*(self._padded(args) if self._uneven_in else args))
         except _jax.InternalNanError:
@@ -137,7 +144,7 @@ class Executable:
 
     def placed(self, args: Sequence[Any]) -> list[Any]:
         """Arguments, all but those held, brought to where the program wants them."""
-        self._check_has_devices()
+        refuse_no_devices(self.name, self.user_mesh)
         placed: list[Any] = []
         for i, arg in enumerate(args, start=len(self._held)):
             sharding = self.in_shardings[i]
@@ -150,22 +157,27 @@ class Executable:
 
     def lower(self) -> Any:
         """JAX's `Lowered` of the program for its shapes (padded where uneven)."""
-        self._check_has_devices()
+        refuse_no_devices(self.name, self.user_mesh)
         with self._making():
             return self._traced(self._mapped, 0).lower()
 
     def lower_for(self, platforms: Any, parameters: Any) -> Any:
-        """The same for other platforms, what is held being constants of it."""
+        """The same for other platforms, what is held being constants of it.
+
+        What is to be saved takes and returns logical arrays: nobody pads or cuts them there.
+        """
+        if platforms is None:
+            refuse_no_devices(self.name, self.user_mesh)
+        is_logical = self.is_uneven and _jax.is_for_export(parameters)
+        run = self._of_logical if is_logical else self._mapped
 
         def without_held(*args: Any) -> list[Any]:
-            return self._mapped(*self._held, *args)
+            return run(*self._held, *args)
 
-        if platforms is None:
-            self._check_has_devices()
         without_held.__name__ = self.name
-        function = without_held if self._held else self._mapped
         with self._making():
-            traced = self._traced(function, len(self._held))
+            function = without_held if self._held or is_logical else run
+            traced = self._traced(function, len(self._held), is_logical)
             return _jax.lower_flat(traced, platforms, parameters)
 
     @contextmanager
@@ -174,18 +186,24 @@ class Executable:
         with garbage_later(), _jax.without_mesh(), _jax.as_wide_as(self.program.jaxpr):
             yield
 
-    def _traced(self, function: Callable[..., Any], first: int) -> Any:
-        """JAX's `Traced` of a function of the padded arguments from the first one on."""
-        structs = structs_of(self.program.in_types, self._in_padded)
-        ins, outs = self.in_shardings, self.out_shardings
+    def _traced(self, function: Callable[..., Any], first: int, is_logical: bool = False) -> Any:
+        """JAX's `Traced` of a function of the padded arguments from the first one on.
+
+        Of logical ones nobody says where those lie that do not divide.
+        """
+        types, uneven = self.program.in_types, set(self._uneven_in if is_logical else ())
+        structs = structs_of(types, [t.shape for t in types] if is_logical else self._in_padded)
+        ins, outs = list[Any](self.in_shardings), list[Any](self.out_shardings)
         if self._is_in_one_mesh:
             ins = in_mesh(self._mesh, ins, self.program.in_shardings)
             outs = in_mesh(self._mesh, outs, self.program.out_shardings)
+        ins = [None if i in uneven else s for i, s in enumerate(ins)]
+        outs = [None if is_logical and i in self._uneven_out else s for i, s in enumerate(outs)]
         jitted = jax.jit(
             function,
             in_shardings=tuple(ins[first:]),
             out_shardings=outs,
-            donate_argnums=tuple([i - first for i in self.donated if i >= first]),
+            donate_argnums=tuple([i - first for i in {*self.donated} - uneven if i >= first]),
             keep_unused=self.compiling.keep_unused,
             compiler_options=self._compiler_options or None,
         )
@@ -220,7 +238,7 @@ class Executable:
         Results whose dims divide come out sharded as the program leaves them; XLA decides about
         the others. In a trace of an Explicit mesh, results carry its axes in their types.
         """
-        self._check_has_devices()
+        refuse_no_devices(self.name, self.user_mesh)
 
         def function(args: Sequence[Any]) -> list[Any]:
             with _jax.as_wide_as(self.program.jaxpr):
@@ -231,19 +249,21 @@ class Executable:
             is_explicit = any(_jax.is_explicit(jax.typeof(v).sharding.mesh) for v in values)
             is_explicit |= _jax.is_explicit(jax.sharding.get_abstract_mesh())
             values = [without_explicit_type(v) for v in values]
-            refined = jax.sharding.use_abstract_mesh(self._mesh.abstract_mesh)
-            with _jax.without_mesh(), refined:  # constants made on the way lie on no mesh
-                padded = [pad_end(v, p) for v, p in zip(values, self._in_padded, strict=True)]
-                outs = [
-                    cut_end(out, t.shape)
-                    for out, t in zip(self._mapped(*padded), self.program.out_types, strict=True)
-                ]
+            outs = self._of_logical(*values)
             if is_explicit and _jax.is_explicit(self.user_mesh):
                 return list(map(jax.sharding.reshard, outs, self.result_types))
             return on_whole_axes(outs, self.program, self.user_mesh)
 
         function.__name__ = self.name
         return function
+
+    def _of_logical(self, *values: Any) -> list[Any]:
+        """Logical results of logical arguments: pads, runs on all devices, cuts."""
+        refined = jax.sharding.use_abstract_mesh(self._mesh.abstract_mesh)
+        with _jax.without_mesh(), refined:  # constants made on the way lie on no mesh
+            padded = [pad_end(v, p) for v, p in zip(values, self._in_padded, strict=True)]
+            outs = zip(self._mapped(*padded), self.program.out_types, strict=True)
+            return [cut_end(out, t.shape) for out, t in outs]
 
     def _padded(self, args: Sequence[Any]) -> list[Any]:
         """The arguments with those of uneven dims in their padded layout."""
@@ -275,18 +295,6 @@ class Executable:
             arg if i in self._uneven_in else moved(arg, sharding)
             for i, (arg, sharding) in enumerate(zip(given, self.in_shardings, strict=True))
         ]
-
-    def _check_has_devices(self) -> None:
-        if isinstance(self.user_mesh, AbstractMesh):
-            raise MeshError(
-                message(
-                    f"{self.name} is to run on a mesh without devices",
-                    [f"it was partitioned for {self.user_mesh}"],
-                    "A program for an AbstractMesh can be read, priced and simulated.",
-                    "Partition it for a jax.sharding.Mesh to run or compile it; its StableHLO is "
-                    'had by .trace(...).lower(lowering_platforms=("tpu",)).',
-                )
-            )
 
     @property
     def is_uneven(self) -> bool:

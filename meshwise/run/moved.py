@@ -1,14 +1,15 @@
-"""Arguments brought to where a program wants them, and as it wants them."""
+"""Arguments brought to where a program wants them, and as it wants them, or refused."""
 
 from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax import lax
-from jax.sharding import NamedSharding
+from jax.sharding import AbstractMesh, NamedSharding
 
 from meshwise import _jax
-from meshwise.errors import MeshError, message
+from meshwise.errors import ArgumentError, MeshError, also, message
 from meshwise.run.placement import show_devices
 from meshwise.run.uneven import UnevenArray
 
@@ -58,3 +59,44 @@ def refuse_other_devices(
                 " of the devices it is on.",
             )
         )
+
+
+def refuse_no_devices(name: str, mesh: Any) -> None:
+    """MeshError for a program that is to run on a mesh without devices."""
+    if isinstance(mesh, AbstractMesh):
+        raise MeshError(
+            message(
+                f"{name} is to run on a mesh without devices",
+                [f"it was partitioned for {mesh}"],
+                "A program for an AbstractMesh can be read, priced and simulated.",
+                "Partition it for a jax.sharding.Mesh to run or compile it; its StableHLO is "
+                'had by .trace(...).lower(lowering_platforms=("tpu",)).',
+            )
+        )
+
+
+def refuse_own_of_each(
+    name: str, names: Sequence[str], args: Sequence[Any], shardings: Sequence[Any]
+) -> None:
+    """ArgumentError, a ValueError too, for arrays of NumPy that are to lie in shards.
+
+    Each of several processes has its own, and nobody knows whether they are equal; JAX refuses
+    those that `in_shardings` shard.
+    """
+    offenders = [
+        f"{path} is an array of NumPy, to be sharded by {sharding.spec}"
+        for path, arg, sharding in zip(names, args, shardings, strict=True)
+        if isinstance(arg, np.ndarray) and not sharding.is_fully_replicated
+    ]
+    if offenders:
+        refusal = ArgumentError(
+            message(
+                f"{name} was called on the devices of several processes with arrays of one",
+                offenders,
+                "Each process would cut its shards out of an array of its own: of its own batch "
+                "a part would be left out.",
+                "Make it of the parts with jax.make_array_from_process_local_data, or, where all "
+                "processes have the same, with jax.make_array_from_callback.",
+            )
+        )
+        raise also(refusal, ValueError)

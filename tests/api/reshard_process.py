@@ -168,6 +168,18 @@ CASES: dict[str, Callable[[], int]] = {
     ),
     "NaNs in padding": with_nans_in_padding,
     "a NaN": with_a_nan,
+    "NumPy's in shards": lambda: refused(
+        lambda: mw.jit(lambda x: x * 2, in_shardings=every("x"))(VALUE), ValueError
+    ),
+    "NumPy's in uneven shards": lambda: refused(
+        lambda: mw.jit(lambda x: x * 2, mesh=every().mesh, in_shardings=P("x"))(UNEVEN),
+        mw.ArgumentError,
+    ),
+    "NumPy's on every device": lambda: check(
+        mw.jit(lambda x: x * 2, in_shardings=every(), out_shardings=every("x"))(VALUE),
+        VALUE * 2,
+        every("x"),
+    ),
     "figures of both": lambda: refused(mw.calibrate, mw.ArgumentError),
     # What is not so yet: see the test.
     "to one process": lambda: move(VALUE, every("x"), on(range(4), (4,), "x")),

@@ -37,6 +37,9 @@ SHARDS = {  # how many are in the first and in the second process
     "under mw.jit, over two axes": (16, 16),
     "NaNs in padding": (4, 4),
     "a NaN": (1, 0),
+    "NumPy's in shards": (1, 1),
+    "NumPy's in uneven shards": (1, 1),
+    "NumPy's on every device": (4, 4),
     "figures of both": (1, 1),
 }
 NO_DEVICES = "a process without devices in the target makes an array of no shards, of no dtype"

@@ -11,6 +11,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
+from tests.meshes import mesh_of
 
 MESH = jax.make_mesh((2, 4), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
 FOUR = jax.make_mesh((4,), ("z",), axis_types=(AxisType.Auto,), devices=jax.devices()[:4])
@@ -212,3 +213,14 @@ def test_no_tracing_takes_programs_that_are_known():
     f(TEN)
     with jax.no_tracing():
         np.testing.assert_array_equal(f(TEN), TEN * 2)
+
+
+@pytest.mark.parametrize("said", ["raise", "warn"])
+def test_our_own_operators_promote_ranks_whatever_is_set(said, recwarn):
+    rows = jax.ShapeDtypeStruct((2**17,), "float32")
+    with jax.numpy_rank_promotion(said):
+        mw.jit(jnp.sort, mesh=mesh_of(x=8), in_shardings=P("x")).partition(rows)
+        if said == "raise":
+            with pytest.raises(ValueError, match="rank promotion"):
+                mw.jit(lambda x: x + x[None], mesh=mesh_of(x=8)).partition(rows)
+    assert not recwarn.list

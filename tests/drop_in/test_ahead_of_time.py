@@ -221,6 +221,23 @@ def test_exported_programs(code):
     assert_same_outcome(code)
 
 
+@pytest.mark.parametrize("rows", [(13, 16), (16, 13), (13, 13)], ids=str)
+def test_exported_programs_of_uneven_dims_are_of_logical_arrays(rows):
+    taken, given = rows
+
+    def function(x):
+        x = jnp.cumsum(x, 0) + 1
+        return x[:given] if given < taken else jnp.pad(x, ((0, given - taken), (0, 0)))
+
+    x = np.random.default_rng(0).normal(size=(taken, 3)).astype(np.float32)
+    mesh = ROWS.mesh
+    program = mw.jit(function, mesh=mesh, in_shardings=P("x"), out_shardings=P("x"))
+    saved = export.export(program)(x)
+    assert [a.shape for a in (*saved.in_avals, *saved.out_avals)] == [(taken, 3), (given, 3)]
+    placed = jax.device_put(x, NamedSharding(mesh, P("x" if taken % 8 == 0 else None)))
+    np.testing.assert_allclose(saved.call(placed), function(x), rtol=1e-5)
+
+
 def test_executables_written_and_read():
     program = compiled(mw.jit)
     read = serialize_executable.deserialize_and_load(*serialize_executable.serialize(program))
