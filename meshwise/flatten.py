@@ -6,8 +6,8 @@ be recomputed in the backward pass (`jax.checkpoint`, once differentiated) is in
 stays a computation of its own. Every hint, whichever way it was written
 (`mw.shard`, `lax.with_sharding_constraint`, `jax.sharding.reshard`, shardings of a nested call),
 becomes one `hint` equation. A reshape that transposes first is two equations. Of a conditional
-whose index is known while tracing the branch that runs is inlined. Then the program is made simpler
-(`simplify/`).
+whose index is known while tracing the branch that runs is inlined, and a `while` whose steps are
+known is a `scan` of so many. Then the program is made simpler (`simplify/`).
 
 Loops and conditionals may stay equations of one piece, or be *entered*: their bodies then stand in
 the flat program too, once each, told by marks (`_jax/control.py`). A body reads values around it
@@ -22,6 +22,7 @@ from jax import lax
 
 from meshwise import _jax
 from meshwise._jax import ClosedJaxpr, Control, JaxprEqn, Literal, Primitive, Var
+from meshwise.simplify.counted_loops import known_steps
 from meshwise.simplify.numbers import Numbers
 from meshwise.simplify.redundancy import eliminate_dead_code
 from meshwise.simplify.simplify import simplify
@@ -49,6 +50,10 @@ class _Flat:
         """Append one equation."""
         self.eqns.append(eqn)
         self.makers.update(dict.fromkeys(eqn.outvars, eqn))
+
+    def numbers(self) -> Numbers:
+        """What is known of the numbers so far."""
+        return Numbers(self.makers, dict(zip(self.constvars, self.consts, strict=True)))
 
     def mark(
         self, primitive: Primitive, control: Control, operands: Sequence[Any] = (), **params: Any
@@ -92,6 +97,34 @@ def flatten(closed: ClosedJaxpr, enters: Enters = enters_nothing) -> ClosedJaxpr
     return _jax.close_jaxpr(flat.constvars, inputs, outputs, eqns, flat.consts)
 
 
+def with_counted_regions(jaxpr: Any) -> Any:
+    """A jaxpr, bodies included, whose hand-written regions have no `while` that only counts."""
+
+    def change(eqn: JaxprEqn) -> list[JaxprEqn]:
+        return [_jax.with_bodies(eqn, _counted if _is_region(eqn) else with_counted_regions)]
+
+    return _jax.with_each(jaxpr, change)
+
+
+def _counted(jaxpr: Any) -> Any:
+    """A jaxpr, bodies but those of kernels included, whose loops that count are scans."""
+    inner = _jax.opened(jaxpr)
+    flat = _Flat(enters_nothing)
+    flat.makers.update((v, eqn) for eqn in inner.eqns for v in eqn.outvars)
+
+    def change(eqn: JaxprEqn) -> list[JaxprEqn]:
+        steps = _known_steps(eqn, lambda atom: atom, flat)
+        eqn = eqn if steps is None else _jax.counted(eqn, steps)
+        is_read = _is_region(eqn) or _jax.has_bodies(eqn) or _jax.call_body(eqn) is not None
+        return [_jax.with_bodies(eqn, _counted) if is_read else eqn]
+
+    return _jax.with_each(jaxpr, change)
+
+
+def _is_region(eqn: JaxprEqn) -> bool:
+    return eqn.primitive.name == "shard_map"
+
+
 def inline_calls(closed: ClosedJaxpr) -> ClosedJaxpr:
     """A program of local arrays without calls in it, every equation else as it is written.
 
@@ -113,8 +146,10 @@ def _inline(
     def read(atom: Any) -> Any:
         return atom if isinstance(atom, Literal) else env[atom]
 
-    for eqn in jaxpr.eqns:
+    for original in jaxpr.eqns:
         results: list[Any]
+        steps = _known_steps(original, read, flat)
+        eqn = original if steps is None else _jax.counted(original, steps)
         operands = [read(a) for a in eqn.invars]
         body = _jax.call_body(eqn)
         if (branch := _branch_that_runs(eqn, operands, flat)) is not None:
@@ -148,12 +183,21 @@ def _transposed_first(eqn: JaxprEqn) -> list[JaxprEqn]:
     return [turned, eqn.replace(invars=list(turned.outvars), params=params)]
 
 
+def _known_steps(eqn: JaxprEqn, read: Callable[[Any], Any], flat: _Flat) -> int | None:
+    """How many steps a `while` takes that counts, and ends alike for all that is batched."""
+    if eqn.primitive is not lax.while_p or _jax.has_effects(eqn):
+        return None
+    if eqn.params["cond_jaxpr"].out_avals[0].shape:
+        return None
+    parts = _jax.loop_parts(eqn, [read(a) for a in eqn.invars])
+    return known_steps(parts, flat.numbers().of, as_written)
+
+
 def _branch_that_runs(eqn: JaxprEqn, operands: Sequence[Any], flat: _Flat) -> Any | None:
     """The one branch of a conditional that ever runs; None where its index is not known."""
     if flat.keeps_branches or eqn.primitive is not lax.cond_p:
         return None
-    constants = dict(zip(flat.constvars, flat.consts, strict=True))
-    index, branches = Numbers(flat.makers, constants).of(operands[0]), eqn.params["branches"]
+    index, branches = flat.numbers().of(operands[0]), eqn.params["branches"]
     return None if index is None else branches[min(max(int(index), 0), len(branches) - 1)]
 
 

@@ -243,26 +243,48 @@ def trip_count(scope: Scope, loop: Instruction) -> int | None:
     condition = computations[loop.attribute("condition") or ""]
     body = computations[loop.attribute("body") or ""]
     compare = condition.root
-    if compare.opcode != "compare" or compare.attribute("direction") != "LT":
+    if compare.opcode != "compare":
         return None
-    counter, limit = (condition.instructions[name] for name in compare.operands)
-    place = counter.attribute("index")
-    if limit.opcode != "constant" or counter.opcode != "get-tuple-element" or place is None:
+    direction = compare.attribute("direction") or ""
+    counter, limit = (_copied(condition, name) for name in compare.operands)
+    if counter.opcode == "constant":
+        counter, limit = limit, counter
+        direction = direction.translate(str.maketrans("LG", "GL"))
+    place, end = counter.attribute("index"), _integer(limit)
+    if counter.opcode != "get-tuple-element" or place is None or end is None:
         return None
-    first = _constant_at(scope.computation, loop.operands[0], int(place))
+    first = _integer_at(scope.computation, loop.operands[0], int(place))
     step = _step(body, int(place))
-    if first is None or not step:
+    return None if first is None or not step else _passes(first, step, end, direction)
+
+
+def _passes(first: int, step: int, end: int, direction: str) -> int | None:
+    """How often a counter passes a comparison with its end; None where it always may."""
+    if direction in ("GT", "GE") or (direction == "NE" and step < 0):
+        first, step, end = -first, -step, -end  # the same, counted up
+    if direction in ("LE", "GE"):
+        end += 1
+    elif direction == "NE" and (end < first or (end - first) % step):
         return None
-    return max(0, -(-(int(limit.arguments) - first) // step))
+    elif direction not in ("LT", "GT", "NE"):
+        return None
+    if end <= first:
+        return 0
+    return -(-(end - first) // step) if step > 0 else None
 
 
-def _constant_at(computation: Computation, name: str, place: int) -> int | None:
+def _integer(value: Instruction) -> int | None:
+    """An integer that is written in the text."""
+    is_one = value.opcode == "constant" and value.shapes[0].dtype[0] in "su"
+    return int(value.arguments) if is_one else None
+
+
+def _integer_at(computation: Computation, name: str, place: int) -> int | None:
     """The integer at a place of a tuple, if it is one written in the text."""
     made = computation.instructions[name]
     if made.opcode != "tuple":
         return None
-    value = _copied(computation, made.operands[place])
-    return int(value.arguments) if value.opcode == "constant" else None
+    return _integer(_copied(computation, made.operands[place]))
 
 
 def _step(body: Computation, place: int) -> int | None:
@@ -270,12 +292,15 @@ def _step(body: Computation, place: int) -> int | None:
     if body.root.opcode != "tuple":
         return None
     value = _copied(body, body.root.operands[place])
-    if value.opcode != "add":
-        return None
     terms = [_copied(body, name) for name in value.operands]
-    steps = [int(term.arguments) for term in terms if term.opcode == "constant"]
-    reads = [term.attribute("index") for term in terms if term.opcode == "get-tuple-element"]
-    return steps[0] if len(steps) == 1 and reads == [str(place)] else None
+    if value.opcode not in ("add", "subtract") or len(terms) != 2:
+        return None
+    counter, step = terms
+    if value.opcode == "add" and counter.opcode == "constant":
+        counter, step = step, counter
+    is_own = counter.opcode == "get-tuple-element" and counter.attribute("index") == str(place)
+    number = _integer(step) if is_own else None
+    return -number if number is not None and value.opcode == "subtract" else number
 
 
 def _copied(computation: Computation, name: str) -> Instruction:

@@ -76,6 +76,13 @@ def is_wrong(measured: Measured, column: str) -> bool:
     return not outcome.failed and not outcome.error <= measured.program.tolerance
 
 
+def is_read_otherwise(measured: Measured, column: str) -> bool:
+    """Whether XLA's text of our program sends other bytes than we say."""
+    outcome = measured.outcomes[column]
+    read, sent = outcome.read_back, outcome.sent
+    return read is not None and not outcome.failed and abs(read - sent) > 1e-6 * sent + 0.5
+
+
 def at_best(measured: Measured, column: str) -> bool:
     """Whether a column sends no more than the best known program; False where none is known."""
     best, outcome = measured.program.best, measured.outcomes[column]

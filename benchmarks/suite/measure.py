@@ -2,7 +2,8 @@
 
 XLA's wire bytes are read right after its SPMD pass, the lower of "as emitted" and "as its compilers
 leave them" (`hlo.Collective.credited_bytes`). Ours are those of the emitted program,
-and are read again from the same place with the same reader (`read_back`). Flops are counted there
+and are read again from the same place with the same reader (`read_back`): a row in which these
+differ says so. Flops are counted there
 too (`work.py`), for all alike. We have two columns: what `mw.jit` makes without being told more,
 and what it makes of the figures of CPU devices, on which all of this runs: there few launches and
 no exchanges are worth more bytes.

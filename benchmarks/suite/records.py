@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from benchmarks.suite.figures import Figure, at_best, is_wrong, losses, ratios
+from benchmarks.suite.figures import Figure, at_best, is_read_otherwise, is_wrong, losses, ratios
 from benchmarks.suite.measure import COLUMNS, OURS, Measured, Outcome
 from benchmarks.suite.program import Program
 
@@ -73,6 +73,7 @@ def _row(measured: Measured) -> dict[str, Any]:
         "at_best": at_best(measured, OURS),
         "columns": {name: asdict(measured.outcomes[name]) for name in COLUMNS},
         "wrong": [name for name in COLUMNS if is_wrong(measured, name)],
+        "read_otherwise": [name for name in COLUMNS if is_read_otherwise(measured, name)],
         "ratios": ratios(measured),
         "losses": losses(measured),
         "reason": program.reason,

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from math import inf
 
-from benchmarks.suite.figures import Figure, at_best, geomean, is_wrong, losses, ratios
+from benchmarks.suite.figures import (
+    Figure,
+    at_best,
+    geomean,
+    is_read_otherwise,
+    is_wrong,
+    losses,
+    ratios,
+)
 from benchmarks.suite.measure import OURS, PEERS, Measured
 
 KIB = 2**10
@@ -18,17 +26,23 @@ RATIOS = ("bytes", "memory", "flops", "compile", "run", "run here")
 def cells(measured: Measured) -> list[str]:
     """A row of text under `HEADS`; ratios are XLA / ours."""
     program, found = measured.program, ratios(measured)
-    sent = [
-        "failed" if (o := measured.outcomes[c]).failed
-        else kib(o.sent) + (" wrong" if is_wrong(measured, c) else "")
-        for c in (*PEERS, OURS)
-    ]  # fmt: skip
+    sent = [_sent(measured, column) for column in (*PEERS, OURS)]
     best = kib(program.best.sent) if program.best else ""
     parts = [ratio(found.get(name)) for name in RATIOS]
     kinds = measured.outcomes[OURS].kinds
     said = ", ".join(f"{n} {kind}" for kind, n in sorted(kinds.items())) or "nothing"
     mesh = "x".join(map(str, program.mesh))
     return [program.name, mesh, *sent, best, *parts, said, ", ".join(losses(measured))]
+
+
+def _sent(measured: Measured, column: str) -> str:
+    """What a column sends, and what is not as it should be with it."""
+    outcome = measured.outcomes[column]
+    if outcome.failed:
+        return "failed"
+    wrong = " wrong" if is_wrong(measured, column) else ""
+    other = f" read as {kib(outcome.read_back or 0)}" if is_read_otherwise(measured, column) else ""
+    return kib(outcome.sent) + wrong + other
 
 
 def kib(sent: float) -> str:

@@ -27,6 +27,7 @@ from meshwise._jax.control import body_p as body_p
 from meshwise._jax.control import branch_index_p as branch_index_p
 from meshwise._jax.control import carry_p as carry_p
 from meshwise._jax.control import close_p as close_p
+from meshwise._jax.control import counted as counted
 from meshwise._jax.control import end_p as end_p
 from meshwise._jax.control import has_bodies as has_bodies
 from meshwise._jax.control import inputs_read as inputs_read
@@ -128,6 +129,7 @@ from meshwise._jax.jaxprs import source_summary as source_summary
 from meshwise._jax.jaxprs import threefry2x32_p as threefry2x32_p
 from meshwise._jax.jaxprs import var_like as var_like
 from meshwise._jax.jaxprs import with_bodies as with_bodies
+from meshwise._jax.jaxprs import with_each as with_each
 from meshwise._jax.jaxprs import with_key_type as with_key_type
 from meshwise._jax.jaxprs import without_key_type as without_key_type
 from meshwise._jax.jaxprs import without_names as without_names

@@ -21,6 +21,7 @@ from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax._src import core as _core
 from jax._src import effects as _effects
@@ -220,6 +221,26 @@ def loop_parts(eqn: JaxprEqn, operands: Sequence[Any]) -> LoopParts:
         with at_source(eqn):
             test, body = _while_any(test, body, first)
     return LoopParts(body, known, test, operands[:first], operands[last:], ())
+
+
+def counted(eqn: JaxprEqn, steps: int) -> JaxprEqn:
+    """A while loop as a scan of so many steps, which reads nothing that only the test reads.
+
+    How a scan says what it carries is up to JAX, so it is asked for one that reads as much.
+    """
+    first, known = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+    operands = eqn.invars[first:]
+
+    def of_numbers(*args: Any) -> Any:
+        def step(carry: Any, _: Any) -> Any:
+            return tuple(lax.optimization_barrier((*args[:known], *carry))[known:]), None
+
+        return lax.scan(step, args[known:], None, steps)[0]
+
+    closed = make_jaxpr_over_axes(of_numbers, (), [np.float32(0)] * len(operands))
+    (scan,) = closed.jaxpr.eqns
+    params = scan.params | {"jaxpr": eqn.params["body_jaxpr"]}
+    return eqn.replace(primitive=scan.primitive, invars=operands, params=params)
 
 
 def kept_at_their_end(goes_on: Any, new: Sequence[Any], old: Sequence[Any]) -> list[Any]:

@@ -47,7 +47,7 @@ from meshwise.errors import (
     also,
     message,
 )
-from meshwise.flatten import Enters, flatten
+from meshwise.flatten import Enters, flatten, with_counted_regions
 from meshwise.ir.mesh import refine_mesh
 from meshwise.ir.per_device import PerDeviceProgram
 from meshwise.ir.program import Hint, Program
@@ -268,7 +268,7 @@ def plan_jaxpr(
     refuse_symbolic(name, in_paths, closed.in_avals)
     closed = _jax.without_references(closed)
     closed = _jax.without_dead(_jax.on_platform(closed, platform_of(mesh)))
-    closed = _jax.spelled_out(closed, REGISTRY.rules)
+    closed = with_counted_regions(_jax.spelled_out(closed, REGISTRY.rules))
     check_effects(name, mesh, closed)
     closed = _jax.inspected(_jax.as_regions(closed, others.axes_of, mesh.size), mesh)
     in_specs = [_jax.spell(s, others.axes_of) for s in in_specs]

@@ -112,7 +112,7 @@ class SpmdProgram:
 
     @property
     def wire_bytes(self) -> float:
-        """Bytes each device sends in one call, trips of loops included; a `while` counts once."""
+        """Bytes each device sends in one call, in all trips of loops; of unknown trips in one."""
         return self.per_device.wire_bytes
 
     @cached_property

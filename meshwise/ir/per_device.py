@@ -64,5 +64,5 @@ class PerDeviceProgram:
 
     @property
     def wire_bytes(self) -> float:
-        """Bytes each device sends in one call, trips of loops included; a `while` counts once."""
+        """Bytes each device sends in one call, in all trips of loops; of unknown trips in one."""
         return whole_or_exact(sum(c.wire_bytes for c in self.collectives))

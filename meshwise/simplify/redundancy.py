@@ -85,11 +85,24 @@ def eliminate_dead_code(eqns: list[JaxprEqn], outputs: Sequence[Any]) -> list[Ja
 
 
 def _without_unread(eqn: JaxprEqn, needed: set[Var]) -> JaxprEqn:
-    """An equation of several results that says which of them nothing reads."""
+    """An equation of several results that says which of them nothing reads.
+
+    Of a sort what is only laid in the order of its keys is left out with them.
+    """
     if len(eqn.outvars) < 2 or needed.issuperset(eqn.outvars):
         return eqn
+    if eqn.primitive is lax.sort_p:
+        places = _sorted_places(eqn, needed)
+        outvars = [eqn.outvars[k] for k in places]
+        eqn = eqn.replace(invars=[eqn.invars[k] for k in places], outvars=outvars)
     kept = [v if v in needed else _jax.DropVar(v.aval) for v in eqn.outvars]
     return eqn.replace(outvars=kept)
+
+
+def _sorted_places(eqn: JaxprEqn, needed: set[Var]) -> list[int]:
+    """Which operands of a sort are keys, or are read when they are sorted."""
+    keys = eqn.params["num_keys"]
+    return [k for k, v in enumerate(eqn.outvars) if k < keys or v in needed]
 
 
 def _needed_so_far(eqns: list[JaxprEqn], needed: set[Var], entered: set[Control]) -> list[JaxprEqn]:
@@ -112,7 +125,10 @@ def _needed_so_far(eqns: list[JaxprEqn], needed: set[Var], entered: set[Control]
                 entered.update(around)
         if stays:
             kept.append(eqn)
-            needed.update(x for x in eqn.invars if not isinstance(x, Literal))
+            read = eqn.invars
+            if eqn.primitive is lax.sort_p:
+                read = [read[k] for k in _sorted_places(eqn, needed)]
+            needed.update(x for x in read if not isinstance(x, Literal))
     return kept[::-1]
 
 

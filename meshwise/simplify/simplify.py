@@ -11,6 +11,7 @@ from meshwise.simplify.broadcast_products import broadcast_after_products
 from meshwise.simplify.inner_products import unflatten_products
 from meshwise.simplify.inverse_layouts import cancel_inverse_layouts
 from meshwise.simplify.known_positions import cut_known_positions
+from meshwise.simplify.parts import read_parts
 from meshwise.simplify.redundancy import (
     eliminate_common_subexpressions,
     eliminate_dead_code,
@@ -30,6 +31,7 @@ def simplify(
     eqns = hoist_loop_invariants(eqns)
     eqns, outputs = eliminate_common_subexpressions(eqns, outputs)
     eqns = remake_residuals(propagate_splats(eqns, constants), outputs)
+    eqns, outputs = read_parts(eqns, outputs)
     eqns, outputs = cancel_inverse_layouts(eqns, outputs)
     eqns = broadcast_after_products(eqns)
     eqns = cut_known_positions(pair_batches(eqns, constants), constants)

@@ -2,7 +2,8 @@
 
 A first guess of zeros is padded and shifted like any other array. Of zeros each device makes just
 the part that is wanted, but of a pad or a join it would make all, and cut its part. Reductions of
-numbers that are known while tracing are such, where all are equal: `eye(n).sum(0)`.
+numbers that are known while tracing are such, where all are equal: `eye(n).sum(0)`. So are integers
+times nought.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from jax import lax
 
 from meshwise._jax import JaxprEqn, Literal, Var
 from meshwise.ir.operators import COPIES, JOINS, REDUCTIONS, RESHAPES, SPREADS, TURNS, is_among
-from meshwise.ir.program import atom_key, shape_of
+from meshwise.ir.program import atom_key, shape_of, type_of
 from meshwise.simplify.borders.equations import equations_of
 from meshwise.simplify.numbers import Numbers
 
@@ -65,7 +66,18 @@ def _number_of(eqn: JaxprEqn, numbers: Mapping[Var, Any]) -> Any:
         found = [_one(atom, numbers) for atom in eqn.invars]
         if all(atom is not None and atom_key(atom) == atom_key(found[0]) for atom in found):
             return found[0]
+    if eqn.primitive in (lax.mul_p, lax.and_p):
+        found = [_one(atom, numbers) for atom in eqn.invars]
+        return next((a for a in found if _is_nothing(a)), None)
     return None
+
+
+def _is_nothing(number: Any) -> bool:
+    """Whether an integral zero, or False: times it all is that. So is no float."""
+    if not isinstance(number, Literal):
+        return False
+    dtype = type_of(number).dtype
+    return isinstance(dtype, np.dtype) and dtype.kind in "iub" and not number.val
 
 
 def _one(atom: Any, numbers: Mapping[Var, Any]) -> Any:

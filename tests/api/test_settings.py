@@ -221,6 +221,6 @@ def test_our_own_operators_promote_ranks_whatever_is_set(said, recwarn):
     with jax.numpy_rank_promotion(said):
         mw.jit(jnp.sort, mesh=mesh_of(x=8), in_shardings=P("x")).partition(rows)
         if said == "raise":
-            with pytest.raises(ValueError, match="rank promotion"):
+            with pytest.raises(ValueError, match="rank_promotion"):
                 mw.jit(lambda x: x + x[None], mesh=mesh_of(x=8)).partition(rows)
     assert not recwarn.list

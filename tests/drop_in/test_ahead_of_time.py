@@ -235,7 +235,7 @@ def test_exported_programs_of_uneven_dims_are_of_logical_arrays(rows):
     saved = export.export(program)(x)
     assert [a.shape for a in (*saved.in_avals, *saved.out_avals)] == [(taken, 3), (given, 3)]
     placed = jax.device_put(x, NamedSharding(mesh, P("x" if taken % 8 == 0 else None)))
-    np.testing.assert_allclose(saved.call(placed), function(x), rtol=1e-5)
+    np.testing.assert_allclose(saved.call(placed), function(x), rtol=1e-5, atol=1e-6)
 
 
 def test_executables_written_and_read():

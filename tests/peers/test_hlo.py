@@ -213,6 +213,58 @@ def test_trips_are_counted(limit, noted, trips):
     assert not report.unknown_trips
 
 
+@pytest.mark.parametrize(
+    ("direction", "step", "first", "limit", "trips"),
+    [
+        ("LE", "2", "1", "9", 5),
+        ("LE", "2", "1", "10", 5),
+        ("LT", "2", "9", "9", 0),
+        ("LE", "2", "9", "9", 1),
+        ("GT", "-2", "9", "1", 4),
+        ("GT", "-2", "9", "0", 5),
+        ("GE", "-2", "9", "1", 5),
+        ("GE", "-2", "9", "0", 5),
+        ("GE", "-2", "0", "1", 0),
+        ("NE", "2", "1", "9", 4),
+        ("NE", "-2", "9", "1", 4),
+        ("NE", "2", "9", "9", 0),
+    ],
+)
+def test_trips_are_counted_up_and_down(direction, step, first, limit, trips):
+    text = looping(limit, f"constant({first})", "").replace("constant(2)", f"constant({step})")
+    turned = {"LE": "GE", "LT": "GT", "GT": "LT", "GE": "LE", "NE": "NE"}[direction]
+    down = str(-int(step))
+    for same in (
+        text.replace("direction=LT", f"direction={direction}"),
+        text.replace("compare(%i, %n), direction=LT", f"compare(%n, %i), direction={turned}"),
+        text.replace("direction=LT", f"direction={direction}")
+        .replace("add(%i, %one)", "subtract(%i, %one)")
+        .replace(f"%one = s32[] constant({step})", f"%one = s32[] constant({down})"),
+    ):
+        report = hlo.parse(same)
+        assert not report.unknown_trips
+        assert report.wire_bytes == 768 * trips
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("direction=LT", "direction=NE"),  # steps over it
+        ("direction=LT", "direction=EQ"),
+        ("direction=LT", "direction=GE"),  # goes away
+        ("add(%i, %one)", "multiply(%i, %one)"),
+        ("add(%i, %one)", "subtract(%one, %i)"),
+        ("%n = s32[] constant(4)", "%n = f32[] constant(4.5)"),
+    ],
+)
+def test_a_comparison_that_does_not_count_is_named(before, after):
+    text = looping("4", "constant(1)" if "GE" not in after else "constant(7)", "")
+    assert before in text
+    report = hlo.parse(text.replace(before, after))
+    assert report.unknown_trips == ("w",)
+    assert report.by_kind == {"all_reduce": 1}
+
+
 def test_a_loop_that_cannot_be_counted_is_named():
     report = hlo.parse(looping("9", "parameter(1)", ""))
     assert report.unknown_trips == ("w",)

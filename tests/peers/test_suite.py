@@ -310,6 +310,15 @@ def test_cells_fit_their_heads():
     assert cells(row)[5] == "2.0"
 
 
+def test_what_xla_reads_otherwise_is_said():
+    as_said, otherwise = measured(read_back=100.0), measured(read_back=45024.0, sent=1120.0)
+    assert cells(as_said)[4] == "0.0977"
+    assert cells(otherwise)[4] == "1.1 read as 44.0"
+    rows = [as_said, otherwise, measured(read_back=9.0, failed="Traceback")]
+    found = records.record(rows, figures.summary(rows), records.machine(1.0, 3))["rows"]
+    assert [row["read_otherwise"] for row in found] == [[], [OURS, HERE], []]
+
+
 def lines_of(table):
     return [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
 

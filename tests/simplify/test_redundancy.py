@@ -10,6 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
 from meshwise import _jax
+from meshwise.flatten import flatten
 
 MESH = AbstractMesh((2,), ("x",))
 
@@ -91,3 +92,35 @@ def test_what_is_the_same_in_every_step_leaves_a_loop_unless_it_is_held_for_that
     inside = {eqn.primitive.name for eqn in scan.params["jaxpr"].jaxpr.eqns}
     assert not inside & {"sort", "cos"}
     assert all(v.aval.size < 4096 for v in scan.invars)
+
+
+def first_of_places(x):
+    """Places are sorted along; of equal keys they are not told apart."""
+    return lax.sort((x, jnp.sin(x), jnp.roll(x, 1, 0)), dimension=0)[0]
+
+
+def last_behind_two_keys(x):
+    parts = (x // 2, jnp.roll(x, 1, 0), -x, x * 3)
+    return lax.sort(parts, dimension=1, num_keys=2, is_stable=False)[3]
+
+
+def carried_round(x):
+    """What is sorted along in one step is read in the next one."""
+
+    def step(_, c):
+        return tuple(lax.sort((c[1], c[0], jnp.sin(c[0])), dimension=1)[:2])
+
+    return lax.fori_loop(0, 3, step, (x, -x))[0]
+
+
+@pytest.mark.parametrize(
+    ("function", "operands"), [(first_of_places, 1), (last_behind_two_keys, 3), (carried_round, 2)]
+)
+def test_what_nobody_reads_is_not_sorted_along(function, operands):
+    x = np.asarray([[5, -2, 3], [-4, 5, -6], [0, 7, 8], [2, -1, 1]], np.float32)
+    entered = flatten(jax.make_jaxpr(function)(x), _jax.has_bodies)
+    (sort,) = [e for e in entered.jaxpr.eqns if e.primitive is lax.sort_p]
+    assert len(sort.invars) == len(sort.outvars) == operands
+    assert "sin" not in {e.primitive.name for e in entered.jaxpr.eqns}
+    found = mw.jit(function, mesh=MESH, in_shardings=P("x")).partition(x).simulate(x)
+    np.testing.assert_array_equal(found, jax.jit(function)(x))

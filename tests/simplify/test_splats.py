@@ -93,6 +93,48 @@ def test_what_is_one_number_is_spread(function):
     assert written(function) == ["broadcast_in_dim"]
 
 
+def counts(t):
+    return jnp.arange(6) + lax.convert_element_type(t, int)
+
+
+def times_nought(t):
+    return counts(t) * 0
+
+
+def nought_of_all(t):
+    return jnp.zeros(6, np.uint8) & counts(t).astype(np.uint8)
+
+
+def none_of_all(t):
+    return (counts(t) > 2) & jnp.zeros(6, bool)
+
+
+def floats_times_nought(t):
+    """Of NaN that is NaN, and -0.0 of what is negative."""
+    return jnp.stack([t, -t, t * jnp.inf, t * jnp.nan]) * 0.0
+
+
+def complex_times_nought(t):
+    return (jnp.stack([t, -t, t * jnp.inf]) * 0j).imag
+
+
+def some_of_all(t):
+    return (counts(t) > 2) & jnp.ones(6, bool)
+
+
+def times_one(t):
+    return counts(t) * 1
+
+
+def all_or_nought(t):
+    return counts(t) | 0
+
+
+@pytest.mark.parametrize("function", [times_nought, nought_of_all, none_of_all])
+def test_integers_times_nought_are_that(function):
+    assert written(function) == ["broadcast_in_dim"]
+
+
 @pytest.mark.parametrize("function", [rows_of_a_unit_matrix, pairs_of_each])
 def test_reductions_of_known_numbers(function):
     assert not {"reduce_sum", "reduce_max", "eq", "ne"} & {*written(function)}
@@ -110,6 +152,11 @@ def test_reductions_of_known_numbers(function):
         (counted_to_each, "reduce_sum"),
         (of_what_is_inexact, "reduce_sum"),
         (of_zeros_of_both_signs, "reduce_max"),
+        (floats_times_nought, "mul"),
+        (complex_times_nought, "mul"),
+        (some_of_all, "and"),
+        (times_one, "mul"),
+        (all_or_nought, "or"),
     ],
 )
 def test_what_is_more_is_left(function, move):
