@@ -30,7 +30,7 @@ from meshwise.ir.per_device import PerDeviceProgram
 from meshwise.ir.sharding import DimAxes, Sharding
 from meshwise.planner.groups import Group, groups_of
 from meshwise.planner.search import Layouts, Outcome, Searched, search
-from meshwise.report.planned import planned_text
+from meshwise.report.planned import planned_figures, planned_text
 from meshwise.report.progress import Progress
 from meshwise.run.placement import partition_spec
 from meshwise.schedule.handles import next_values
@@ -38,7 +38,7 @@ from meshwise.schedule.handles import next_values
 MOST_TRIED = 400
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Planned:
     """What `mw.plan` found: a function under `mw.jit` with the shardings, and what it comes to.
 
@@ -56,6 +56,10 @@ class Planned:
     best: Outcome
     given: Outcome
     tried: int
+
+    def __repr__(self) -> str:
+        """What it is of, and what a call takes; as text it says more."""
+        return f"<Planned of {self.program.name}: {planned_figures(self.best)} on each device>"
 
     def __str__(self) -> str:
         """The shardings of the arguments that were planned, and the figures of a device."""

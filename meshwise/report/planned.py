@@ -3,8 +3,14 @@
 from collections.abc import Sequence
 
 from meshwise.planner.groups import Group
-from meshwise.planner.search import Searched
+from meshwise.planner.search import Outcome, Searched
 from meshwise.report.text import aligned, count, kib, microseconds
+
+
+def planned_figures(outcome: Outcome) -> str:
+    """Time, bytes and memory in a line."""
+    sizes = f"{kib(outcome.wire_bytes)} sent, {kib(outcome.peak_bytes)} held at most"
+    return f"{microseconds(outcome.seconds)}, {sizes}"
 
 
 def planned_text(

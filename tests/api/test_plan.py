@@ -128,3 +128,4 @@ def test_what_it_says():
     assert lines[0] == f"train, planned: the best of {found.tried} plans"
     assert lines[1].split() == ["on", "each", "device", "planned", "as", "given"]
     assert any("args[0][0]" in line and "[2048, 2048]" in line and "x" in line for line in lines)
+    assert repr(found).startswith("<Planned of train: ") and "\n" not in repr(found)
