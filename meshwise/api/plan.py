@@ -5,6 +5,7 @@ Here hints are what is searched, by `planner/search.py`, and what each is worth 
 which completes, chooses and emits a program for it. Nothing is run.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,11 +13,12 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding
 
-from meshwise.api.arguments import Arguments
+from meshwise.api.arguments import Arguments, take_apart
 from meshwise.api.build import Resolved, TracedCall, donated_inputs, partition_typed
 from meshwise.api.calibrate import figures_of
-from meshwise.api.jit import JitFunction, jit
+from meshwise.api.jit import JitFunction
 from meshwise.api.options import Options
+from meshwise.api.plan_inputs import as_jit, check_call, check_trees, no_room, plan_limits
 from meshwise.api.spmd_program import SpmdProgram
 from meshwise.api.states import kept_trees
 from meshwise.api.typed import Placements
@@ -24,16 +26,16 @@ from meshwise.choose.plan import Plan
 from meshwise.cost.kernels import kernels_of
 from meshwise.cost.memory import memory_of_kernels
 from meshwise.cost.timeline import timeline_of_kernels
-from meshwise.errors import ArgumentError, MemoryLimitError, MeshwiseError, message
-from meshwise.ir.numbers import whole_number
+from meshwise.errors import MeshwiseError
 from meshwise.ir.per_device import PerDeviceProgram
 from meshwise.ir.sharding import DimAxes, Sharding
 from meshwise.planner.groups import Group, groups_of
+from meshwise.planner.next_values import next_values
 from meshwise.planner.search import Layouts, Outcome, Searched, search
 from meshwise.report.planned import planned_figures, planned_text
 from meshwise.report.progress import Progress
 from meshwise.run.placement import partition_spec
-from meshwise.schedule.handles import next_values
+from meshwise.schedule.handles import next_values as named_alike
 
 MOST_TRIED = 400
 
@@ -42,10 +44,11 @@ MOST_TRIED = 400
 class Planned:
     """What `mw.plan` found: a function under `mw.jit` with the shardings, and what it comes to.
 
-    `in_shardings` and `out_shardings` are trees of `NamedSharding` as `mw.jit` and `jax.jit` take
-    them; results that nobody hinted and that are no next value of an argument are None there. The
-    `groups` of arguments that were planned lie as `best.layouts` say; `given` are the figures
-    without them, `tried` counts the plans that were compared.
+    `in_shardings`, of arguments that are not static, and `out_shardings` are trees of
+    `NamedSharding` as `mw.jit` and `jax.jit` take them; results that nobody hinted and that are no
+    next value of an argument are None there. The `groups` of arguments lie as `best.layouts` say,
+    None over parts of axes; `unplanned` are the figures without them, `tried` counts the plans
+    that were compared.
     """
 
     function: JitFunction
@@ -54,7 +57,7 @@ class Planned:
     out_shardings: Any
     groups: tuple[Group, ...]
     best: Outcome
-    given: Outcome
+    unplanned: Outcome
     tried: int
 
     def __repr__(self) -> str:
@@ -63,7 +66,7 @@ class Planned:
 
     def __str__(self) -> str:
         """The shardings of the arguments that were planned, and the figures of a device."""
-        found = Searched(self.best, self.given, self.tried)
+        found = Searched(self.best, self.unplanned, self.tried)
         return planned_text(self.program.name, self.program.in_paths, self.groups, found)
 
 
@@ -89,7 +92,9 @@ def plan(
         progress: show how many were, on the terminal.
 
     A result that is an argument's next value, as the state of a training step is, lies as that
-    does. The time is predicted of the program that is emitted, without overlap.
+    does: one of its type that it meets element by element, or that trees, names or a type of which
+    there is one alone suggest. Give `out_shardings` for one that is not. The time is predicted of
+    the program that is emitted, without overlap. Arguments go by position.
 
     Raises MemoryLimitError where nothing within `max_bytes` is found, ArgumentError for what does
     not fit, and what `mw.jit` raises for such a call.
@@ -101,21 +106,24 @@ def plan(
     >>> found.best.layouts
     ((('devices',), ()), ((), ()))
     """
-    most_bytes, most = _limits(max_bytes, most_tried)
-    function = _as_jit(fun, mesh)
+    most_bytes, most = plan_limits(max_bytes, most_tried)
+    function = as_jit(fun, mesh)
+    check_call(function.name, function.options, take_apart(function.options, args, {}))
     arguments, resolved, call = function.calls.read(*args)
+    check_trees(function.name, resolved.mesh, arguments.tree, call.out_tree)
     with Progress(progress) as display:
         pricing = _Pricing.of(function.options, arguments, resolved, call, function.name, display)
-        sizes = dict(zip(resolved.mesh.axis_names, resolved.mesh.axis_sizes, strict=True))
+        names, sizes = resolved.mesh.axis_names, resolved.mesh.axis_sizes
+        axes = {name: size for name, size in zip(names, sizes, strict=True) if size > 1}
         limits: Any = {"max_bytes": most_bytes, "most_tried": most}
-        found = search(pricing.groups, sizes, pricing.outcome, **limits)
+        found = search(pricing.groups, axes, pricing.outcome, **limits)
     if most_bytes is not None and found.best.peak_bytes > most_bytes:
-        raise _no_room(function.name, most_bytes, found)
+        raise no_room(function.name, most_bytes, found)
     shardings = pricing.shardings(found.best.layouts)
     planned = JitFunction(function.fn, _with_shardings(function.options, resolved.mesh, *shardings))
     program = planned.partition(*args)
     return Planned(
-        planned, program, *shardings, pricing.groups, found.best, found.given, found.tried
+        planned, program, *shardings, pricing.groups, found.best, found.unplanned, found.tried
     )
 
 
@@ -127,7 +135,8 @@ def _with_shardings(options: Options, mesh: Any, ins: Any, outs: Any) -> Options
 class _Pricing:
     """A traced call, and what shardings of its arguments come to.
 
-    `states` are arguments that it makes anew, and the results that they become; `
+    `donated` are inputs whose buffers results may reuse, `states` those that it makes anew, with
+    the results that they become, and `groups` those that are laid alike.
     """
 
     call: TracedCall
@@ -151,12 +160,14 @@ class _Pricing:
         display: Progress,
     ) -> "_Pricing":
         """Of the arguments that nobody gave a sharding. Raises what `mw.jit` does for the call."""
-        donated, states = donated_inputs(options, arguments, call), _states(arguments, call)
-        pricing = cls(call, options, arguments, resolved.mesh, name, donated, states, display)
+        donated = donated_inputs(options, arguments, call)
+        pricing = cls(call, options, arguments, resolved.mesh, name, donated, {}, display)
         _, plan, _ = pricing.partitioned(call.in_specs, call.out_specs)
+        program, rules = plan.program, plan.rules
+        states = next_values(program, rules, _likely_states(arguments, call))
         free = [i for i, spec in enumerate(call.in_specs) if spec is None]
-        groups = groups_of(plan.program, plan.rules, free, states)
-        return replace(pricing, groups=groups)
+        groups = groups_of(program, rules, free, states)
+        return replace(pricing, states=states, groups=groups)
 
     def partitioned(
         self, in_specs: Sequence[Any], out_specs: Sequence[Any]
@@ -215,55 +226,15 @@ class _Pricing:
         return args, jax.tree.unflatten(self.call.out_tree, lie)
 
 
-def _states(arguments: Arguments, call: TracedCall) -> dict[int, int]:
-    """Inputs that a call makes anew, and the results that they become: by trees, else by paths."""
+def _likely_states(arguments: Arguments, call: TracedCall) -> dict[int, list[int]]:
+    """For each result the inputs whose next value it may be, by equal trees and by names."""
     first, (args, _) = len(call.held), arguments.tree.children()
-    ins = call.closed.in_avals[first:]
-    found = kept_trees(args, call.out_tree, ins, call.out_avals)
-    found = found or next_values(call.in_paths[first:], call.out_paths, ins, call.out_avals)
-    return {first + argument: result for argument, result in found.items()}
-
-
-def _as_jit(fun: Any, mesh: Any) -> JitFunction:
-    """The function under `mw.jit`."""
-    if not isinstance(fun, JitFunction):
-        return jit(fun, mesh=mesh)
-    if mesh is not None:
-        raise ArgumentError(
-            message(
-                "mw.plan was given a mesh twice",
-                [f"mesh={mesh!r:.60}", f"{fun.name} is under mw.jit"],
-                "A function under mw.jit has the mesh that is given there.",
-                "Leave it out here, or give the function itself.",
-            )
-        )
-    return fun
-
-
-def _limits(max_bytes: Any, most_tried: Any) -> tuple[int | None, int]:
-    """The limits as Python has them. Raises ArgumentError for what is none."""
-    given = {"max_bytes": max_bytes, "most_tried": most_tried}
-    numbers = {name: whole_number(n) for name, n in given.items() if n is not None}
-    problems = [f"{name}={given[name]!r}" for name, n in numbers.items() if n is None or n <= 0]
-    if problems or most_tried is None:
-        raise ArgumentError(
-            message(
-                "mw.plan was given limits that are none",
-                problems or ["most_tried=None"],
-                "They are whole numbers from one on: of bytes on a device, and of plans compared.",
-                "Leave max_bytes out for no limit, most_tried for the default.",
-            )
-        )
-    return numbers.get("max_bytes"), numbers["most_tried"] or MOST_TRIED
-
-
-def _no_room(name: str, most: int, found: Searched) -> MemoryLimitError:
-    return MemoryLimitError(
-        message(
-            f"{name} has no plan that fits",
-            [f"max_bytes={most:,}", f"the least found is {found.best.peak_bytes:,}"],
-            f"A device may hold so much at once, arguments included; {found.tried} plans were "
-            "compared.",
-            "Use more devices, recompute (jax.checkpoint), donate what is replaced, or allow more.",
-        )
-    )
+    ins, outs = call.closed.in_avals[first:], call.out_avals
+    found: dict[int, list[int]] = defaultdict(list)
+    for tied in (
+        kept_trees(args, call.out_tree, ins, outs),
+        named_alike(call.in_paths[first:], call.out_paths, ins, outs),
+    ):
+        for argument, result in tied.items():
+            found[result].append(first + argument)
+    return found

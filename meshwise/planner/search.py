@@ -2,15 +2,18 @@
 
 One axis of the mesh after the other is given to the dim of the group that gains most, where groups
 that nothing was decided of lie as completion has them, as in Automap (Schaarschmidt and others
-2021); a weight by columns leads to the next one by rows. Then each group in turn takes the layout
-that is best as the others lie, until none gains. What a choice is worth the compiler itself says:
-each is completed, planned and emitted, so that what is searched and what is run is one thing.
+2021); a weight by columns leads to the next one by rows. And once more, all axes together first.
+Then each group in turn takes the layout that is best as the others lie, until none gains. What a
+choice is worth the compiler itself says: each is completed, planned and emitted, so that what is
+searched and what is run is one thing.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 
+from meshwise.ir.mesh import Axes
 from meshwise.ir.sharding import DimAxes
 from meshwise.planner.groups import Group
 
@@ -18,8 +21,10 @@ from meshwise.planner.groups import Group
 MEMORY_WEIGHT = 0.235
 GAIN = 1e-3  # a layout is taken for another if it is better by this part
 CLOSED = 3  # of the best actions so many are looked at closely
+FEW = 12  # where groups times axes are no more, a second descent begins where nothing is hinted
 
-Layouts = tuple[DimAxes | None, ...]  # of each group; None where completion is to decide
+# Of each group; None where completion is to decide, or has it lie over parts of axes.
+Layouts = tuple[DimAxes | None, ...]
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,7 @@ class Searched:
     """The best that was found, what there is without it, and how many plans were compared."""
 
     best: Outcome
-    given: Outcome
+    unplanned: Outcome
     tried: int
 
 
@@ -78,9 +83,14 @@ class _Search:
             return 0.0, outcome.seconds * max(outcome.peak_bytes, 1) ** MEMORY_WEIGHT
         return max(0.0, outcome.peak_bytes / self.max_bytes - 1), outcome.seconds
 
-    def with_axis(self, dims: DimAxes, dim: int, axis: str) -> DimAxes:
-        """A layout with one axis more on a dim, in the order of the mesh."""
-        axes = tuple([a for a in self.axis_sizes if a == axis or a in dims[dim]])
+    @cached_property
+    def planned(self) -> list[tuple[int, Group]]:
+        """The groups that are decided of, with their positions."""
+        return [(i, group) for i, group in enumerate(self.groups) if not group.follows]
+
+    def with_axes(self, dims: DimAxes, dim: int, more: Axes) -> DimAxes:
+        """A layout with more axes on a dim, in the order of the mesh."""
+        axes = tuple([a for a in self.axis_sizes if a in more or a in dims[dim]])
         return (*dims[:dim], axes, *dims[dim + 1 :])
 
     def divides(self, group: Group, layout: DimAxes) -> bool:
@@ -89,6 +99,10 @@ class _Search:
         shards = [prod(self.axis_sizes[axis] for axis in axes) for axes in layout]
         cut = all(size % n == 0 for size, n in zip(group.shape, shards, strict=True))
         return cut and len(used) == len(set(used))
+
+    def better(self, one: Outcome, other: Outcome) -> Outcome:
+        """The other one where that is better."""
+        return other if self.is_better(other, one) else one
 
     def is_better(self, one: Outcome, other: Outcome) -> bool:
         """Whether one is better by more than nothing, or better in some way and worse in none."""
@@ -111,21 +125,27 @@ def search(
 ) -> Searched:
     """The best layouts of some groups, of `most_tried` that are looked at.
 
-    `evaluate` must know what it comes to where nothing is decided.
+    `evaluate` gives an outcome where nothing is decided, and None for what it cannot.
     """
     state = _Search(groups, axis_sizes, evaluate, max_bytes, most_tried)
     nothing: Layouts = (None,) * len(groups)
     opened = state.outcome(nothing)
     assert opened is not None, "what nobody hinted can be planned"
-    given = state.outcome(opened.layouts) or opened
-    best = _settled(state, _axis_by_axis(state, nothing, given))
-    return Searched(best, given, len(state.known))
+    unplanned = best = state.outcome(opened.layouts) or opened
+    each = [(axis,) for axis in axis_sizes]
+    for order in [each, [tuple(axis_sizes), *each]] if len(each) > 1 else [each]:
+        best = state.better(best, _axes_in_turn(state, order, unplanned))
+    best = _settled(state, best)
+    if sum(not group.follows for group in groups) * len(each) <= FEW:
+        best = state.better(best, _settled(state, unplanned))
+    return Searched(best, unplanned, len(state.known))
 
 
-def _axis_by_axis(state: _Search, decided: Layouts, best: Outcome) -> Outcome:
-    """Each axis in turn to where it gains most, then to where it gains yet more."""
-    for axis in state.axis_sizes:
-        actions = list(_actions(state, decided, axis))
+def _axes_in_turn(state: _Search, order: Sequence[Axes], best: Outcome) -> Outcome:
+    """Some axes after others to where they gain most, then to where they gain yet more."""
+    decided: Layouts = (None,) * len(state.groups)
+    for axes in order:
+        actions = list(_actions(state, decided, axes))
         while actions:
             found = [(state.outcome(_with(decided, action)), action) for action in actions]
             tried = [(outcome, action) for outcome, action in found if outcome is not None]
@@ -143,26 +163,21 @@ def _axis_by_axis(state: _Search, decided: Layouts, best: Outcome) -> Outcome:
     return best
 
 
-def _actions(state: _Search, decided: Layouts, axis: str) -> Iterator[Action]:
-    """Each group with the axis on one more dim; all that is kept, each on its largest dim."""
+def _actions(state: _Search, decided: Layouts, axes: Axes) -> Iterator[Action]:
+    """Each group with some axes on one more dim; all that is kept, each on its largest dim."""
     together: dict[int, DimAxes] = {}
-    for index, group in enumerate(state.groups):
+    for index, group in state.planned:
         own = decided[index] or ((),) * len(group.shape)
-        found = [
-            layout
+        found = {
+            dim: layout
             for dim in range(len(own))
-            if (layout := state.with_axis(own, dim, axis)) != own and state.divides(group, layout)
-        ]
-        yield from ({index: layout} for layout in found)
+            if (layout := state.with_axes(own, dim, axes)) != own and state.divides(group, layout)
+        }
+        yield from ({index: layout} for layout in found.values())
         if group.is_kept and found:
-            together[index] = max(found, key=lambda layout: _size_with(group, layout, axis))
+            together[index] = found[max(found, key=lambda dim: group.shape[dim])]
     if len(together) > 1:
         yield together
-
-
-def _size_with(group: Group, layout: DimAxes, axis: str) -> int:
-    """The size of the dim that an axis is on."""
-    return next(size for size, axes in zip(group.shape, layout, strict=True) if axis in axes)
 
 
 def _with(layouts: Layouts, action: Action) -> Layouts:
@@ -171,7 +186,8 @@ def _with(layouts: Layouts, action: Action) -> Layouts:
 
 def _settled(state: _Search, best: Outcome) -> Outcome:
     """Each group in turn takes the layout that is best as the others lie, until none gains."""
-    waiting = list(range(len(state.groups)))
+    every = [index for index, _ in state.planned]
+    waiting = list(every)
     while waiting and not state.is_over:
         index = waiting.pop(0)
         before = best
@@ -180,7 +196,7 @@ def _settled(state: _Search, best: Outcome) -> Outcome:
             if one is not None and state.is_better(one, best):
                 best = one
         if best is not before:
-            waiting += [i for i in range(len(state.groups)) if i not in waiting]
+            waiting += [i for i in every if i not in waiting]
     return best
 
 
@@ -191,7 +207,7 @@ def _near(state: _Search, group: Group, layout: DimAxes | None) -> Iterator[DimA
     for axis in state.axis_sizes:
         without = tuple([tuple([a for a in axes if a != axis]) for axes in dims])
         for dim in range(len(dims)):
-            moved = state.with_axis(without, dim, axis)
+            moved = state.with_axes(without, dim, (axis,))
             if moved != dims and state.divides(group, moved):
                 yield moved
         if without != dims:

@@ -20,19 +20,24 @@ def planned_text(
     found: Searched,
 ) -> str:
     """The sharding of each group of arguments, and figures beside those without the planner."""
-    best, given = found.best, found.given
+    best, unplanned = found.best, found.unplanned
     rows = [
-        ("on each device", "planned", "as given"),
-        ("predicted time", microseconds(best.seconds), microseconds(given.seconds)),
-        ("sent", kib(best.wire_bytes), kib(given.wire_bytes)),
-        ("held at most", kib(best.peak_bytes), kib(given.peak_bytes)),
+        ("on each device", "planned", "unplanned"),
+        ("predicted time", microseconds(best.seconds), microseconds(unplanned.seconds)),
+        ("sent", kib(best.wire_bytes), kib(unplanned.wire_bytes)),
+        ("held at most", kib(best.peak_bytes), kib(unplanned.peak_bytes)),
     ]
     lie = [
         (_members(paths, group), str(list(group.shape)), _layout(layout))
         for group, layout in zip(groups, best.layouts, strict=True)
+        if not group.follows
     ]
+    more = sum(len(group.arguments) for group in groups if group.follows)
+    rest = [f"  {count(more, 'small one')} that follow{'s' * (more == 1)}"] if more else []
     lines = [f"{name}, planned: the best of {count(found.tried, 'plan')}", *aligned(rows, "<>>")]
-    return "\n".join([*lines, "", "Arguments, by what lies alike", *aligned(lie, "<<<")])
+    if lie:
+        lines += ["", "Arguments, by what lies alike", *aligned(lie, "<<<"), *rest]
+    return "\n".join(lines)
 
 
 def _members(paths: Sequence[str], group: Group) -> str:

@@ -54,3 +54,48 @@ Use more devices, recompute (jax.checkpoint), donate what is replaced, or allow 
 def test_no_mesh():
     with pytest.raises(mw.NoMeshError):
         mw.plan(double, X)
+
+
+def test_a_schedule():
+    text = """\
+mw.plan was given a function with a schedule: double is under mw.jit(..., schedule=...)
+Programs are compared as they are partitioned, before any is scheduled.
+Plan it without, and give the schedule to mw.jit with the shardings found."""
+    scheduled = mw.jit(double, mesh=mesh_of(x=4), schedule="auto")
+    check(mw.ArgumentError, text, lambda: mw.plan(scheduled, X))
+
+
+def test_inside_of_a_trace():
+    text = """mw.plan was called while a function is traced: to plan double
+It compares programs for arguments of known types; nothing of a trace is one.
+Call it before, with jax.ShapeDtypeStruct for what is not there yet."""
+    call = jax.jit(lambda x: mw.plan(double, x, mesh=mesh_of(x=4)).tried)
+    check(mw.ArgumentError, text, lambda: call(jnp.ones((64, 8))))
+
+
+@jax.tree_util.register_pytree_node_class
+class OfArrays:
+    def __init__(self, x):
+        if not hasattr(x, "shape"):
+            raise TypeError("x is no array")
+        self.x = x
+
+    def tree_flatten(self):
+        return (self.x,), None
+
+    @classmethod
+    def tree_unflatten(cls, _, children):
+        return cls(*children)
+
+
+def test_classes_of_arrays_alone():
+    text = """\
+mw.plan cannot give the shardings of twice as trees: arguments: TypeError: x is no array
+Shardings come in trees of the classes of arguments and results; a class whose constructor takes \
+nothing but arrays refuses them.
+Plan a function of the arrays themselves, or let the class take other leaves."""
+
+    def twice(box):
+        return box.x * 2
+
+    check(mw.ArgumentError, text, lambda: mw.plan(twice, OfArrays(X), mesh=mesh_of(x=4)))

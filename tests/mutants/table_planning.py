@@ -131,8 +131,8 @@ CHOOSE = (
         "choose",
         "a sum is carried where only one term is",
         "meshwise/choose/search.py",
-        "Reduction.SUM or value.remade:\n                return ()",
-        "Reduction.SUM or value.remade:\n                continue",
+        "source.reduction is not Reduction.SUM:\n                return ()",
+        "source.reduction is not Reduction.SUM:\n                continue",
         PROGRAMS,
     ),
     Mutant(

@@ -86,11 +86,21 @@ def test_what_lies_alike(case):
 
 
 def biased(params, x):
-    loss = lambda p: (jnp.tanh(x @ p["up"] + p["bias"]) @ p["down"]).mean()  # noqa: E731
+    def loss(params):
+        h = x
+        for up, bias, down in params:
+            h = jnp.tanh(h @ up + bias) @ down
+        return h.mean()
+
     return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss)(params))
 
 
-def test_little_that_is_kept_follows_and_what_comes_anew_does_not():
-    found = mw.plan(biased, LAYER, f32(2, 64), mesh=mesh_of(x=2), most_tried=2)
-    planned = {found.program.in_paths[i] for group in found.groups for i in group.arguments}
-    assert planned == {"args[0]['up']", "args[0]['down']", "args[1]"}
+def test_of_many_the_little_that_is_kept_follows_and_what_comes_anew_does_not():
+    sizes = (128, 256, 384, 512)
+    params = [(f32(64, n), f32(n), f32(n, 64)) for n in sizes]
+    found = mw.plan(biased, params, f32(2, 64), mesh=mesh_of(x=2), most_tried=2)
+    paths = found.program.in_paths
+    follow = {paths[i] for group in found.groups if group.follows for i in group.arguments}
+    assert follow == {f"args[0][{layer}][1]" for layer in range(len(sizes))}
+    assert "args[1]" in {paths[i] for g in found.groups if not g.follows for i in g.arguments}
+    assert "4 small ones that follow" in str(found)

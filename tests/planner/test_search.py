@@ -77,7 +77,6 @@ CASES = {
     "scanned layers": (ONE, layers, (f32(4, 256, 256), f32(4096, 256))),
     "heat": (ONE, heat, (f32(4096, 512),)),
     "all pairs": (ONE, forces, (f32(4096, 8),)),
-    "large weights, 2x4": (TWO, mlp, (f32(16, 1024), f32(1024, 4096), f32(4096, 1024))),
     "words, 2x4": (TWO, likelihood, (f32(8192, 64), jax.ShapeDtypeStruct((512,), "int32"))),
     "scanned layers, 2x4": (TWO, layers, (f32(4, 2048, 2048), f32(32, 2048))),
     "all pairs, 2x4": (TWO, forces, (f32(4096, 8),)),
@@ -111,7 +110,7 @@ def test_nothing_else_is_much_better(case, monkeypatch):
     outcomes = [evaluate(layouts) for layouts in every]
     assert 1 < len(outcomes) < 200
     assert score(found.best) <= 1.01 * min(map(score, outcomes))
-    assert score(found.best) < score(found.given)
+    assert score(found.best) < score(found.unplanned)
 
 
 GROUPS = (Group((0,), (8, 6), 192, True), Group((1,), (8,), 32, False))

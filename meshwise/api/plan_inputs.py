@@ -1,0 +1,103 @@
+"""What `mw.plan` is given, checked; an error for what does not fit, and where nothing is found."""
+
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from meshwise import _jax
+from meshwise.api.arguments import Arguments
+from meshwise.api.jit import JitFunction, jit
+from meshwise.api.options import Options, check_is_mesh
+from meshwise.errors import ArgumentError, MemoryLimitError, message
+from meshwise.ir.numbers import whole_number
+from meshwise.planner.search import Searched
+
+
+def check_call(name: str, options: Options, arguments: Arguments) -> None:
+    """An error for a call that nothing can be planned for."""
+    if _jax.is_tracing() or any(isinstance(x, _jax.Tracer) for x in arguments.leaves):
+        raise ArgumentError(
+            message(
+                "mw.plan was called while a function is traced",
+                [f"to plan {name}"],
+                "It compares programs for arguments of known types; nothing of a trace is one.",
+                "Call it before, with jax.ShapeDtypeStruct for what is not there yet.",
+            )
+        )
+    if options.choices.schedule is not None:
+        raise ArgumentError(
+            message(
+                "mw.plan was given a function with a schedule",
+                [f"{name} is under mw.jit(..., schedule=...)"],
+                "Programs are compared as they are partitioned, before any is scheduled.",
+                "Plan it without, and give the schedule to mw.jit with the shardings found.",
+            )
+        )
+
+
+def check_trees(name: str, mesh: Any, arguments: Any, results: Any) -> None:
+    """An error for trees of arguments or results that cannot be trees of shardings."""
+    offenders = []
+    for what, tree in (("arguments", arguments), ("results", results)):
+        try:
+            jax.tree.unflatten(tree, [NamedSharding(mesh, PartitionSpec())] * tree.num_leaves)
+        except Exception as refusal:
+            offenders.append(f"{what}: {type(refusal).__name__}: {refusal}".rstrip(": "))
+    if offenders:
+        raise ArgumentError(
+            message(
+                f"mw.plan cannot give the shardings of {name} as trees",
+                offenders,
+                "Shardings come in trees of the classes of arguments and results; a class whose "
+                "constructor takes nothing but arrays refuses them.",
+                "Plan a function of the arrays themselves, or let the class take other leaves.",
+            )
+        )
+
+
+def as_jit(fun: Any, mesh: Any) -> JitFunction:
+    """The function under `mw.jit`."""
+    if not isinstance(fun, JitFunction):
+        check_is_mesh(mesh, "mw.plan")
+        return jit(fun, mesh=mesh)
+    if mesh is not None:
+        raise ArgumentError(
+            message(
+                "mw.plan was given a mesh twice",
+                [f"mesh={mesh!r:.60}", f"{fun.name} is under mw.jit"],
+                "A function under mw.jit has the mesh that is given there.",
+                "Leave it out here, or give the function itself.",
+            )
+        )
+    return fun
+
+
+def plan_limits(max_bytes: Any, most_tried: Any) -> tuple[int | None, int]:
+    """The limits as Python has them. Raises ArgumentError for what is none."""
+    given = {"max_bytes": max_bytes, "most_tried": most_tried}
+    numbers = {name: whole_number(n) for name, n in given.items() if n is not None}
+    problems = [f"{name}={given[name]!r}" for name, n in numbers.items() if n is None or n <= 0]
+    if problems or most_tried is None:
+        raise ArgumentError(
+            message(
+                "mw.plan was given limits that are none",
+                problems or ["most_tried=None"],
+                "They are whole numbers from one on: of bytes on a device, and of plans compared.",
+                "Leave max_bytes out for no limit, most_tried for the default.",
+            )
+        )
+    return numbers.get("max_bytes"), int(numbers["most_tried"] or 0)
+
+
+def no_room(name: str, most: int, found: Searched) -> MemoryLimitError:
+    """The error where the best plan is over the limit."""
+    return MemoryLimitError(
+        message(
+            f"{name} has no plan that fits",
+            [f"max_bytes={most:,}", f"the least found is {found.best.peak_bytes:,}"],
+            f"A device may hold so much at once, arguments included; {found.tried} plans were "
+            "compared.",
+            "Use more devices, recompute (jax.checkpoint), donate what is replaced, or allow more.",
+        )
+    )
