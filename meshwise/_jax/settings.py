@@ -120,6 +120,7 @@ def moving() -> Iterator[None]:
     before or are in padding.
     """
     with (
+        promoting(),
         jax.debug_nans(False),
         jax.debug_infs(False),
         jax.disable_jit(False),

@@ -219,7 +219,7 @@ def partition_typed(
     """
     wanted = specs_of_types(out_avals, out_specs)
     others = OtherMeshes(mesh, refine_mesh(mesh.axis_names, mesh.axis_sizes))
-    with planning(name), garbage_later(), _jax.promoting(), _jax.as_wide_as(closed):
+    with planning(name), garbage_later(), _jax.as_wide_as(closed):
         plan = plan_jaxpr(closed, others, in_specs, wanted, choices, name, *paths)
         if (pins := pinned(plan, out_avals, wanted, others.meshes, are_plain)) is not None:
             wanted = pins
@@ -235,9 +235,9 @@ def _closed_over(arrays: Sequence[Any]) -> list[str]:
 
 @contextmanager
 def planning(name: str) -> Iterator[None]:
-    """What nobody foresaw is an UnplannedError; tracers of our own traces are no leaks."""
+    """What nobody foresaw is an UnplannedError; what is traced is ours, its tracers no leaks."""
     try:
-        with _jax.without_leak_checks():
+        with _jax.without_leak_checks(), _jax.promoting():
             yield
     except (MeshwiseError, *_FORESEEN):
         raise

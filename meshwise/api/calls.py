@@ -237,7 +237,8 @@ class Calls:
         choices = self.options.choices
         said = choices.hardware if choices.hardware is not GENERIC else None
         figures = None if said is None else figures_of(said, program.user_mesh)
-        return scheduled(program, choices.schedule, figures)
+        with _jax.promoting():
+            return scheduled(program, choices.schedule, figures)
 
     def _program_of_hints(self, arguments: Arguments) -> SpmdProgram:
         """The program for what a call says, shared by calls whose arguments come from elsewhere.

@@ -146,7 +146,7 @@ class SpmdProgram:
         program = self.per_device
         arrays = [*self.held, *self.leaves(args, kwargs)]
         refuse_gone(self.name, arrays, lambda: self.in_paths)
-        with _jax.as_wide_as(program.jaxpr):
+        with _jax.as_wide_as(program.jaxpr), _jax.promoting():
             results = simulate(
                 program.jaxpr,
                 program.mesh,

@@ -183,7 +183,8 @@ class Executable:
     @contextmanager
     def _making(self) -> Iterator[None]:
         """In here the program is made: no mesh is in context, numbers are as wide as its own."""
-        with garbage_later(), _jax.without_mesh(), _jax.as_wide_as(self.program.jaxpr):
+        wide = _jax.as_wide_as(self.program.jaxpr)
+        with garbage_later(), _jax.without_mesh(), wide, _jax.promoting():
             yield
 
     def _traced(self, function: Callable[..., Any], first: int, is_logical: bool = False) -> Any:

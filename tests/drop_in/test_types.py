@@ -3,6 +3,7 @@
 Each row is a function of `jit`, run once with each.
 """
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -312,6 +313,26 @@ def test_settings_of_jax_are_heard(name):
     else:
         assert not isinstance(found, Exception), repr(found)
         assert_same(found, wanted)
+
+
+OURS = {  # functions that break none of the rules that are set, in programs of operators of ours
+    "a sort by splitters": (jnp.sort, [(1 << 17,)], (P("x"),)),
+    "a pipeline": (
+        mw.pipeline_value_and_grad(
+            lambda w, x: (mw.stage_boundary(x @ w[0]) @ w[1]).mean(), axis="x", microbatches=4),
+        [(2, 8, 8), (16, 8)], None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("mode", ["raise", "warn", "strict"])
+def test_mistakes_are_looked_for_in_users_functions_alone(name, mode):
+    fn, shapes, places = OURS[name]
+    setting = jax.numpy_dtype_promotion if mode == "strict" else jax.numpy_rank_promotion
+    structs = [jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes]
+    with setting(mode), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        mw.jit(fn, mesh=MESH, in_shardings=places).partition(*structs)
 
 
 def test_a_setting_selects_another_program():
