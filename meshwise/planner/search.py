@@ -2,10 +2,11 @@
 
 One axis of the mesh after the other is given to the dim of the group that gains most, where groups
 that nothing was decided of lie as completion has them, as in Automap (Schaarschmidt and others
-2021); a weight by columns leads to the next one by rows. And once more, all axes together first.
-Then each group in turn takes the layout that is best as the others lie, until none gains. What a
-choice is worth the compiler itself says: each is completed, planned and emitted, so that what is
-searched and what is run is one thing.
+2021); a weight by columns leads to the next one by rows. Then each group in turn takes the layout
+that is best as the others lie, until none gains. Where groups are few, such descents begin where
+nothing is hinted, and where all axes went together first, too. What a choice is worth the compiler
+itself says: each is completed, planned and emitted, so that what is searched and what is run is one
+thing.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from meshwise.planner.groups import Group
 MEMORY_WEIGHT = 0.235
 GAIN = 1e-3  # a layout is taken for another if it is better by this part
 CLOSED = 3  # of the best actions so many are looked at closely
-FEW = 12  # where groups times axes are no more, a second descent begins where nothing is hinted
+FEW = 12  # where groups times axes are no more, descents begin elsewhere, too
 
 # Of each group; None where completion is to decide, or has it lie over parts of axes.
 Layouts = tuple[DimAxes | None, ...]
@@ -133,11 +134,11 @@ def search(
     assert opened is not None, "what nobody hinted can be planned"
     unplanned = best = state.outcome(opened.layouts) or opened
     each = [(axis,) for axis in axis_sizes]
-    for order in [each, [tuple(axis_sizes), *each]] if len(each) > 1 else [each]:
-        best = state.better(best, _axes_in_turn(state, order, unplanned))
-    best = _settled(state, best)
-    if sum(not group.follows for group in groups) * len(each) <= FEW:
-        best = state.better(best, _settled(state, unplanned))
+    best = _settled(state, _axes_in_turn(state, each, unplanned))
+    if len(state.planned) * len(each) <= FEW:
+        together = _axes_in_turn(state, [tuple(axis_sizes), *each], unplanned)
+        for start in unplanned, together:
+            best = state.better(best, _settled(state, start))
     return Searched(best, unplanned, len(state.known))
 
 
