@@ -72,7 +72,8 @@ class _Flat:
 def as_written(closed: ClosedJaxpr, enters: Enters = enters_nothing) -> ClosedJaxpr:
     """Inline every call of a jaxpr, turn constraints into hint equations, drop dead ones.
 
-    Nothing else is simplified: of each value only what is written of it itself is a hint on it.
+    But for branches and loops whose index or steps are known nothing else is simplified: of each
+    value only what is written of it itself is a hint on it.
     """
     flat = _Flat(enters)
     inputs, outputs = _flattened(closed, flat)
@@ -126,7 +127,7 @@ def _is_region(eqn: JaxprEqn) -> bool:
 
 
 def inline_calls(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """A program of local arrays without calls in it, every equation else as it is written.
+    """A program of local arrays without calls in it; else `as_written`.
 
     Hints say nothing there, and are dropped.
     """

@@ -31,7 +31,7 @@ from meshwise.ir.per_device import PerDeviceProgram
 from meshwise.ir.sharding import DimAxes, Sharding
 from meshwise.planner.groups import Group, groups_of
 from meshwise.planner.next_values import next_values
-from meshwise.planner.search import Layouts, Outcome, Searched, search
+from meshwise.planner.search import Layouts, Outcome, search
 from meshwise.report.planned import planned_figures, planned_text
 from meshwise.report.progress import Progress
 from meshwise.run.placement import partition_spec
@@ -66,8 +66,8 @@ class Planned:
 
     def __str__(self) -> str:
         """The shardings of the arguments that were planned, and the figures of a device."""
-        found = Searched(self.best, self.unplanned, self.tried)
-        return planned_text(self.program.name, self.program.in_paths, self.groups, found)
+        name, paths = self.program.name, self.program.in_paths
+        return planned_text(name, paths, self.groups, self.best, self.unplanned, self.tried)
 
 
 def plan(
@@ -122,9 +122,9 @@ def plan(
     shardings = pricing.shardings(found.best.layouts)
     planned = JitFunction(function.fn, _with_shardings(function.options, resolved.mesh, *shardings))
     program = planned.partition(*args)
-    return Planned(
-        planned, program, *shardings, pricing.groups, found.best, found.unplanned, found.tried
-    )
+    assert pricing.unplanned is not None, "it is priced before the search"
+    figures = found.best, pricing.unplanned, found.tried
+    return Planned(planned, program, *shardings, pricing.groups, *figures)
 
 
 def _with_shardings(options: Options, mesh: Any, ins: Any, outs: Any) -> Options:
@@ -136,7 +136,8 @@ class _Pricing:
     """A traced call, and what shardings of its arguments come to.
 
     `donated` are inputs whose buffers results may reuse, `states` those that it makes anew, with
-    the results that they become, and `groups` those that are laid alike.
+    the results that they become, and `groups` those that are laid alike. `unplanned` is what the
+    call comes to as it is given.
     """
 
     call: TracedCall
@@ -148,6 +149,7 @@ class _Pricing:
     states: dict[int, int]
     display: Progress
     groups: tuple[Group, ...] = ()
+    unplanned: Outcome | None = None
 
     @classmethod
     def of(
@@ -162,12 +164,13 @@ class _Pricing:
         """Of the arguments that nobody gave a sharding. Raises what `mw.jit` does for the call."""
         donated = donated_inputs(options, arguments, call)
         pricing = cls(call, options, arguments, resolved.mesh, name, donated, {}, display)
-        _, plan, _ = pricing.partitioned(call.in_specs, call.out_specs)
+        per_device, plan, places = pricing.partitioned(call.in_specs, call.out_specs)
         program, rules = plan.program, plan.rules
         states = next_values(program, rules, _likely_states(arguments, call))
         free = [i for i, spec in enumerate(call.in_specs) if spec is None]
         groups = groups_of(program, rules, free, states)
-        return replace(pricing, states=states, groups=groups)
+        pricing = replace(pricing, states=states, groups=groups)
+        return replace(pricing, unplanned=pricing.priced(per_device, places))
 
     def partitioned(
         self, in_specs: Sequence[Any], out_specs: Sequence[Any]
@@ -185,6 +188,10 @@ class _Pricing:
             per_device, _, places = self.partitioned(*self._specs(layouts))
         except MeshwiseError:
             return None
+        return self.priced(per_device, places)
+
+    def priced(self, per_device: PerDeviceProgram, places: Placements) -> Outcome:
+        """What a program comes to, and how the groups lie in it."""
         sizes = per_device.mesh.axis_size
         figures = figures_of(self.options.choices.hardware, self.mesh)
         kernels = kernels_of(per_device.jaxpr, sizes)

@@ -47,10 +47,9 @@ Evaluate = Callable[[Layouts], Outcome | None]  # None for what cannot be planne
 
 @dataclass(frozen=True, eq=False)
 class Searched:
-    """The best that was found, what there is without it, and how many plans were compared."""
+    """The best that was found, and how many plans were compared."""
 
     best: Outcome
-    unplanned: Outcome
     tried: int
 
 
@@ -132,14 +131,14 @@ def search(
     nothing: Layouts = (None,) * len(groups)
     opened = state.outcome(nothing)
     assert opened is not None, "what nobody hinted can be planned"
-    unplanned = best = state.outcome(opened.layouts) or opened
+    start = best = state.outcome(opened.layouts) or opened
     each = [(axis,) for axis in axis_sizes]
-    best = _settled(state, _axes_in_turn(state, each, unplanned))
+    best = _settled(state, _axes_in_turn(state, each, start))
     if len(state.planned) * len(each) <= FEW:
-        together = _axes_in_turn(state, [tuple(axis_sizes), *each], unplanned)
-        for start in unplanned, together:
-            best = state.better(best, _settled(state, start))
-    return Searched(best, unplanned, len(state.known))
+        together = _axes_in_turn(state, [tuple(axis_sizes), *each], start)
+        for other in start, together:
+            best = state.better(best, _settled(state, other))
+    return Searched(best, len(state.known))
 
 
 def _axes_in_turn(state: _Search, order: Sequence[Axes], best: Outcome) -> Outcome:
@@ -203,8 +202,9 @@ def _settled(state: _Search, best: Outcome) -> Outcome:
 
 def _near(state: _Search, group: Group, layout: DimAxes | None) -> Iterator[DimAxes]:
     """The layouts of a group in which one axis more, or less, or of another dim is."""
-    whole = ((),) * len(group.shape)
-    dims = layout or whole
+    dims = layout or ((),) * len(group.shape)
+    if layout is None:
+        yield dims
     for axis in state.axis_sizes:
         without = tuple([tuple([a for a in axes if a != axis]) for axes in dims])
         for dim in range(len(dims)):

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from meshwise.planner.groups import Group
-from meshwise.planner.search import Outcome, Searched
+from meshwise.planner.search import Outcome
 from meshwise.report.text import aligned, count, kib, microseconds
 
 
@@ -17,10 +17,11 @@ def planned_text(
     name: str,
     paths: Sequence[str],
     groups: Sequence[Group],
-    found: Searched,
+    best: Outcome,
+    unplanned: Outcome,
+    tried: int,
 ) -> str:
     """The sharding of each group of arguments, and figures beside those without the planner."""
-    best, unplanned = found.best, found.unplanned
     rows = [
         ("on each device", "planned", "unplanned"),
         ("predicted time", microseconds(best.seconds), microseconds(unplanned.seconds)),
@@ -34,7 +35,7 @@ def planned_text(
     ]
     more = sum(len(group.arguments) for group in groups if group.follows)
     rest = [f"  {count(more, 'small one')} that follow{'s' * (more == 1)}"] if more else []
-    lines = [f"{name}, planned: the best of {count(found.tried, 'plan')}", *aligned(rows, "<>>")]
+    lines = [f"{name}, planned: the best of {count(tried, 'plan')}", *aligned(rows, "<>>")]
     if lie:
         lines += ["", "Arguments, by what lies alike", *aligned(lie, "<<<"), *rest]
     return "\n".join(lines)

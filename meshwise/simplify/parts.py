@@ -5,7 +5,7 @@ all parts are made, and sent to where they are joined, also those that nobody re
 as they were written here: what merges moves (`borders/`) writes some as rows that are set.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -36,7 +36,7 @@ def read_parts(
     def place(original: JaxprEqn) -> None:
         eqn = original.replace(invars=[read(a) for a in original.invars])
         join = joins.get(eqn.invars[0]) if _reads_windows(eqn) else None
-        made = None if join is None else _of_parts(eqn, join, same)
+        made = None if join is None else _of_parts(eqn, join, joins, same)
         if made is not None:
             for part in made:
                 place(part)  # which may be of a join as well
@@ -59,14 +59,16 @@ def _reads_windows(eqn: JaxprEqn) -> bool:
     )
 
 
-def _of_parts(eqn: JaxprEqn, join: JaxprEqn, same: dict[Var, Any]) -> list[JaxprEqn] | None:
+def _of_parts(
+    eqn: JaxprEqn, join: JaxprEqn, joins: Mapping[Any, JaxprEqn], same: dict[Var, Any]
+) -> list[JaxprEqn] | None:
     """Equations that read the parts; results that are all of a part are put among the same."""
     found: list[JaxprEqn] = []
     alike: dict[Var, Any] = {}
     for result, window in zip(eqn.outvars, _windows(eqn), strict=True):
         if isinstance(result, DropVar):
             continue
-        part = _part_with(join, window)
+        part = _innermost(join, window, joins)
         if part is None or isinstance(part[0], Literal):
             return None
         atom, inside = part
@@ -99,6 +101,23 @@ def _windows(eqn: JaxprEqn) -> list[_Window]:
 def _ranges(sizes: Iterable[int]) -> Iterable[tuple[int, int]]:
     """Where each of several that lie side by side begins and ends."""
     return pairwise(accumulate(sizes, initial=0))
+
+
+def _innermost(
+    join: JaxprEqn, window: _Window, joins: Mapping[Any, JaxprEqn]
+) -> tuple[Any, _Window] | None:
+    """The same of what was joined of joined arrays: rows of a cache that has grown in steps."""
+    part = _part_with(join, window)
+    while part is not None:
+        atom, inside = part
+        inner = None if isinstance(atom, Literal) else joins.get(atom)
+        if inner is None or inner.primitive is not lax.concatenate_p:
+            break
+        deeper = _part_with(inner, inside)
+        if deeper is None:
+            break
+        part = deeper
+    return part
 
 
 def _part_with(join: JaxprEqn, window: _Window) -> tuple[Any, _Window] | None:

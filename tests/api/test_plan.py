@@ -151,6 +151,15 @@ def test_figures_are_those_of_the_program(case):
     assert found.best.seconds == seconds
 
 
+def test_the_unplanned_program_is_that_of_mw_jit():
+    def fun(s, x):
+        return mw.shard(s * 2, P("x")), x @ s
+
+    mesh, args = mesh_of(x=8), (f32(64, 64), f32(64, 64))
+    found = mw.plan(fun, *args, mesh=mesh)
+    assert found.unplanned.wire_bytes == mw.jit(fun, mesh=mesh).partition(*args).wire_bytes
+
+
 def test_axes_of_one_device_are_not_tried():
     args = f32(4096, 64), f32(64, 256), f32(256, 64)
     few = mw.plan(mlp, *args, mesh=mesh_of(x=8))
