@@ -3,6 +3,10 @@
 `stack([u, roll(u, 1)])[0]` is `u`, and a split where arrays were joined gives them back. Of a join
 all parts are made, and sent to where they are joined, also those that nobody reads. Joins are still
 as they were written here: what merges moves (`borders/`) writes some as rows that are set.
+
+A join that is moved itself stays one value. In `roll(roll(u, 1), 1)` the outer roll has the last
+row of the inner one, which is of one part, beside the others, which are of both: as rows of one
+value they are a roll, as rows of two they are a join.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,6 +16,7 @@ from typing import Any
 from jax import lax
 
 from meshwise._jax import DropVar, JaxprEqn, Literal, Var
+from meshwise.ir.operators import RESHAPES, SPREADS, TURNS, is_among
 from meshwise.ir.program import shape_of
 from meshwise.simplify.borders.equations import equations_of
 
@@ -29,6 +34,7 @@ def read_parts(
     same: dict[Var, Any] = {}
     joins: dict[Any, JaxprEqn] = {}
     kept: list[JaxprEqn] = []
+    moved = _moved_as_one(eqns)
 
     def read(atom: Any) -> Any:
         return atom if isinstance(atom, Literal) else same.get(atom, atom)
@@ -36,18 +42,58 @@ def read_parts(
     def place(original: JaxprEqn) -> None:
         eqn = original.replace(invars=[read(a) for a in original.invars])
         join = joins.get(eqn.invars[0]) if _reads_windows(eqn) else None
+        join = None if moved.issuperset(eqn.outvars) else join
         made = None if join is None else _of_parts(eqn, join, joins, same)
         if made is not None:
             for part in made:
                 place(part)  # which may be of a join as well
             return
         kept.append(eqn)
-        if eqn.primitive.name in ("concatenate", "stack"):
+        if _is_join(eqn):
             joins[eqn.outvars[0]] = eqn
 
     for eqn in eqns:
         place(eqn)
     return kept, [read(a) for a in outputs]
+
+
+def _moved_as_one(eqns: Sequence[JaxprEqn]) -> set[Var]:
+    """Rows of joins that are laid beside others of the same join, which are of several parts."""
+    makers = {v: eqn for eqn in eqns for v in eqn.outvars}
+    found: set[Var] = set()
+    for eqn in eqns:
+        if eqn.primitive is not lax.concatenate_p:
+            continue
+        rows: dict[Var, list[Var]] = {}
+        moved: set[Var] = set()
+        for own in (_rows_of_a_join(atom, makers) for atom in eqn.invars):
+            if own is None:
+                continue
+            row, join, is_of_several = own
+            rows.setdefault(join, []).append(row)
+            moved |= {join} if is_of_several else set()
+        found.update(row for join in moved for row in rows[join])
+    return found
+
+
+def _rows_of_a_join(atom: Any, makers: Mapping[Var, JaxprEqn]) -> tuple[Var, Var, bool] | None:
+    """What is cut of a join, maybe turned or repeated then; of which, and if of several parts."""
+    while not isinstance(atom, Literal) and (eqn := makers.get(atom)) is not None:
+        if _is_join(eqn):
+            return atom, atom, True
+        cut_of = eqn.invars[0] if eqn.invars else None
+        join = makers.get(cut_of) if isinstance(cut_of, Var) else None
+        if join is not None and _is_join(join) and _reads_windows(eqn):
+            window = _windows(eqn)[eqn.outvars.index(atom)]
+            return atom, join.outvars[0], _part_with(join, window) is None
+        if not is_among(eqn, TURNS | SPREADS | RESHAPES):
+            return None
+        atom = cut_of
+    return None
+
+
+def _is_join(eqn: JaxprEqn) -> bool:
+    return eqn.primitive.name in ("concatenate", "stack")
 
 
 def _reads_windows(eqn: JaxprEqn) -> bool:

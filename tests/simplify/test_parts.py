@@ -83,6 +83,27 @@ def of_numbers(x):
     return jnp.stack([jnp.float32(2), x[0, 0]])[0] + x
 
 
+def rolled_on(x):
+    return jnp.roll(jnp.roll(x, 1, 0), 1, 0)
+
+
+def rolled_round(x):
+    """A sum of all rows, as it goes round a ring."""
+    total = x
+    for _ in range(3):
+        x = jnp.roll(x, 1, 0)
+        total += x
+    return total
+
+
+def difference_of_rolled(x):
+    padded = jnp.pad(jnp.roll(x, 1, 0), ((1, 1), (0, 0)), mode="edge")
+    return padded[2:] - padded[:-2]
+
+
+MOVED = {rolled_on: 2, rolled_round: 3, difference_of_rolled: 3}
+
+
 @pytest.mark.parametrize("function", UNREAD)
 def test_parts_that_nobody_reads_are_not_sent(function):
     program = mw.jit(function, mesh=MESH, in_shardings=P("x")).partition(X)
@@ -92,8 +113,14 @@ def test_parts_that_nobody_reads_are_not_sent(function):
     assert not names & {"concatenate", "stack", "split", "unstack", "sort"}
 
 
+@pytest.mark.parametrize(("function", "rows"), MOVED.items())
+def test_a_join_that_is_moved_is_moved_as_one(function, rows):
+    program = mw.jit(function, mesh=MESH, in_shardings=P("x")).partition(X)
+    assert program.wire_bytes == rows * X[0].nbytes
+
+
 @pytest.mark.parametrize(
-    "function", [*UNREAD, of_both, split_across, each_second, nothing, of_numbers]
+    "function", [*UNREAD, *MOVED, of_both, split_across, each_second, nothing, of_numbers]
 )
 def test_the_numbers_are_the_same(function):
     flat = _jax.jaxpr_as_fun(flatten(jax.make_jaxpr(function)(X)))
