@@ -34,6 +34,10 @@ def of_rows() -> Table:
         "split into like parts": (lambda x, u: jnp.stack(jnp.split(x, 3)).sum(0), None),
         "roll": (lambda x, u: jnp.roll(x, -5, 1), "roll"),
         "roll of two dims": (lambda x, u: jnp.roll(x, (3, 2), (0, 1)), "roll roll"),
+        "roll of a roll": (lambda x, u: rolled(x, 2, 5), "roll"),
+        "rolls there and back": (lambda x, u: rolled(x, 2, 1, -3), "copy"),
+        "rolls of unlike dims": (lambda x, u: jnp.roll(rolled(x, 2), 1, 1), "roll roll"),
+        "roll of a roll that is read": (lambda x, u: twice_rolled(x), "roll roll add"),
         "gradient of a roll": (lambda x, u: jax.vjp(lambda x: jnp.roll(x, 5, 0), x)[1](x)[0],
                                "roll add"),
         "gradient of a split": (
@@ -255,6 +259,16 @@ def ends(x: jax.Array) -> jax.Array:
 
 def between(x: jax.Array) -> jax.Array:
     return lax.pad(x, np.float32(0), [(1, 2, 1), (0, 0, 0)])
+
+
+def rolled(x: jax.Array, *shifts: int) -> jax.Array:
+    for shift in shifts:
+        x = jnp.roll(x, shift, 0)
+    return x
+
+
+def twice_rolled(x: jax.Array) -> jax.Array:
+    return (once := rolled(x, 2)) + rolled(once, 5)
 
 
 def complex_of(x: jax.Array) -> jax.Array:

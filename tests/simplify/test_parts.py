@@ -101,7 +101,7 @@ def difference_of_rolled(x):
     return padded[2:] - padded[:-2]
 
 
-MOVED = {rolled_on: 2, rolled_round: 3, difference_of_rolled: 3}
+MOVED = {rolled_on: 1, rolled_round: 3, difference_of_rolled: 3}
 
 
 @pytest.mark.parametrize("function", UNREAD)

@@ -29,10 +29,26 @@ def merge_concatenate(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[Jax
 
 
 def merge_rolled(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn] | None:
-    """A roll, unless it is of rows that were laid side by side: those change places at no cost."""
+    """A roll, unless it is of rows that were laid side by side: those change places at no cost.
+
+    Of a roll that nothing else reads it is one roll, by both shifts.
+    """
     rolled = merge_concatenate(eqn, makers, counts)
-    joined = rolled and maker_of(rolled[0].invars[0], makers, "concatenate")
-    return None if joined else rolled
+    if rolled is None:
+        return None
+    (source,), params = rolled[0].invars, rolled[0].params
+    if maker_of(source, makers, "concatenate") is not None:
+        return None
+    inner = maker_of(source, makers, _jax.roll_p.name)
+    if inner is None or source in makers.read_whole or not makers.is_made_here(inner.outvars[0]):
+        return rolled
+    dim = params["dimension"]
+    if inner.params["dimension"] != dim:
+        return rolled
+    shift = (inner.params["shift"] + params["shift"]) % shape_of(source)[dim]
+    if not shift:
+        return one_equation(eqn, lax.copy_p, inner.invars)
+    return one_equation(eqn, _jax.roll_p, inner.invars, dimension=dim, shift=shift)
 
 
 def _part_of_dim(atom: Any, dim: int, makers: Makers) -> tuple[Any, int, int] | None:

@@ -10,7 +10,7 @@ is shared out anew over the devices, and then the slice again. So, in a traced p
 - a split into unlike parts becomes a slice for each, which sends what its own part needs;
 - pads with zero whose rows meet, added up, are rows laid side by side;
 - two slices laid side by side the other way round (`jnp.roll`, its gradient) become one roll,
-  before they become slices of something else;
+  before they become slices of something else, and a roll of a roll is one by both shifts;
 - rows of one value side by side, each near where it was (its neighbours, with a border repeated),
   become a choice between shifts of it;
 - a sum of what was scattered into zeros (the gradient of a loss that reads one logit a row) becomes
