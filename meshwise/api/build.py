@@ -155,18 +155,7 @@ def build(
 ) -> SpmdProgram:
     """Trace, complete, choose, partition: the program of a function for some arguments."""
     call, mesh = traced(name, fn, options, arguments, resolved), resolved.mesh
-    per_device, plan, places = partition_typed(
-        call.closed,
-        call.out_avals,
-        mesh,
-        call.in_specs,
-        call.out_specs,
-        options.choices,
-        name,
-        call.in_paths,
-        call.out_paths,
-        are_plain=options.mesh is None,
-    )
+    per_device, plan, places = partition_call(name, options, call, mesh)
     return SpmdProgram(
         per_device=per_device,
         user_mesh=mesh,
@@ -181,6 +170,24 @@ def build(
         donated=donated_inputs(options, arguments, call),
         name=name,
         compiling=options.compiling,
+    )
+
+
+def partition_call(
+    name: str, options: Options, call: TracedCall, mesh: Any
+) -> tuple[PerDeviceProgram, Plan, Placements]:
+    """Partition a traced call by what is said of it."""
+    return partition_typed(
+        call.closed,
+        call.out_avals,
+        mesh,
+        call.in_specs,
+        call.out_specs,
+        options.choices,
+        name,
+        call.in_paths,
+        call.out_paths,
+        are_plain=options.mesh is None,
     )
 
 

@@ -14,7 +14,7 @@ import jax
 from jax.sharding import NamedSharding
 
 from meshwise.api.arguments import Arguments, take_apart
-from meshwise.api.build import Resolved, TracedCall, donated_inputs, partition_typed
+from meshwise.api.build import Resolved, TracedCall, donated_inputs, partition_call
 from meshwise.api.calibrate import figures_of
 from meshwise.api.jit import JitFunction
 from meshwise.api.options import Options
@@ -173,13 +173,11 @@ class _Pricing:
         return replace(pricing, unplanned=pricing.priced(per_device, places))
 
     def partitioned(
-        self, in_specs: Sequence[Any], out_specs: Sequence[Any]
+        self, in_specs: list[Any], out_specs: list[Any]
     ) -> tuple[PerDeviceProgram, Plan, Placements]:
         """The program with some hints for arguments and results."""
-        call, choices = self.call, self.options.choices
-        paths = call.in_paths, call.out_paths
-        what = call.closed, call.out_avals, self.mesh, in_specs, out_specs, choices, self.name
-        return partition_typed(*what, *paths, are_plain=self.options.mesh is None)
+        call = replace(self.call, in_specs=in_specs, out_specs=out_specs)
+        return partition_call(self.name, self.options, call, self.mesh)
 
     def outcome(self, layouts: Layouts) -> Outcome | None:
         """What layouts of the groups come to; None where that cannot be planned."""

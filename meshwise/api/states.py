@@ -5,7 +5,7 @@ from typing import Any
 
 from meshwise.api.spmd_program import SpmdProgram
 from meshwise.errors import ArgumentError, IllegalMove, message
-from meshwise.schedule.handles import next_values, own_states, path_of
+from meshwise.schedule.handles import next_values, own_states, path_of, type_key
 from meshwise.schedule.moves.slice_state import State
 from meshwise.schedule.view import View
 
@@ -33,10 +33,10 @@ def kept_trees(args: Any, results: Any, ins: Sequence[Any], outs: Sequence[Any])
     def tie(tree: Any, first: int) -> None:
         if tree.node_data() is None:
             return
-        types = list(map(_type, outs[first : first + tree.num_leaves]))
+        types = list(map(type_key, outs[first : first + tree.num_leaves]))
         for part in parts:
             known, at = part
-            if known == tree and list(map(_type, ins[at : at + tree.num_leaves])) == types:
+            if known == tree and list(map(type_key, ins[at : at + tree.num_leaves])) == types:
                 tied.update({at + k: first + k for k in range(tree.num_leaves)})
                 parts.remove(part)
                 return
@@ -46,10 +46,6 @@ def kept_trees(args: Any, results: Any, ins: Sequence[Any], outs: Sequence[Any])
 
     tie(results, 0)
     return tied
-
-
-def _type(aval: Any) -> Any:
-    return tuple(aval.shape), aval.dtype
 
 
 def own_state_names(program: SpmdProgram, view: View) -> tuple[str, ...]:

@@ -155,15 +155,15 @@ def next_values(
     by_end: dict[tuple[str, Any], list[int]] = {}
     for i, (path, aval) in enumerate(zip(in_paths, ins, strict=True)):
         for end in _ends(path):
-            by_end.setdefault((end, _type(aval)), []).append(i)
+            by_end.setdefault((end, type_key(aval)), []).append(i)
     tied: dict[int, int] = {}
     for j, (path, aval) in enumerate(zip(out_paths, outs, strict=True)):
         for end in _ends(path):
-            left = [i for i in by_end.get((end, _type(aval)), ()) if i not in tied]
+            left = [i for i in by_end.get((end, type_key(aval)), ()) if i not in tied]
             if len(left) == 1:
                 tied[left[0]] = j
                 break
-    return tied or _in_a_row([_type(t) for t in ins], [_type(t) for t in outs])
+    return tied or _in_a_row([type_key(t) for t in ins], [type_key(t) for t in outs])
 
 
 def _ends(path: str) -> list[str]:
@@ -179,5 +179,6 @@ def _in_a_row(ins: Sequence[Any], outs: Sequence[Any]) -> dict[int, int]:
     return {starts[0] + j: j for j in range(count)} if len(starts) == 1 and count else {}
 
 
-def _type(aval: Any) -> Any:
+def type_key(aval: Any) -> Any:
+    """Equal for equal shapes and types of numbers."""
     return tuple(aval.shape), aval.dtype
