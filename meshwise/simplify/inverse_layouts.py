@@ -3,6 +3,9 @@
 In between a dim may be joined of several, of which one in the midst is sharded. No shard is a row
 of such a dim: all of the array would be moved, twice, for nothing that is computed there.
 
+Where they are as they were but for dims of one, only these are laid: the gradient of `jnp.tile`
+lays its copies end to end, and tells them apart again with such dims between.
+
 What changes nothing is left out with them: a dim of one element turned round, an array joined with
 nothing (as `jnp.pad` does along dims that it does not pad). Passes behind look past neither.
 """
@@ -16,6 +19,7 @@ from jax import lax
 from meshwise._jax import JaxprEqn, Literal, Var
 from meshwise.ir.operators import RESHAPES, SPREADS, is_among
 from meshwise.ir.program import shape_of, type_of
+from meshwise.simplify.borders.equations import equations_of
 
 # Operators that leave elements in their order, where none is repeated.
 _RESHAPING = RESHAPES | SPREADS
@@ -42,6 +46,7 @@ def cancel_inverse_layouts(
         if array is not None:
             same[eqn.outvars[0]] = array
             continue
+        eqn = _without_detour(eqn, makers)
         kept.append(eqn)
         if _is_reshape(eqn) or eqn.primitive is lax.transpose_p:
             makers[eqn.outvars[0]] = eqn
@@ -69,10 +74,34 @@ def _laid_so_before(eqn: JaxprEqn, makers: Mapping[Var, JaxprEqn]) -> Any:
     return None
 
 
+def _without_detour(eqn: JaxprEqn, makers: Mapping[Var, JaxprEqn]) -> JaxprEqn:
+    """A reshape of what had its dims, but for those of one, before they were joined or split."""
+    if not _is_reshape(eqn):
+        return eqn
+    made: JaxprEqn | None = eqn
+    sizes, array, is_detour = _sizes(eqn.outvars[0]), None, False
+    while made is not None and _is_reshape(made):
+        before: Any = made.invars[0]
+        if _sizes(before) != sizes:
+            is_detour = True
+        elif is_detour and type_of(before).dtype == type_of(eqn.outvars[0]).dtype:
+            array = before
+        made = makers.get(before)
+    if array is None:
+        return eqn
+    shape = shape_of(eqn.outvars[0])
+    short = equations_of(eqn, [array], lambda x: lax.reshape(x, shape))
+    return short[0] if short is not None and len(short) == 1 else eqn
+
+
+def _sizes(array: Any) -> list[int]:
+    """The dims of an array that are not of one."""
+    return [n for n in shape_of(array) if n != 1]
+
+
 def _has_other_dims(array: Any, than: Any) -> bool:
     """Whether an array has more dims than another one, or they are not only missing dims of one."""
-    sizes, others = ([n for n in shape_of(x) if n != 1] for x in (array, than))
-    return sizes != others or len(shape_of(array)) > len(shape_of(than))
+    return _sizes(array) != _sizes(than) or len(shape_of(array)) > len(shape_of(than))
 
 
 def _turned_back(eqn: JaxprEqn, makers: Mapping[Var, JaxprEqn]) -> Any:

@@ -70,6 +70,15 @@ def in_a_loop(x: Any) -> Any:
     return jax.lax.fori_loop(0, 3, lambda _, x: whole(windows(jnp.sin(x)), x.shape), x)
 
 
+def back_with_ones(x: Any) -> Any:
+    return x.reshape(-1, x.shape[-1]).reshape(x.shape[0], -1, 1, x.shape[-1]).max(2)
+
+
+def gradient_of_copies(x: Any) -> Any:
+    """Copies are laid end to end, and are told apart with dims of one between."""
+    return jax.grad(lambda x: (jnp.tile(x, (1, 3, 1)).reshape(2, 3, *x.shape[1:]) ** 2).sum())(x)
+
+
 # A function, the equations that lay arrays otherwise in what is left of it, and whether it sends.
 CASES: dict[str, tuple[Callable[..., Any], int, bool]] = {
     "windows": (cut_and_whole, 0, False),
@@ -77,6 +86,8 @@ CASES: dict[str, tuple[Callable[..., Any], int, bool]] = {
     "windows, in a loop": (in_a_loop, 0, False),
     "flattened": (flattened, 0, False),
     "longer by ones": (longer_by_ones, 0, False),
+    "back with ones": (back_with_ones, 1, False),
+    "gradient of copies": (gradient_of_copies, 4, False),
     "turned round": (turned_round, 0, False),
     "turned otherwise": (turned_otherwise, 2, True),
     "of other shape": (of_other_shape, 2, True),
