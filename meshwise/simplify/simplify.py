@@ -36,8 +36,18 @@ def simplify(
     eqns = broadcast_after_products(eqns)
     eqns = cut_known_positions(pair_batches(eqns, constants), constants)
     eqns = unflatten_products(eqns)
-    eqns = eliminate_dead_code(merge_moves(eqns, constants), outputs)
+    eqns = _with_moves_merged(eqns, outputs, constants)
     sliced = slice_splits(eqns)
     if sliced is eqns:
         return eqns, outputs
-    return eliminate_dead_code(merge_moves(sliced, constants), outputs), outputs
+    return _with_moves_merged(sliced, outputs, constants), outputs
+
+
+def _with_moves_merged(
+    eqns: list[JaxprEqn], outputs: list[Any], constants: Mapping[Var, Any]
+) -> list[JaxprEqn]:
+    """The equations with each move as one, and those that loops repeat before these.
+
+    Of several equations that move rows some make more than they read, and stay in a loop.
+    """
+    return hoist_loop_invariants(eliminate_dead_code(merge_moves(eqns, constants), outputs))

@@ -94,6 +94,29 @@ def test_what_is_the_same_in_every_step_leaves_a_loop_unless_it_is_held_for_that
     assert all(v.aval.size < 4096 for v in scan.invars)
 
 
+def next_rows(x):
+    """What is a gather as it is written, and needs its positions."""
+    x = jnp.asarray(x)
+    return lax.fori_loop(0, 4, lambda _, y: jnp.sin(y) + x[(jnp.arange(8) + 1) % 8], x)
+
+
+def gradient_of_rolled(x):
+    """In each step the same is rolled back, which is two pads as it is written."""
+
+    def rolled(x):
+        return lax.scan(lambda y, _: (y + jnp.roll(x, 1, 0), None), x, None, length=4)[0]
+
+    return jax.grad(lambda x: (rolled(x) ** 2).sum())(x)
+
+
+@pytest.mark.parametrize(("function", "moves"), [(next_rows, 1), (gradient_of_rolled, 2)])
+def test_moves_that_are_the_same_in_every_step_are_made_once(function, moves):
+    x = np.arange(8 * 3, dtype=np.float32).reshape(8, 3) / 8
+    program = mw.jit(function, mesh=MESH, in_shardings=P("x")).partition(x)
+    assert program.wire_bytes == moves * x[0].nbytes
+    np.testing.assert_allclose(program.simulate(x), function(x), rtol=1e-5)
+
+
 def first_of_places(x):
     """Places are sorted along; of equal keys they are not told apart."""
     return lax.sort((x, jnp.sin(x), jnp.roll(x, 1, 0)), dimension=0)[0]
