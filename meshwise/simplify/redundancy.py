@@ -4,7 +4,7 @@ What compilers call common subexpressions, dead code, and code that is invariant
 of loops and branches stand in the program between marks (`_jax/control.py`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 from jax import lax
@@ -135,9 +135,10 @@ def _needed_so_far(eqns: list[JaxprEqn], needed: set[Var], entered: set[Control]
 def hoist_loop_invariants(eqns: Sequence[JaxprEqn]) -> list[JaxprEqn]:
     """Equations of a loop's body that read nothing made in it stand before the loop instead.
 
-    Only where that takes no more memory than what they read, and not out of branches, which may
-    never run. What a barrier holds back stays, and what is only laid otherwise (a transpose) for
-    equations that stay: held throughout it would save no work worth its memory.
+    Only where they, or all that is made of them, take no more memory than what is read, and not out
+    of branches, which may never run. What a barrier holds back stays, and what is only laid
+    otherwise (a transpose) for equations that stay: held throughout it would save no work worth its
+    memory.
     """
     around = scopes(eqns)
     homes = _homes(eqns, around)
@@ -154,24 +155,32 @@ def hoist_loop_invariants(eqns: Sequence[JaxprEqn]) -> list[JaxprEqn]:
 def _homes(eqns: Sequence[JaxprEqn], around: Sequence[Scope]) -> list[Scope]:
     """For each equation the scope that it is to stand in.
 
-    What a loop's body makes of nothing keeps none of its readers there that read something else,
-    and goes along with the outermost of them.
+    What makes more than it reads leaves a loop only along with all that reads it.
     """
-    bodies = _repeated_bodies(eqns)
-    made: dict[Var, Scope] = {}
-    free: set[Var] = set()
-    homes: list[Scope] = []
-    for eqn, scope in zip(eqns, around, strict=True):
-        home, read = scope, [a for a in eqn.invars if not isinstance(a, Literal)]
-        held = [a for a in read if a not in free] or read
-        if scope and _is_of_nothing(eqn):
-            free.update(eqn.outvars)
-        elif _may_move(eqn, held):
-            places = [made.get(a, OUTERMOST) for a in held]
-            while home and home[-1] in bodies and all(is_visible(p, home[:-2]) for p in places):
-                home = home[:-2]
-        made.update(dict.fromkeys(eqn.outvars, home))
-        homes.append(home)
+    pinned: set[int] = set()
+    while True:
+        homes, larger = _free_homes(eqns, around, pinned)
+        _go_along(eqns, around, homes)
+        read_in: dict[Var, set[Scope]] = {}
+        for eqn, home in zip(eqns, homes, strict=True):
+            for atom in eqn.invars:
+                if not isinstance(atom, Literal):
+                    read_in.setdefault(atom, set()).add(home)
+        held = {
+            i for i in larger if any(read_in.get(v, set()) - {homes[i]} for v in eqns[i].outvars)
+        }
+        if not held:
+            return homes
+        pinned |= held
+
+
+def _go_along(
+    eqns: Sequence[JaxprEqn], around: Sequence[Scope], homes: list[Scope]
+) -> None:  # fmt: skip
+    """What is made of nothing, or only laid otherwise, stands where the outermost that reads it.
+
+    What a loop's body makes of nothing keeps none of its readers there that read something else.
+    """
     readers: dict[Var, Scope] = {}  # of those that stand outside of their loops the outermost
     for index in reversed(range(len(eqns))):
         eqn, home = eqns[index], homes[index]
@@ -183,7 +192,34 @@ def _homes(eqns: Sequence[JaxprEqn], around: Sequence[Scope]) -> list[Scope]:
             for atom in eqn.invars:
                 if not isinstance(atom, Literal):
                     readers[atom] = _outermost([readers.get(atom, home), home])
-    return homes
+
+
+def _free_homes(
+    eqns: Sequence[JaxprEqn], around: Sequence[Scope], pinned: Set[int]
+) -> tuple[list[Scope], list[int]]:
+    """How far out each equation may stand, and which make more than they read; some are pinned."""
+    bodies = _repeated_bodies(eqns)
+    made: dict[Var, Scope] = {}
+    free: set[Var] = set()
+    sizes: dict[Var, int] = {}  # of what has moved, no more than what it was made of
+    homes: list[Scope] = []
+    larger: list[int] = []
+    for index, (eqn, scope) in enumerate(zip(eqns, around, strict=True)):
+        home, read = scope, [a for a in eqn.invars if not isinstance(a, Literal)]
+        held = [a for a in read if a not in free] or read
+        if scope and _is_of_nothing(eqn):
+            free.update(eqn.outvars)
+        elif held and index not in pinned and not _stays(eqn):
+            places = [made.get(a, OUTERMOST) for a in held]
+            while home and home[-1] in bodies and all(is_visible(p, home[:-2]) for p in places):
+                home = home[:-2]
+            if home != scope:
+                before, own = sum(sizes.get(a, bytes_of(a)) for a in held), bytes_of(*eqn.outvars)
+                larger += [index] if own > before else []
+                sizes.update((v, min(bytes_of(v), before)) for v in eqn.outvars)
+        made.update(dict.fromkeys(eqn.outvars, home))
+        homes.append(home)
+    return homes, larger
 
 
 def _outermost(around: Sequence[Scope]) -> Scope:
@@ -208,8 +244,3 @@ def _is_relaid(eqn: JaxprEqn) -> bool:
 def _is_of_nothing(eqn: JaxprEqn) -> bool:
     """Whether an equation reads no value: zeros, or numbers in order."""
     return not _stays(eqn) and all(isinstance(a, Literal) for a in eqn.invars)
-
-
-def _may_move(eqn: JaxprEqn, held: Sequence[Var]) -> bool:
-    """Whether an equation may run though the loop does not, and adds no memory to what is held."""
-    return bool(held) and not _stays(eqn) and bytes_of(*eqn.outvars) <= bytes_of(*held)
