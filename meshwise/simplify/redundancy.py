@@ -157,26 +157,25 @@ def _homes(eqns: Sequence[JaxprEqn], around: Sequence[Scope]) -> list[Scope]:
 
     What makes more than it reads leaves a loop only along with all that reads it.
     """
-    pinned: set[int] = set()
+    held: set[int] = set()
     while True:
-        homes, larger = _free_homes(eqns, around, pinned)
+        homes, larger = _free_homes(eqns, around, held)
         _go_along(eqns, around, homes)
+        before = len(held)
         read_in: dict[Var, set[Scope]] = {}
-        for eqn, home in zip(eqns, homes, strict=True):
-            for atom in eqn.invars:
+        for index in reversed(range(len(eqns))):
+            readers = {s for v in eqns[index].outvars for s in read_in.get(v, ())}
+            if index in larger and not readers <= {homes[index]}:
+                held.add(index)
+                homes[index] = around[index]
+            for atom in eqns[index].invars:
                 if not isinstance(atom, Literal):
-                    read_in.setdefault(atom, set()).add(home)
-        held = {
-            i for i in larger if any(read_in.get(v, set()) - {homes[i]} for v in eqns[i].outvars)
-        }
-        if not held:
+                    read_in.setdefault(atom, set()).add(homes[index])
+        if len(held) == before:
             return homes
-        pinned |= held
 
 
-def _go_along(
-    eqns: Sequence[JaxprEqn], around: Sequence[Scope], homes: list[Scope]
-) -> None:  # fmt: skip
+def _go_along(eqns: Sequence[JaxprEqn], around: Sequence[Scope], homes: list[Scope]) -> None:
     """What is made of nothing, or only laid otherwise, stands where the outermost that reads it.
 
     What a loop's body makes of nothing keeps none of its readers there that read something else.
@@ -195,27 +194,31 @@ def _go_along(
 
 
 def _free_homes(
-    eqns: Sequence[JaxprEqn], around: Sequence[Scope], pinned: Set[int]
-) -> tuple[list[Scope], list[int]]:
-    """How far out each equation may stand, and which make more than they read; some are pinned."""
+    eqns: Sequence[JaxprEqn], around: Sequence[Scope], held: Set[int]
+) -> tuple[list[Scope], set[int]]:
+    """How far out each equation may stand, and which of those make more than they read.
+
+    Those that are held stay.
+    """
     bodies = _repeated_bodies(eqns)
     made: dict[Var, Scope] = {}
     free: set[Var] = set()
     sizes: dict[Var, int] = {}  # of what has moved, no more than what it was made of
     homes: list[Scope] = []
-    larger: list[int] = []
+    larger: set[int] = set()
     for index, (eqn, scope) in enumerate(zip(eqns, around, strict=True)):
         home, read = scope, [a for a in eqn.invars if not isinstance(a, Literal)]
-        held = [a for a in read if a not in free] or read
+        read = [a for a in read if a not in free] or read
         if scope and _is_of_nothing(eqn):
             free.update(eqn.outvars)
-        elif held and index not in pinned and not _stays(eqn):
-            places = [made.get(a, OUTERMOST) for a in held]
+        elif read and index not in held and not _stays(eqn):
+            places = [made.get(a, OUTERMOST) for a in read]
             while home and home[-1] in bodies and all(is_visible(p, home[:-2]) for p in places):
                 home = home[:-2]
             if home != scope:
-                before, own = sum(sizes.get(a, bytes_of(a)) for a in held), bytes_of(*eqn.outvars)
-                larger += [index] if own > before else []
+                before = sum(sizes.get(a, bytes_of(a)) for a in read)
+                if bytes_of(*eqn.outvars) > before:
+                    larger.add(index)
                 sizes.update((v, min(bytes_of(v), before)) for v in eqn.outvars)
         made.update(dict.fromkeys(eqn.outvars, home))
         homes.append(home)
