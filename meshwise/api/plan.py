@@ -76,6 +76,7 @@ def plan(
     mesh: Any = None,
     max_bytes: int | None = None,
     most_tried: int = MOST_TRIED,
+    uneven: bool = False,
     progress: bool = False,
 ) -> Planned:
     """Shardings for the arguments of a function by which a call takes least time on a mesh.
@@ -89,6 +90,8 @@ def plan(
         max_bytes: the most that a device may hold at once, arguments included. Without it a tenth
             more time is worth a third less memory.
         most_tried: so many plans are compared at most.
+        uneven: also cut dims that no axis divides, where every device has some rows. What lies so
+            comes back as `mw.UnevenArray`, and no sharding of `jax.jit` says it.
         progress: show how many were, on the terminal.
 
     A result that is an argument's next value, as the state of a training step is, lies as that
@@ -115,7 +118,7 @@ def plan(
         pricing = _Pricing.of(function.options, arguments, resolved, call, function.name, display)
         names, sizes = resolved.mesh.axis_names, resolved.mesh.axis_sizes
         axes = {name: size for name, size in zip(names, sizes, strict=True) if size > 1}
-        limits: Any = {"max_bytes": most_bytes, "most_tried": most}
+        limits: Any = {"max_bytes": most_bytes, "most_tried": most, "uneven": uneven}
         found = search(pricing.groups, axes, pricing.outcome, **limits)
     if most_bytes is not None and found.best.peak_bytes > most_bytes:
         raise no_room(function.name, most_bytes, found)

@@ -62,6 +62,7 @@ class _Search:
     evaluate: Evaluate
     max_bytes: int | None
     most_tried: int
+    uneven: bool
     known: dict[Layouts, Outcome | None] = field(default_factory=dict)
 
     @property
@@ -93,12 +94,17 @@ class _Search:
         axes = tuple([a for a in self.axis_sizes if a in more or a in dims[dim]])
         return (*dims[:dim], axes, *dims[dim + 1 :])
 
-    def divides(self, group: Group, layout: DimAxes) -> bool:
-        """Whether a group may lie so: no axis is used twice, and each dim is cut in equal parts."""
+    def fits(self, group: Group, layout: DimAxes) -> bool:
+        """Whether a group may lie so: no axis is used twice, and dims are cut as they may be.
+
+        In equal parts; or, if they may be uneven, so that no device has nothing.
+        """
         used = [axis for axes in layout for axis in axes]
         shards = [prod(self.axis_sizes[axis] for axis in axes) for axes in layout]
-        cut = all(size % n == 0 for size, n in zip(group.shape, shards, strict=True))
-        return cut and len(used) == len(set(used))
+        return len(used) == len(set(used)) and all(
+            size % n == 0 or (self.uneven and -(-size // -(-size // n)) == n)
+            for size, n in zip(group.shape, shards, strict=True)
+        )
 
     def better(self, one: Outcome, other: Outcome) -> Outcome:
         """The other one where that is better."""
@@ -122,12 +128,13 @@ def search(
     *,
     max_bytes: int | None = None,
     most_tried: int,
+    uneven: bool = False,
 ) -> Searched:
     """The best layouts of some groups, of `most_tried` that are looked at.
 
     `evaluate` gives an outcome where nothing is decided, and None for what it cannot.
     """
-    state = _Search(groups, axis_sizes, evaluate, max_bytes, most_tried)
+    state = _Search(groups, axis_sizes, evaluate, max_bytes, most_tried, uneven)
     nothing: Layouts = (None,) * len(groups)
     opened = state.outcome(nothing)
     assert opened is not None, "what nobody hinted can be planned"
@@ -171,7 +178,7 @@ def _actions(state: _Search, decided: Layouts, axes: Axes) -> Iterator[Action]:
         found = {
             dim: layout
             for dim in range(len(own))
-            if (layout := state.with_axes(own, dim, axes)) != own and state.divides(group, layout)
+            if (layout := state.with_axes(own, dim, axes)) != own and state.fits(group, layout)
         }
         yield from ({index: layout} for layout in found.values())
         if group.is_kept and found:
@@ -209,7 +216,7 @@ def _near(state: _Search, group: Group, layout: DimAxes | None) -> Iterator[DimA
         without = tuple([tuple([a for a in axes if a != axis]) for axes in dims])
         for dim in range(len(dims)):
             moved = state.with_axes(without, dim, (axis,))
-            if moved != dims and state.divides(group, moved):
+            if moved != dims and state.fits(group, moved):
                 yield moved
         if without != dims:
             yield without

@@ -15,7 +15,7 @@ from meshwise.cost.hardware import CPU, GENERIC
 from meshwise.cost.memory import peak_memory
 from meshwise.cost.timeline import timeline
 from tests.meshes import mesh_of
-from tests.planner.test_search import f32, mlp, train
+from tests.planner.test_search import f32, heat, mlp, train
 
 
 def values(shapes, seed=0):
@@ -223,6 +223,18 @@ def test_a_step_that_returns_its_state_alone():
         lambda u: u.at[1:-1].add(0.1 * (u[2:] - u[:-2])), f32(4096, 64), mesh=mesh_of(x=8)
     )
     assert found.in_shardings[0].spec == found.out_shardings.spec != P()
+
+
+def test_dims_that_no_axis_divides_are_cut_where_that_is_asked_for():
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    args = f32(1001, 33)
+    assert mw.plan(heat, args, mesh=mesh).in_shardings[0].spec == P()
+    found = mw.plan(heat, args, mesh=mesh, uneven=True)
+    assert found.in_shardings[0].spec == P("x")
+    (u,) = values([args])
+    ours = found.function(found.function(u))
+    assert isinstance(ours, mw.UnevenArray)
+    np.testing.assert_allclose(np.asarray(ours), heat(heat(jnp.asarray(u))), rtol=1e-5, atol=1e-6)
 
 
 def test_what_it_says():

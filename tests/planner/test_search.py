@@ -154,11 +154,28 @@ def test_what_cannot_be_planned_is_passed_over():
     assert found.best.layouts == (((), ("x",)), (("x",),))
 
 
-def test_only_what_divides_is_tried():
+# Of dims of 8, 6 and 8, by the devices of an axis and whether parts may be uneven.
+FITS = {
+    (3, False): ({((), ("z",))}, set()),
+    (3, True): ({(("z",), ()), ((), ("z",))}, {(("z",),)}),
+    (5, True): (set(), set()),  # two rows on each of four devices, none on the fifth
+    (6, True): ({((), ("z",))}, set()),
+}
+
+
+@pytest.mark.parametrize(("case", "layouts"), FITS.items(), ids=str)
+def test_only_what_fits_is_tried(case, layouts):
+    size, uneven = case
     tried = []
-    search(GROUPS, {"z": 3}, lambda own: tried.append(own) or by_shards(own), most_tried=100)
-    assert {own for own, _ in tried} == {None, ((), ()), ((), ("z",))}
-    assert {own for _, own in tried} == {None, ((),)}
+    search(
+        GROUPS,
+        {"z": size},
+        lambda own: tried.append(own) or by_shards(own),
+        most_tried=100,
+        uneven=uneven,
+    )
+    assert {own for own, _ in tried} == {None, ((), ())} | layouts[0]
+    assert {own for _, own in tried} == {None, ((),)} | layouts[1]
 
 
 def test_what_lies_over_parts_of_axes_is_tried_whole():
