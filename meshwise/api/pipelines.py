@@ -1,6 +1,6 @@
 """`mw.pipeline_value_and_grad`: a loss and its gradients, computed by a pipeline of stages."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,30 +13,17 @@ from meshwise._jax.explicit import auto_mesh
 from meshwise._jax.pipelines import hints_as_specs, hints_in, pipeline_p
 from meshwise.api.arguments import name_of
 from meshwise.api.in_stages import axes_named, check_hints, check_stages
+from meshwise.api.pipeline_inputs import check_pipeline
 from meshwise.api.specs import given_in_specs
 from meshwise.errors import ArgumentError, MeshError, PipelineError, message
 from meshwise.ir.mesh import refine_mesh
-from meshwise.ir.numbers import whole_number
 from meshwise.pipeline.call import PipelineCall
 from meshwise.pipeline.inner import Placement, place, without_axis
 from meshwise.pipeline.local import has_gradient
 from meshwise.pipeline.parameters import PackedParams, Packing, Rows
-from meshwise.pipeline.schedules import (
-    Schedule,
-    eager_one_f_one_b,
-    gpipe,
-    interleaved_one_f_one_b,
-    one_f_one_b,
-)
+from meshwise.pipeline.schedules import SCHEDULES
 from meshwise.pipeline.stages import Cut, cut
 from meshwise.pipeline.tiles import axes_of, whole
-
-SCHEDULES: Mapping[str, Callable[..., Schedule]] = {
-    "1f1b": one_f_one_b,
-    "eager": eager_one_f_one_b,
-    "gpipe": gpipe,
-    "interleaved": interleaved_one_f_one_b,
-}
 
 
 def pipeline_value_and_grad(
@@ -46,6 +33,7 @@ def pipeline_value_and_grad(
     microbatches: int,
     schedule: str = "1f1b",
     chunks: int = 1,
+    stages: int | None = None,
     in_shardings: Any = None,
     has_aux: bool = False,
 ) -> "PipelinedLoss":
@@ -59,13 +47,15 @@ def pipeline_value_and_grad(
 
     Args:
         loss: a function of (params, microbatch) that returns a floating-point scalar, with
-            `mw.stage_boundary` between the stages of its model.
+            `mw.stage_boundary` between the stages of its model; or without, and with `stages`.
         axis: the axis of the mesh along which the stages lie, in order.
         microbatches: how many parts the batch is cut into. Each array of the batch has as its first
             dim the rows, and row i belongs to microbatch `i % microbatches`, so that a batch that
             is sharded stays where it is.
         schedule: "1f1b", "eager", "gpipe" or "interleaved"; see `meshwise.pipeline.schedules`.
         chunks: with "interleaved", how many stages each device has. Stage k lies on device `k % S`.
+        stages: cut a model that has no marks into so many stages that take alike long: as many as
+            devices along the axis, times chunks.
         in_shardings: hints for (params, batch) over the other axes of the mesh, as `mw.jit` takes
             them. Hints inside of the function count too.
         has_aux: the function returns (loss, aux), aux a tree of floating-point arrays. Their mean
@@ -74,44 +64,8 @@ def pipeline_value_and_grad(
     Raises:
         PipelineError, ArgumentError, MeshError: when called, for what does not fit.
     """
-    count, each = _numbers(loss, microbatches, schedule, chunks)
-    return PipelinedLoss(loss, axis, count, schedule, each, in_shardings, has_aux)
-
-
-def _numbers(loss: Any, microbatches: Any, schedule: Any, chunks: Any) -> tuple[int, int]:
-    """The numbers of microbatches and of chunks; an error for what is no pipeline."""
-    count, each = whole_number(microbatches), whole_number(chunks)
-    is_known = isinstance(schedule, str) and schedule in SCHEDULES
-    is_several = each != 1 and schedule != "interleaved"
-    if not is_known or each is None or each < 1 or is_several:
-        raise PipelineError(
-            message(
-                "mw.pipeline_value_and_grad was asked for a schedule that there is not",
-                [f"schedule={schedule!r}, chunks={chunks!r}"],
-                f"Schedules are {', '.join(map(repr, SCHEDULES))}; only 'interleaved' has several "
-                "chunks a device.",
-                "Name one of them.",
-            )
-        )
-    if not callable(loss):
-        raise PipelineError(
-            message(
-                "mw.pipeline_value_and_grad was given what is no function",
-                [f"{loss!r:.60}"],
-                "A pipeline is of a function of (params, batch) that returns the loss.",
-                "Pass the function itself.",
-            )
-        )
-    if count is None or count < 1:
-        raise PipelineError(
-            message(
-                "mw.pipeline_value_and_grad cannot cut a batch",
-                [f"microbatches={microbatches!r}"],
-                "The number of microbatches is an integer of at least 1.",
-                "Use at least as many as there are stages, or most devices are idle.",
-            )
-        )
-    return count, each
+    count, each, cut_into = check_pipeline(loss, microbatches, schedule, chunks, stages)
+    return PipelinedLoss(loss, axis, count, schedule, each, cut_into, in_shardings, has_aux)
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,6 +77,7 @@ class PipelinedLoss:
     microbatches: int
     schedule: str = "1f1b"
     chunks: int = 1
+    stages: int | None = None
     in_shardings: Any = None
     has_aux: bool = False
 
@@ -179,7 +134,7 @@ class PipelinedLoss:
         closed = hints_as_specs(_jax.without_references(closed))
         if jax.sharding.get_abstract_mesh().axis_names:
             check_stages(self.__name__, closed, jax.sharding.get_abstract_mesh())
-        found = cut(closed, len(types), len(held), self.__name__)
+        found = cut(closed, len(types), len(held), self.__name__, self.stages)
         devices = self._devices(len(found.stages), found.lines)
         placement = self._placed(found, params, parts)
         extra = (self.chunks,) if self.schedule == "interleaved" else ()
@@ -301,12 +256,18 @@ class PipelinedLoss:
                     [f"a boundary at {line}" for line in lines] or ["no boundary at all"],
                     "A model with n stage boundaries has n + 1 stages, and there are to be as many "
                     "as devices times chunks.",
-                    f"Put mw.stage_boundary in {wanted - 1} places."
-                    if devices
-                    else "Put mw.stage_boundary in other places, or choose other chunks.",
+                    self._way_out(wanted, bool(devices)),
                 )
             )
         return stages // self.chunks
+
+    def _way_out(self, wanted: int, is_number_known: bool) -> str:
+        """What to do about another number of stages."""
+        if not is_number_known:
+            return "Put mw.stage_boundary in other places, or choose other chunks."
+        if self.stages is not None:
+            return f"Say stages={wanted}."
+        return f"Put mw.stage_boundary in {wanted - 1} places, or say stages={wanted} without any."
 
     def _checked(self, batch: Any) -> Any:
         """The batch; an error where its arrays have no rows that the microbatches divide."""

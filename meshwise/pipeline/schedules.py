@@ -377,3 +377,11 @@ def _timed(
 
 def _forward_first(action: Action) -> bool:
     return action.direction is Direction.BACKWARD
+
+
+SCHEDULES: Mapping[str, Callable[..., Schedule]] = {
+    "1f1b": one_f_one_b,
+    "eager": eager_one_f_one_b,
+    "gpipe": gpipe,
+    "interleaved": interleaved_one_f_one_b,
+}

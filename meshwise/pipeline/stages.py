@@ -7,8 +7,10 @@ those that read parameters but nothing of the microbatch, such as a cast of a we
 read the microbatch but no parameter, such as a mask or a label. Each stage that needs one computes
 it by itself, from parameters and inputs, which are at hand in every stage.
 
-Calls that have marks inside (`jax.jit`, `jax.checkpoint`) are inlined; no other equation is
-touched, so custom derivatives keep theirs.
+Calls that are cut inside (`jax.jit`, `jax.checkpoint`) are inlined; no other equation is touched,
+so custom derivatives keep theirs.
+
+A model without marks is cut where `balance.py` says.
 """
 
 from collections.abc import Sequence
@@ -19,7 +21,14 @@ from meshwise import _jax
 from meshwise._jax import ClosedJaxpr, JaxprEqn, Literal, Var
 from meshwise._jax.jaxprs import bodies_of, opened
 from meshwise._jax.pipelines import stage_boundary_p
+from meshwise.cost.hardware import GENERIC
 from meshwise.errors import PipelineError, message
+from meshwise.pipeline.balance import beginnings, crossing_bytes, seconds_of
+
+# One operator that cannot be cut takes at most so many even shares where stages are balanced.
+MOST_SHARES = 1.5
+
+Place = tuple[int, ...]
 
 _INLINED = ("jit", "pjit", "remat2", "checkpoint", "closed_call", "core_call")
 
@@ -67,45 +76,114 @@ class Cut:
 
 @dataclass
 class _Flat:
-    """The equations of a program while it is being flattened, each with its stage."""
+    """The equations of a program while it is being flattened, each with its stage and its place.
 
+    A place has a number for each call around an equation, and one in the innermost. Stages begin at
+    marks, and at the places of `begin`; with `opens_all` calls are inlined that are not cut.
+    """
+
+    name: str
+    begin: frozenset[Place] = frozenset()
+    opens_all: bool = False
     eqns: list[JaxprEqn] = field(default_factory=list)
     stages: list[int] = field(default_factory=list)
+    places: list[Place] = field(default_factory=list)
     constants: dict[Var, Any] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
 
+    def opens(self, eqn: JaxprEqn, place: Place) -> bool:
+        """Whether an equation at a place is a call that is inlined."""
+        is_cut = any(len(b) > len(place) and b[: len(place)] == place for b in self.begin)
+        return is_cut or _has_marks(eqn) or (self.opens_all and _body(eqn) is not None)
 
-def cut(closed: ClosedJaxpr, params: int, held: int, name: str) -> Cut:
-    """Cut a jaxpr whose first result is the loss.
+
+def cut(closed: ClosedJaxpr, params: int, held: int, name: str, stages: int | None = None) -> Cut:
+    """Cut a jaxpr whose first result is the loss, at its marks; or, without any, into `stages`.
 
     Its inputs are `params` leaves of parameters, `held` values that the function closes over, and
     the leaves of a microbatch. `name` is the function's, for messages.
     """
-    flat = _Flat()
+    begin = frozenset[Place]()
+    if stages is not None:
+        begin = _beginnings(closed, params + held, name, stages)
+    flat = _Flat(name, begin)
     inputs = [_jax.new_var(v.aval) for v in closed.jaxpr.invars]
-    results = _inline(closed.jaxpr, closed.consts, inputs, flat, None, name)
+    results = _inline(closed.jaxpr, closed.consts, inputs, flat)
     makers = {var: i for i, eqn in enumerate(flat.eqns) for var in eqn.outvars}
     known = params + held
     remade = _remade(flat.eqns, set(inputs[:known]), set(inputs[known:]))
     parts = inputs[:params], inputs[params:known], inputs[known:]
     leaving: list[Any] = results
-    stages: list[Stage] = []
+    found: list[Stage] = []
     sent: list[list[Var]] = []  # what arrives at each stage, from the last to the first
     for number in range(len(flat.lines), -1, -1):
         own = [r or s == number for r, s in zip(remade, flat.stages, strict=True)]
         eqns, needed = _slice(flat.eqns, own, leaving)
         arriving = sorted((v for v in needed if v in makers), key=makers.__getitem__)
-        stages.append(_stage(flat, eqns, needed, arriving, leaving, parts))
+        found.append(_stage(flat, eqns, needed, arriving, leaving, parts))
         leaving = arriving
         sent.append(arriving)
-    stages.reverse()
+    found.reverse()
     sent.reverse()
     made = [*results, *(v for values in sent for v in values)]
     constants = list(flat.constants)
     chain = _jax.close_jaxpr(
         constants, inputs, made, flat.eqns, [flat.constants[v] for v in constants]
     )
-    return Cut(tuple(stages), tuple(flat.lines), chain, params, held)
+    return Cut(tuple(found), tuple(flat.lines), chain, params, held)
+
+
+def _beginnings(closed: ClosedJaxpr, known: int, name: str, stages: int) -> frozenset[Place]:
+    """Where the later of so many stages begin, which take alike long."""
+    if any(map(_is_mark_or_has, closed.jaxpr.eqns)):
+        raise PipelineError(
+            message(
+                f"{name} is cut in two ways",
+                [f"stages={stages}, and it has stage boundaries"],
+                "A model is cut at its marks, or into stages that take alike long.",
+                "Leave out stages=, or mw.stage_boundary.",
+            )
+        )
+    flat = _Flat(name, opens_all=True)
+    inputs = [_jax.new_var(v.aval) for v in closed.jaxpr.invars]
+    results = _inline(closed.jaxpr, closed.consts, inputs, flat)
+    remade = _remade(flat.eqns, set(inputs[:known]), set(inputs[known:]))
+    seconds = seconds_of(flat.eqns, [*flat.constants, *inputs], results, GENERIC)
+    crossing = crossing_bytes(flat.eqns, [not r for r in remade], results)
+    begin = beginnings(seconds, crossing, stages, 1 / GENERIC.link_bytes_per_s)
+    longest = max(range(len(seconds)), key=seconds.__getitem__, default=0)
+    most = MOST_SHARES * sum(seconds) / stages
+    if begin is None or (seconds[longest] > most and _jax.has_jaxpr(flat.eqns[longest])):
+        raise _cannot_balance(name, stages, flat.eqns, seconds)
+    return frozenset(_outermost(flat.places[i]) for i in begin)
+
+
+def _outermost(place: Place) -> Place:
+    """Where a call begins, for the place of its first equation."""
+    while len(place) > 1 and place[-1] == 0:
+        place = place[:-1]
+    return place
+
+
+def _cannot_balance(
+    name: str, stages: int, eqns: Sequence[JaxprEqn], seconds: Sequence[float]
+) -> PipelineError:
+    total = sum(seconds) or 1
+    long = [i for i, taken in enumerate(seconds) if taken > total / stages]
+    return PipelineError(
+        message(
+            f"{name} cannot be cut into {stages} stages that take alike long",
+            [
+                f"{seconds[i] / total:.0%} is {_jax.operator_name(eqns[i])} "
+                f"at {_jax.source_summary(eqns[i])}"
+                for i in long
+            ]
+            or ["nothing in it takes long"],
+            "A model is cut between operators, and a loop or a function with derivatives of its "
+            "own is one operator.",
+            "Write the loop over layers as a Python loop, or use mw.pipeline where they are alike.",
+        )
+    )
 
 
 def _stage(
@@ -167,8 +245,8 @@ def _inline(
     consts: Sequence[Any],
     args: Sequence[Any],
     flat: _Flat,
-    call: JaxprEqn | None,
-    name: str,
+    call: JaxprEqn | None = None,
+    around: Place = (),
 ) -> list[Any]:
     """Append the equations of a body applied to `args`; return the atoms it results in."""
     env: dict[Var, Any] = dict(zip(jaxpr.invars, args, strict=True))
@@ -179,28 +257,33 @@ def _inline(
     def read(atom: Any) -> Any:
         return atom if isinstance(atom, Literal) else env[atom]
 
-    for eqn in jaxpr.eqns:
-        operands = [read(a) for a in eqn.invars]
-        if eqn.primitive is stage_boundary_p:
-            if eqn.params["leads"]:
-                flat.lines.append(
-                    _jax.source_summary(_jax.rename(eqn, operands, eqn.outvars, call))
-                )
+    for number, eqn in enumerate(jaxpr.eqns):
+        operands, place = [read(a) for a in eqn.invars], (*around, number)
+        is_mark = eqn.primitive is stage_boundary_p
+        if place in flat.begin or (is_mark and eqn.params["leads"]):
+            flat.lines.append(_jax.source_summary(_jax.rename(eqn, operands, eqn.outvars, call)))
+        if is_mark:
             results = operands
-        elif _has_marks(eqn):
-            body = _call(eqn, name)
+        elif flat.opens(eqn, place):
+            body = _call(eqn, flat.name)
             inner = _jax.rename(eqn, eqn.invars, eqn.outvars, call)
-            results = _inline(body.jaxpr, body.consts, operands, flat, inner, name)
+            results = _inline(body.jaxpr, body.consts, operands, flat, inner, place)
         else:
             results = [_jax.new_var(v.aval) for v in eqn.outvars]
             flat.eqns.append(_jax.rename(eqn, operands, results, call))
             flat.stages.append(len(flat.lines))
+            flat.places.append(place)
         env.update(zip(eqn.outvars, results, strict=True))
     return [read(a) for a in jaxpr.outvars]
 
 
+def _body(eqn: JaxprEqn) -> "_jax.CallBody | None":
+    """The body of a call that may be inlined."""
+    return _jax.call_body(eqn) if eqn.primitive.name in _INLINED else None
+
+
 def _call(eqn: JaxprEqn, name: str) -> "_jax.CallBody":
-    body = _jax.call_body(eqn) if eqn.primitive.name in _INLINED else None
+    body = _body(eqn)
     if body is None:
         raise PipelineError(
             message(
@@ -216,8 +299,8 @@ def _call(eqn: JaxprEqn, name: str) -> "_jax.CallBody":
 
 
 def _has_marks(eqn: JaxprEqn) -> bool:
-    return any(
-        inner.primitive is stage_boundary_p or _has_marks(inner)
-        for body in bodies_of(eqn)
-        for inner in opened(body).eqns
-    )
+    return any(_is_mark_or_has(inner) for body in bodies_of(eqn) for inner in opened(body).eqns)
+
+
+def _is_mark_or_has(eqn: JaxprEqn) -> bool:
+    return eqn.primitive is stage_boundary_p or _has_marks(eqn)

@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 from jax.experimental import io_callback
 from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
@@ -29,36 +28,6 @@ def two_stages(params, batch):
     x = batch["x"] @ params["w"]
     x = mw.stage_boundary(x)  # the cut
     return (x * params["n"][0]).mean()
-
-
-def test_another_number_of_stages():
-    check(
-        mw.PipelineError,
-        "two_stages has 2 stages, for 4 devices along 'stage':"
-        f" a boundary at {line_of('the cut')}\n"
-        "A model with n stage boundaries has n + 1 stages, and there are to be as many as devices"
-        " times chunks.\n"
-        "Put mw.stage_boundary in 3 places.",
-        lambda: call(two_stages),
-    )
-    check(
-        mw.PipelineError,
-        "uncut has 1 stages, for 2 devices of 3 chunks each along 'data': no boundary at all\n"
-        "A model with n stage boundaries has n + 1 stages, and there are to be as many as devices"
-        " times chunks.\n"
-        "Put mw.stage_boundary in 5 places.",
-        lambda: call(uncut, axis="data", schedule="interleaved", chunks=3),
-    )
-    check(
-        mw.PipelineError,
-        "uncut has 1 stages, for devices of 2 chunks each along 'stage': no boundary at all\n"
-        "A model with n stage boundaries has n + 1 stages, and there are to be as many as devices"
-        " times chunks.\n"
-        "Put mw.stage_boundary in other places, or choose other chunks.",
-        lambda: mw.pipeline_value_and_grad(
-            uncut, axis="stage", microbatches=2, schedule="interleaved", chunks=2
-        )(PARAMS, BATCH),
-    )
 
 
 def uncut(params, batch):
@@ -148,36 +117,6 @@ def of_rows(params, batch):
 
 def with_more(params, batch):
     return of_rows(params, batch).sum(), batch["x"]
-
-
-def test_marks_where_nothing_can_be_cut():
-    def looped(params, batch):
-        def body(x, _):
-            return mw.stage_boundary(jnp.sin(x @ params["w"])), None
-
-        x, _ = lax.scan(body, batch["x"], length=3)  # the loop
-        return (x * params["n"][0]).mean()
-
-    check(
-        mw.PipelineError,
-        "looped has a stage boundary inside of an operator that cannot be cut:"
-        f" scan at {line_of('the loop')}\n"
-        "A model is cut between operators, and a loop or a function with derivatives of its own is"
-        " one operator.\n"
-        "Write the loop over stages as a Python loop, with a scan over the layers of each stage"
-        " where there are many, and mark between its steps.",
-        lambda: call(looped),
-    )
-
-
-def test_a_mark_on_nothing():
-    check(
-        mw.ArgumentError,
-        "mw.stage_boundary was given no array: x is {'a': None}\n"
-        "A mark stands in the program where a value of the model passes.\n"
-        "Mark the activation that goes from one layer to the next.",
-        lambda: mw.stage_boundary({"a": None}),
-    )
 
 
 @pytest.mark.parametrize(

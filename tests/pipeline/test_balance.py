@@ -1,0 +1,129 @@
+"""Models without marks: where they are cut, and that they are cut in the best places."""
+
+import itertools
+import random
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import meshwise as mw
+from meshwise.pipeline.balance import TIMES_FORWARD, TIMES_SENT, beginnings
+from meshwise.pipeline.stages import cut
+from tests.pipeline.test_values import assert_same, mesh_of
+
+WIDTH, HIDDEN, LAYERS = 16, 64, 8
+
+
+def layer(p, x):
+    return x + jax.nn.relu(x @ p["up"]) @ p["down"]
+
+
+def loss_of(layer):
+    def loss(params, batch):
+        x = batch["x"]
+        for p in params:
+            x = layer(p, x)
+        return ((x - batch["y"]) ** 2).mean()
+
+    return loss
+
+
+def drawn(*shape):
+    return np.random.default_rng(sum(shape)).normal(size=shape).astype(np.float32) / 4
+
+
+PARAMS = [{"up": drawn(WIDTH, HIDDEN + 0), "down": drawn(HIDDEN, WIDTH)}] * LAYERS
+BATCH = {"x": drawn(32, WIDTH), "y": drawn(33, WIDTH)[1:]}
+LOSSES = {
+    "layers one after another": loss_of(layer),
+    "under jax.jit": jax.jit(loss_of(layer)),
+    "recomputed layers": loss_of(jax.checkpoint(layer)),
+    "all recomputed": jax.checkpoint(loss_of(layer)),
+    "jitted layers": loss_of(jax.jit(layer)),
+}
+
+
+@pytest.mark.parametrize("case", LOSSES)
+def test_equal_layers_are_cut_between_them(case):
+    leaves, tree = jax.tree.flatten((PARAMS, BATCH))
+    closed = jax.make_jaxpr(lambda *args: LOSSES[case](*jax.tree.unflatten(tree, args)))(*leaves)
+    found = cut(closed, 2 * LAYERS, 0, "loss", 4)
+    assert [sorted(s.params) for s in found.stages] == [
+        list(range(4 * k, 4 * k + 4)) for k in range(4)
+    ]
+    assert [[t.shape for t in s.leaving] for s in found.stages] == [[(32, WIDTH)]] * 3 + [[()]]
+    whole = jax.jit(LOSSES[case])(PARAMS, BATCH)
+    ran = jax.jit(jax.extend.core.jaxpr_as_fun(found.chain))(*leaves)[0]
+    np.testing.assert_allclose(ran, whole, rtol=1e-6)
+
+
+CASES = {
+    "layers": ({"stage": 4}, None, {}),
+    "chunks": ({"stage": 2}, None, {"schedule": "interleaved", "chunks": 2}),
+    "tensors, data": ({"stage": 2, "d": 2, "m": 2}, P("d"), {}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_values_and_gradients_are_those_of_one_device(case):
+    axes, rows, more = CASES[case]
+    megatron = [{"up": P(None, "m"), "down": P("m")}] * LAYERS
+    step = mw.pipeline_value_and_grad(
+        LOSSES["recomputed layers"],
+        axis="stage",
+        microbatches=4,
+        stages=axes["stage"] * more.get("chunks", 1),
+        in_shardings=(megatron, rows) if rows else None,
+        **more,
+    )
+    got = mw.jit(step, mesh=mesh_of(**axes))(PARAMS, BATCH)
+    assert_same(got, jax.value_and_grad(loss_of(layer))(PARAMS, BATCH))
+
+
+def test_a_heavy_head_has_a_stage_of_fewer_layers():
+    def loss(params, batch):
+        layers, head = params
+        x = batch["x"]
+        for p in layers:
+            x = layer(p, x)
+        return jax.nn.logsumexp(x @ head, -1).mean()
+
+    head = drawn(WIDTH, 3 * 2 * HIDDEN)  # as much as three layers, and its sum
+    leaves, tree = jax.tree.flatten(((PARAMS, head), BATCH))
+    closed = jax.make_jaxpr(lambda *args: loss(*jax.tree.unflatten(tree, args)))(*leaves)
+    found = cut(closed, 2 * LAYERS + 1, 0, "loss", 2)
+    first, last = (len(s.params) for s in found.stages)
+    assert first > last
+    assert 2 * LAYERS in found.stages[1].params
+
+
+def took(begin, seconds, crossing, byte_s):
+    bounds = [0, *begin, len(seconds)]
+    longest = max(sum(seconds[a:b]) for a, b in itertools.pairwise(bounds))
+    sent = max((crossing[i] for i in begin), default=0)
+    return TIMES_FORWARD * longest + TIMES_SENT * sent * byte_s
+
+
+def test_no_other_cut_is_better():
+    draw = random.Random(0)
+    compared = 0
+    for _ in range(3000):
+        count, stages = draw.randint(1, 9), draw.randint(2, 5)
+        seconds = [draw.choice([0, 0, 1, 2, 5, draw.random()]) for _ in range(count)]
+        crossing = [draw.choice([0, 4, 8, 16, draw.random()]) for _ in range(count)]
+        byte_s = draw.choice([0, 0.1, 1])
+        every = [
+            begin
+            for begin in itertools.combinations(range(1, count), stages - 1)
+            if all(sum(seconds[a:b]) for a, b in itertools.pairwise([0, *begin, count]))
+        ]
+        found = beginnings(seconds, crossing, stages, byte_s)
+        assert (found is None) == (not every)
+        if found is not None:
+            assert tuple(found) in every
+            best = min(took(begin, seconds, crossing, byte_s) for begin in every)
+            assert took(found, seconds, crossing, byte_s) <= best * (1 + 1e-6)
+            compared += 1
+    assert compared > 1000
