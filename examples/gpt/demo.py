@@ -4,6 +4,7 @@
 
 Ends in a table: the loss beside one device's, the collectives of the per-device program, and the
 bytes that each device sends in a step beside what XLA's two partitioners send for the same hints.
+And in a page of HTML for each program.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -34,6 +36,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+import meshwise as mw
 from benchmarks.peers import hlo
 from examples.gpt import hints, model
 from examples.gpt.data import batch
@@ -45,6 +48,7 @@ MESHES: dict[str, dict[str, int]] = {
     "2d": {"x": 2, "y": 4},
 }
 KIB, MIB = 2**10, 2**20
+PAGES = Path("build", "gpt")
 WIDTH = 100  # columns, where there is no terminal to ask
 
 
@@ -58,6 +62,7 @@ class Row:
     wire_bytes: float = float("nan")
     peers: dict[str, hlo.Report] = field(default_factory=dict)
     peak_bytes: int = 0
+    page: str = ""
 
 
 class Screen:
@@ -137,6 +142,7 @@ def run_scheme(
             step, program = _our_step(scheme, mesh, arguments)
             row.peak_bytes = peak_bytes(program.compile())
             row.wire_bytes = program.wire_bytes
+            row.page = write_page(scheme, program)
             row.collectives = count_kinds(program.collectives)
         advance()
         losses, seconds = train(step, state, steps, advance)
@@ -173,6 +179,14 @@ def _peer(
         return hlo.read(
             jax.jit(function, in_shardings=given, out_shardings=returned).lower(*arguments)
         )
+
+
+def write_page(scheme: hints.Scheme, program: mw.SpmdProgram) -> str:
+    """Write the program as a page; where to."""
+    PAGES.mkdir(parents=True, exist_ok=True)
+    page = PAGES / f"{scheme.name}.html"
+    page.write_text(program.to_html(), encoding="utf-8")
+    return str(page)
 
 
 def count_kinds(collectives: Any) -> Mapping[str, int]:
@@ -240,6 +254,9 @@ def main() -> None:
             for scheme in hints.SCHEMES
         ]
     screen.console.print(table(rows, losses[-1], options.steps, peers_only=options.peers_only))
+    pages = [row.page for row in rows if row.page]
+    if pages:
+        screen.console.print("Each program with its timeline, its lines and why:", *pages)
     screen.console.print(f"{time.perf_counter() - start:.0f} s in all")
 
 

@@ -15,8 +15,10 @@ from meshwise.choose.plan import Plan
 from meshwise.errors import ArgumentError, message
 from meshwise.ir.collectives import Collective
 from meshwise.ir.per_device import PerDeviceProgram
-from meshwise.report.explain import explain_plan
-from meshwise.report.overview import explain_program
+from meshwise.report.explain import explained
+from meshwise.report.facts import Facts, facts_of_program
+from meshwise.report.page import page
+from meshwise.report.plan_facts import facts_of_plan
 from meshwise.run.execute import Executable
 from meshwise.run.options import Compiling
 from meshwise.run.placement import named_sharding, refined_jax_mesh
@@ -132,10 +134,29 @@ class SpmdProgram:
 
     def explain(self) -> str:
         """The decisions, each collective with its line and reason, what is held, what beat what."""
+        return explained(self._facts)
+
+    def to_html(self) -> str:
+        """What `explain` says as one page, with a timeline, and the code beside what it sends.
+
+        The page loads nothing from anywhere. Lines are read from the files as they are now.
+
+        >>> from jax.sharding import AbstractMesh, PartitionSpec as P
+        >>> x = jax.ShapeDtypeStruct((8, 4), jax.numpy.float32)
+        >>> fn = lambda x: jax.lax.psum(x, "data")
+        >>> mesh = AbstractMesh((8,), ("data",))
+        >>> page = SpmdProgram.from_shard_map(fn, mesh, P("data"), P(), x).to_html()
+        >>> page[:15]
+        '<!doctype html>'
+        """
+        return page(self._facts)
+
+    @property
+    def _facts(self) -> Facts:
         if self.plan is None:
             paths = self.in_paths, self.out_paths
-            return explain_program(self.per_device, self.name, *paths, self.donated, self.hints)
-        return explain_plan(self.plan, self.per_device, self.name, self.donated)
+            return facts_of_program(self.per_device, self.name, paths, self.donated, self.hints)
+        return facts_of_plan(self.plan, self.per_device, self.name, self.donated)
 
     def simulate(self, *args: Any, **kwargs: Any) -> Any:
         """Run on pretended devices, as many as the mesh has, on one real device.

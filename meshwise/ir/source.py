@@ -15,6 +15,13 @@ def place(source: str) -> str:
     return _short(source)
 
 
+def whose(source: str) -> tuple[str, int]:
+    """The file and the number of the user's own line; no file, and 0, where that is not known."""
+    own, parenthesis, _ = source.removesuffix(")").rpartition(" (")
+    path, _, line = (own if parenthesis and source.endswith(")") else source).rpartition(":")
+    return (path, int(line)) if path and line.isdigit() else ("", 0)
+
+
 def _short(source: str) -> str:
     """One line with a short path; what is none as it is."""
     path, colon, line = source.rpartition(":")

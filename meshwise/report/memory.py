@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from meshwise import _jax
-from meshwise.cost.memory import Held, Memory, peak_memory
-from meshwise.ir.per_device import PerDeviceProgram
+from meshwise.cost.memory import Held, Memory
 from meshwise.ir.source import place
 from meshwise.report.text import aligned, array_text, kib, percent
 from meshwise.schedule.handles import kind_of
@@ -14,23 +13,19 @@ from meshwise.schedule.handles import kind_of
 MOST_ROWS = 8
 
 
-def memory_of(program: PerDeviceProgram, donated: Sequence[int]) -> Memory:
-    """What one call takes on a device."""
-    return peak_memory(program.jaxpr, program.mesh.axis_size, donated=donated)
-
-
-def peak_figure(memory: Memory) -> tuple[str, str]:
-    """The peak beside what any program of these arguments and results holds."""
-    more = f", {kib(memory.temporary_bytes)} more than arguments and results"
-    return "memory", f"{kib(memory.peak_bytes)} at most on each device{more}"
+HELD = "Held beside arguments where memory is most"
+HEADS = ("KiB", "share", "times", "value", "made by", "line")
 
 
 def held_listing(memory: Memory) -> list[str]:
+    """The values that are alive at the peak, as text."""
+    rows = held_rows(memory)
+    return [HELD, *aligned([HEADS, *rows], ">>><<<")] if rows else []
+
+
+def held_rows(memory: Memory) -> list[tuple[str, ...]]:
     """The values that are alive at the peak, arguments apart; alike ones in one row."""
-    if not memory.held:
-        return []
-    rows = [("KiB", "share", "times", "value", "made by", "line"), *_rows(memory.held, memory)]
-    return ["Held beside arguments where memory is most", *aligned(rows, ">>><<<")]
+    return _rows(memory.held, memory) if memory.held else []
 
 
 def _rows(held: Sequence[Held], memory: Memory, indent: str = "") -> list[tuple[str, ...]]:
