@@ -10,6 +10,7 @@ from meshwise.choose.idle import with_idle_axes
 from meshwise.choose.limits import Limits, limits_of
 from meshwise.choose.plan import EquationPlan, Plan
 from meshwise.choose.pricing import turned_along, work_seconds
+from meshwise.choose.returning import returned_as_made
 from meshwise.choose.search import Search
 from meshwise.choose.spreading import spread_anywhere, spread_out
 from meshwise.choose.starts import completion_start
@@ -52,7 +53,8 @@ def _descended(graph: Graph, driver: str) -> Plan:
     found = descents(graph, limits)
     if not graph.hardware.least_bytes:
         found += _from_fewest_bytes(graph, limits)
-    return _plan(_improved(found, completed, limits), completed.seconds, driver)
+    best = _improved(found, completed, limits)
+    return _plan(returned_as_made(best), completed.seconds, driver)
 
 
 def _completed(graph: Graph, limits: Limits) -> Found:

@@ -1,0 +1,63 @@
+"""Results that nobody hinted are returned as they are made, where that saves sending.
+
+Completion leaves a result whole that no hint reaches, as through an equation whose dims lie on no
+axis. Where the plan makes it in shards all the same, to share the work, gathering it in the end is
+for nobody: who wants it whole can say so. Neither a result whose sharding completion has found is
+moved to another, nor is a sum left in terms or in shards; and what is returned is in equal parts,
+over whole axes of the user's mesh, as any array of JAX.
+"""
+
+from dataclasses import replace
+
+from meshwise._jax import Literal
+from meshwise.choose.found import Found, as_placed
+from meshwise.choose.graph import Graph, Value
+from meshwise.choose.search import Search
+from meshwise.ir.mesh import Mesh
+from meshwise.ir.sharding import Sharding
+
+
+def returned_as_made(found: Found) -> Found:
+    """The plan without gathers that only unhinted results want."""
+    graph = found.search.graph
+    lie = tuple(_lies(found.search, position) for position in range(len(graph.out_shardings)))
+    if lie == graph.out_shardings:
+        return found
+    return as_placed(Search(_returning(graph, lie), found.search.axes))
+
+
+def _lies(search: Search, position: int) -> Sharding:
+    """How a result is returned: as it is made or read, if that has all that it was to have."""
+    graph, program = search.graph, search.graph.program
+    var, given = program.outputs[position], graph.out_shardings[position]
+    if program.out_hints[position] is not None or isinstance(var, Literal):
+        return given
+    value = graph.values[var]
+    hinted = {v for index in program.hints for v in program.equations[index].outvars}
+    if value.maker is None or value.remade or var in hinted or value.returned != (given,):
+        return given
+    read = {search.placed[node].operands[operand] for node, operand in value.uses}
+    made = search.produced(value)
+    if made.unreduced or given in read:
+        return given
+    return next((s for s in (made, *read) if _may_stand_for(s, given, value, graph.mesh)), given)
+
+
+def _may_stand_for(lies: Sharding, given: Sharding, value: Value, mesh: Mesh) -> bool:
+    """Whether a value that lies so needs only be gathered to lie as given, and is an array."""
+    pairs = zip(lies.dims, given.dims, strict=True)
+    is_more = lies != given and all(own[: len(axes)] == axes for own, axes in pairs)
+    is_plain = not (lies.unreduced or lies.turned) and all(
+        size % mesh.size(axes) == 0 and mesh.restore(axes) is not None
+        for size, axes in zip(value.shape, lies.dims, strict=True)
+    )
+    return is_more and is_plain
+
+
+def _returning(graph: Graph, lie: tuple[Sharding, ...]) -> Graph:
+    """The same graph with other shardings of results, of which nothing is worked out yet."""
+    values = dict(graph.values)
+    for var, sharding in zip(graph.program.outputs, lie, strict=True):
+        if not isinstance(var, Literal) and sharding not in values[var].returned:
+            values[var] = replace(values[var], returned=(sharding,))
+    return replace(graph, values=values, out_shardings=lie, known={})
