@@ -27,16 +27,10 @@ from jax._src import dtypes as _dtypes
 from meshwise._jax.groups import group_size
 from meshwise._jax.jaxprs import JaxprEqn, Literal, bodies_of, opened, threefry2x32_p
 from meshwise._jax.minor_dims import of_leading_dim
+from meshwise._jax.wide_positions import SCATTERS
 
 # Arrays over which a kernel of either maker takes no longer than a collective takes to begin.
 SHORT_BYTES = 2**18
-_SCATTERS = (
-    lax.scatter_p,
-    lax.scatter_add_p,
-    lax.scatter_mul_p,
-    lax.scatter_min_p,
-    lax.scatter_max_p,
-)
 # Functions that the older computes one after another in the buffer of a product.
 _FUNCTIONS = (
     lax.exp_p,
@@ -199,7 +193,7 @@ def _drawn(counted: Sequence[tuple[JaxprEqn, int]]) -> int:
 
 def _scattered(counted: Sequence[tuple[JaxprEqn, int]]) -> int:
     """How many numbers a device scatters."""
-    scatters = [(eqn, times) for eqn, times in counted if eqn.primitive in _SCATTERS]
+    scatters = [(eqn, times) for eqn, times in counted if eqn.primitive in SCATTERS]
     return sum(times * _size(eqn.invars[2]) for eqn, times in scatters)
 
 

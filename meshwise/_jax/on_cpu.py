@@ -2,9 +2,9 @@
 
 Collectives of integers of two bits are those of bytes: XLA packs four of them in a byte, and sends
 and joins some of the wrong ones (under `jax.jit` too); it sums none. Short floats that are only
-moved go as their bits: XLA would make them twice as long and send them so. Results of Fourier
-transforms lie row by row: XLA may choose another layout where a collective follows, and then fails
-when it runs.
+moved go as their bits: XLA would make them twice as long and send them so. Positions of writes go
+in types that hold every place. Results of Fourier transforms lie row by row: XLA may choose another
+layout where a collective follows, and then fails when it runs.
 
 And as it compiles into less memory, in less time, or into what is faster: an argument whose borders
 are sent is read behind a barrier; pieces of an exchange are cut alike; what is gathered or
@@ -43,6 +43,7 @@ from meshwise._jax.led_products import in_scattered_order
 from meshwise._jax.minor_dims import of_leading_dim
 from meshwise._jax.ragged import group_after_group
 from meshwise._jax.tracing import without_mesh
+from meshwise._jax.wide_positions import at_wide_positions
 
 _BYTES = {jnp.dtype(jnp.int2): jnp.int8, jnp.dtype(jnp.uint2): jnp.uint8}
 _AXES = ("axis_name", "axes")
@@ -194,7 +195,12 @@ def _said(eqn: JaxprEqn) -> list[JaxprEqn]:
         return group_after_group(eqn)
     if eqn.primitive is lax.top_k_p and jax.__version_info__ < (0, 11):
         return _whole(eqn)
-    return [new for sent in _sent(eqn) for new in of_leading_dim(sent)]
+    return [
+        new
+        for wide in at_wide_positions(eqn)
+        for sent in _sent(wide)
+        for new in of_leading_dim(sent)
+    ]
 
 
 def _in_rows(eqn: JaxprEqn) -> list[JaxprEqn]:

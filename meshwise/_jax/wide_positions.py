@@ -1,0 +1,44 @@
+"""Positions of writes in a type that holds every place of the array.
+
+XLA's older maker of kernels on CPU clamps the position of a `dynamic_update_slice`, or of a scatter
+of windows, in its own type, in which the last place may be another number: at 100 of 304 rows, as 8
+bits, it writes row 47, and at 100 of 200 outside of the array, under `jax.jit` too.
+"""
+
+from jax import lax
+from jax import numpy as jnp
+
+from meshwise._jax.jaxprs import JaxprEqn, Var, new_eqn
+
+SCATTERS = (
+    lax.scatter_p,
+    lax.scatter_add_p,
+    lax.scatter_sub_p,
+    lax.scatter_mul_p,
+    lax.scatter_min_p,
+    lax.scatter_max_p,
+)
+
+
+def at_wide_positions(eqn: JaxprEqn) -> list[JaxprEqn]:
+    """An equation behind conversions of its positions, if their type holds too few places."""
+    first, last = _positions(eqn)
+    positions = eqn.invars[first:last]
+    longest = max(eqn.outvars[0].aval.shape, default=0) if positions else 0
+    if all(jnp.iinfo(p.aval.dtype).max >= longest for p in positions):
+        return [eqn]
+    wide = [Var(p.aval.update(dtype=jnp.dtype(jnp.int32), weak_type=False)) for p in positions]
+    params = {"new_dtype": jnp.dtype(jnp.int32), "weak_type": False, "sharding": None}
+    conversions = [
+        new_eqn(lax.convert_element_type_p, [position], [var], params, eqn)
+        for position, var in zip(positions, wide, strict=True)
+    ]
+    invars = [*eqn.invars[:first], *wide, *eqn.invars[last:]]
+    return [*conversions, eqn.replace(invars=invars)]
+
+
+def _positions(eqn: JaxprEqn) -> tuple[int, int]:
+    """Which of the operands are positions, from the first to before the last."""
+    if eqn.primitive is lax.dynamic_update_slice_p:
+        return 2, len(eqn.invars)
+    return (1, 2) if eqn.primitive in SCATTERS else (0, 0)
