@@ -145,6 +145,11 @@ def type_of(atom: Any) -> Any:
     return atom.aval
 
 
+def are_alike(atom: Any, other: Any) -> bool:
+    """Whether two values have one shape and type, weak or not: one may stand for the other."""
+    return shape_of(atom) == shape_of(other) and type_of(atom) == type_of(other)
+
+
 def shape_of(atom: Any) -> tuple[int, ...]:
     """Global shape of a variable or literal; of what is no array, that of a scalar."""
     return tuple(getattr(atom.aval, "shape", ()))

@@ -18,7 +18,7 @@ from jax import lax
 
 from meshwise._jax import JaxprEqn, Literal, Var
 from meshwise.ir.operators import RESHAPES, SPREADS, is_among
-from meshwise.ir.program import shape_of, type_of
+from meshwise.ir.program import are_alike, shape_of, type_of
 from meshwise.simplify.borders.equations import equations_of
 
 # Operators that leave elements in their order, where none is repeated.
@@ -62,12 +62,12 @@ def _laid_so_before(eqn: JaxprEqn, makers: Mapping[Var, JaxprEqn]) -> Any:
         return array if all(shape_of(array)[d] == 1 for d in dims) else None
     if eqn.primitive is lax.concatenate_p:
         parts = [a for a in eqn.invars if math.prod(shape_of(a))]
-        return parts[0] if len(parts) == 1 and _is_alike(parts[0], eqn.outvars[0]) else None
+        return parts[0] if len(parts) == 1 and are_alike(parts[0], eqn.outvars[0]) else None
     made: JaxprEqn | None = eqn
     is_other = False
     while made is not None and _is_reshape(made):
         array: Any = made.invars[0]
-        if _is_alike(array, eqn.outvars[0]):
+        if are_alike(array, eqn.outvars[0]):
             return array if is_other else None
         is_other = is_other or _has_other_dims(array, eqn.outvars[0])
         made = makers.get(array)
@@ -112,7 +112,7 @@ def _turned_back(eqn: JaxprEqn, makers: Mapping[Var, JaxprEqn]) -> Any:
         order = tuple(made.params["permutation"][d] for d in order)
         if isinstance(array, Literal):
             return None
-        if order == tuple(range(len(order))) and _is_alike(array, eqn.outvars[0]):
+        if order == tuple(range(len(order))) and are_alike(array, eqn.outvars[0]):
             return array
         made = makers.get(array)
     return None
@@ -126,8 +126,3 @@ def _is_reshape(eqn: JaxprEqn) -> bool:
     if isinstance(array, Literal) or params.get("sharding") is not None:
         return False
     return math.prod(shape_of(array)) == math.prod(shape_of(result))
-
-
-def _is_alike(array: Any, other: Any) -> bool:
-    """Whether two values have one shape and type."""
-    return shape_of(array) == shape_of(other) and type_of(array) == type_of(other)

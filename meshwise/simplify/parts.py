@@ -17,7 +17,7 @@ from jax import lax
 
 from meshwise._jax import DropVar, JaxprEqn, Literal, Var
 from meshwise.ir.operators import RESHAPES, SPREADS, TURNS, is_among
-from meshwise.ir.program import shape_of
+from meshwise.ir.program import are_alike, shape_of
 from meshwise.simplify.borders.equations import equations_of
 
 # Where a result begins and ends along each dim of what it is read from.
@@ -121,6 +121,8 @@ def _of_parts(
         adds = join.params["axis"] if join.primitive.name == "stack" else None
         drops = eqn.params["axis"] if eqn.primitive.name == "unstack" else None
         if adds == drops and inside == tuple((0, n) for n in shape_of(atom)):
+            if not are_alike(atom, result):
+                return None  # one of both has a weak type
             alike[result] = atom
             continue
         made = equations_of(eqn.replace(outvars=[result]), [atom], _reading(inside, adds, drops))

@@ -129,3 +129,14 @@ def test_the_numbers_are_the_same(function):
     found = mw.jit(function, mesh=MESH, in_shardings=P("x")).partition(X).simulate(X)
     for mine, wanted in zip(jax.tree.leaves(found), jax.tree.leaves(function(X)), strict=True):
         np.testing.assert_allclose(mine, wanted, rtol=1e-6)
+
+
+def test_a_part_is_of_the_type_of_the_join():
+    """One array of a join may have a weak type, which gives way to others; the join has none."""
+
+    def first_of_both(s):
+        return lax.concatenate([jnp.broadcast_to(s, (8,)), jnp.ones(8)], 0)[:8]
+
+    program = mw.jit(first_of_both, mesh=MESH).partition(2.0)
+    assert not program.simulate(2.0).weak_type
+    assert not jax.eval_shape(mw.jit(first_of_both, mesh=MESH), 2.0).weak_type
