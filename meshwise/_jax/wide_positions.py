@@ -5,6 +5,8 @@ of windows, in its own type, in which the last place may be another number: at 1
 bits, it writes row 47, and at 100 of 200 outside of the array, under `jax.jit` too.
 """
 
+from typing import Any
+
 from jax import lax
 from jax import numpy as jnp
 
@@ -24,10 +26,11 @@ def at_wide_positions(eqn: JaxprEqn) -> list[JaxprEqn]:
     """An equation behind conversions of its positions, if their type holds too few places."""
     first, last = _positions(eqn)
     positions = eqn.invars[first:last]
-    longest = max(eqn.outvars[0].aval.shape, default=0) if positions else 0
-    if all(jnp.iinfo(p.aval.dtype).max >= longest for p in positions):
+    types: list[Any] = [p.aval for p in positions]
+    written: Any = eqn.outvars[0].aval if positions else None
+    if all(jnp.iinfo(t.dtype).max >= max(written.shape, default=0) for t in types):
         return [eqn]
-    wide = [Var(p.aval.update(dtype=jnp.dtype(jnp.int32), weak_type=False)) for p in positions]
+    wide = [Var(t.update(dtype=jnp.dtype(jnp.int32), weak_type=False)) for t in types]
     params = {"new_dtype": jnp.dtype(jnp.int32), "weak_type": False, "sharding": None}
     conversions = [
         new_eqn(lax.convert_element_type_p, [position], [var], params, eqn)

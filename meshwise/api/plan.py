@@ -21,7 +21,7 @@ from meshwise.api.options import Options
 from meshwise.api.plan_inputs import as_jit, check_call, check_trees, no_room, plan_limits
 from meshwise.api.spmd_program import SpmdProgram
 from meshwise.api.states import kept_trees
-from meshwise.api.typed import Placements
+from meshwise.api.typed import Placements, specs_of_types
 from meshwise.choose.plan import Plan
 from meshwise.cost.kernels import kernels_of
 from meshwise.cost.memory import memory_of_kernels
@@ -76,6 +76,7 @@ def plan(
     mesh: Any = None,
     max_bytes: int | None = None,
     most_tried: int = MOST_TRIED,
+    budget_s: float | None = None,
     uneven: bool = False,
     progress: bool = False,
 ) -> Planned:
@@ -90,9 +91,10 @@ def plan(
         max_bytes: the most that a device may hold at once, arguments included. Without it a tenth
             more time is worth a third less memory.
         most_tried: so many plans are compared at most.
+        budget_s: the search ends after so many seconds, with the best that was found.
         uneven: also cut dims that no axis divides, where every device has some rows. What lies so
             comes back as `mw.UnevenArray`, and no sharding of `jax.jit` says it.
-        progress: show how many were, on the terminal.
+        progress: show how many were, and each that is better than those before.
 
     A result that is an argument's next value, as the state of a training step is, lies as that
     does: one of its type that it meets element by element, or that trees, names or a type of which
@@ -109,29 +111,37 @@ def plan(
     >>> found.best.layouts
     ((('devices',), ()), ((), ()))
     """
-    most_bytes, most = plan_limits(max_bytes, most_tried)
+    most_bytes, until = plan_limits(max_bytes, most_tried, budget_s)
     function = as_jit(fun, mesh)
     check_call(function.name, function.options, take_apart(function.options, args, {}))
     arguments, resolved, call = function.calls.read(*args)
     check_trees(function.name, resolved.mesh, arguments.tree, call.out_tree)
     with Progress(progress) as display:
         pricing = _Pricing.of(function.options, arguments, resolved, call, function.name, display)
-        names, sizes = resolved.mesh.axis_names, resolved.mesh.axis_sizes
-        axes = {name: size for name, size in zip(names, sizes, strict=True) if size > 1}
-        limits: Any = {"max_bytes": most_bytes, "most_tried": most, "uneven": uneven}
-        found = search(pricing.groups, axes, pricing.outcome, **limits)
-    if most_bytes is not None and found.best.peak_bytes > most_bytes:
-        raise no_room(function.name, most_bytes, found)
-    shardings = pricing.shardings(found.best.layouts)
-    planned = JitFunction(function.fn, _with_shardings(function.options, resolved.mesh, *shardings))
+        axes = {axis: size for axis, size in resolved.mesh.shape.items() if size > 1}
+        limits: Any = {"max_bytes": most_bytes, "until": until, "uneven": uneven}
+        found = search(pricing.groups, axes, pricing.outcome, **limits, tell=pricing.tell)
+    hints = pricing.hints(found.best.hints)
+    planned = JitFunction(function.fn, _with_shardings(function.options, resolved.mesh, *hints))
     program = planned.partition(*args)
     assert pricing.unplanned is not None, "it is priced before the search"
-    figures = found.best, pricing.unplanned, found.tried
-    return Planned(planned, program, *shardings, pricing.groups, *figures)
+    best = pricing.priced(found.best.hints, program.per_device, program.placements)
+    if most_bytes is not None and best.peak_bytes > most_bytes:
+        raise no_room(function.name, most_bytes, best, found)
+    figures = best, pricing.unplanned, found.tried
+    return Planned(planned, program, *_shardings(program, hints), pricing.groups, *figures)
 
 
 def _with_shardings(options: Options, mesh: Any, ins: Any, outs: Any) -> Options:
     return replace(options, mesh=mesh, in_shardings=ins, out_shardings=outs)
+
+
+def _shardings(program: SpmdProgram, hints: tuple[Any, Any]) -> tuple[Any, Any]:
+    """How arguments lie, and results of which it was said, as trees of shardings."""
+    said = jax.tree.leaves(hints[1], is_leaf=lambda x: x is None)
+    outs = [o if s is not None else None for o, s in zip(program.placements[1], said, strict=True)]
+    lie = program.in_shardings
+    return lie, jax.tree.unflatten(program.out_tree, outs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,14 +176,17 @@ class _Pricing:
     ) -> "_Pricing":
         """Of the arguments that nobody gave a sharding. Raises what `mw.jit` does for the call."""
         donated = donated_inputs(options, arguments, call)
+        call = replace(call, out_specs=specs_of_types(call.out_avals, call.out_specs))
         pricing = cls(call, options, arguments, resolved.mesh, name, donated, {}, display)
         per_device, plan, places = pricing.partitioned(call.in_specs, call.out_specs)
         program, rules = plan.program, plan.rules
-        states = next_values(program, rules, _likely_states(arguments, call))
+        likely = _likely_states(arguments, call)
+        states = next_values(program, rules, likely, first=len(call.held))
         free = [i for i, spec in enumerate(call.in_specs) if spec is None]
         groups = groups_of(program, rules, free, states)
         pricing = replace(pricing, states=states, groups=groups)
-        return replace(pricing, unplanned=pricing.priced(per_device, places))
+        nothing: Layouts = (None,) * len(groups)
+        return replace(pricing, unplanned=pricing.priced(nothing, per_device, places))
 
     def partitioned(
         self, in_specs: list[Any], out_specs: list[Any]
@@ -189,17 +202,21 @@ class _Pricing:
             per_device, _, places = self.partitioned(*self._specs(layouts))
         except MeshwiseError:
             return None
-        return self.priced(per_device, places)
+        return self.priced(layouts, per_device, places)
 
-    def priced(self, per_device: PerDeviceProgram, places: Placements) -> Outcome:
-        """What a program comes to, and how the groups lie in it."""
+    def tell(self, better: Outcome) -> None:
+        """Show a plan that is better than all before."""
+        self.display.note(f"{planned_figures(better)} on each device")
+
+    def priced(self, hints: Layouts, per_device: PerDeviceProgram, places: Placements) -> Outcome:
+        """What a program of some hints comes to, and how the groups lie in it."""
         sizes = per_device.mesh.axis_size
         figures = figures_of(self.options.choices.hardware, self.mesh)
         kernels = kernels_of(per_device.jaxpr, sizes)
         seconds = timeline_of_kernels(kernels, sizes, figures, overlaps=False).seconds
         memory = memory_of_kernels(kernels, self.donated)
         lie = tuple([self._layout(places[0], group) for group in self.groups])
-        return Outcome(lie, seconds, memory.peak_bytes, per_device.wire_bytes)
+        return Outcome(hints, lie, seconds, memory.peak_bytes, per_device.wire_bytes)
 
     def _specs(self, layouts: Layouts) -> tuple[list[Any], list[Any]]:
         """Hints for all arguments and results, by layouts of the groups."""
@@ -214,24 +231,23 @@ class _Pricing:
         return in_specs, out_specs
 
     def _layout(self, placed: Sequence[NamedSharding], group: Group) -> DimAxes | None:
-        """A completed sharding in the user's axes; None where it is over parts of these."""
-        found = placed[group.arguments[0]]
+        """How a group lies, in the user's axes; None over parts of these, and if not alike."""
+        found = {self._axes_of(placed[argument], len(group.shape)) for argument in group.arguments}
+        return found.pop() if len(found) == 1 else None
+
+    def _axes_of(self, found: NamedSharding, rank: int) -> DimAxes | None:
+        """A sharding in the user's axes; None where it is over parts of these."""
         if found.mesh.axis_names != self.mesh.axis_names:
             return None
         dims: Any = found.spec
         axes = [e if isinstance(e, tuple) else (e,) if e else () for e in dims]
-        return (*axes, *[()] * (len(group.shape) - len(axes)))
+        return (*axes, *[()] * (rank - len(axes)))
 
-    def shardings(self, layouts: Layouts) -> tuple[Any, Any]:
-        """Trees of shardings: of arguments, and of results; None of those that are completed."""
-        ins, outs = self.partitioned(*self._specs(layouts))[2]
-        given = self.call.out_specs
-        lie = [out if spec is not None else None for out, spec in zip(outs, given, strict=True)]
-        for argument, result in self.states.items():
-            if given[result] is None:
-                lie[result] = ins[argument]
+    def hints(self, layouts: Layouts) -> tuple[Any, Any]:
+        """Trees of hints, of arguments and of results; None of those that are completed."""
+        ins, outs = self._specs(layouts)
         args, _ = jax.tree.unflatten(self.arguments.tree, ins[len(self.call.held) :])
-        return args, jax.tree.unflatten(self.call.out_tree, lie)
+        return args, jax.tree.unflatten(self.call.out_tree, outs)
 
 
 def _likely_states(arguments: Arguments, call: TracedCall) -> dict[int, list[int]]:

@@ -1,5 +1,7 @@
 """What `mw.plan` is given, checked; an error for what does not fit, and where nothing is found."""
 
+import math
+import time
 from typing import Any
 
 import jax
@@ -10,8 +12,9 @@ from meshwise.api.arguments import Arguments
 from meshwise.api.jit import JitFunction, jit
 from meshwise.api.options import Options, check_is_mesh
 from meshwise.errors import ArgumentError, MemoryLimitError, message
-from meshwise.ir.numbers import whole_number
-from meshwise.planner.search import Searched
+from meshwise.ir.numbers import real_number, whole_number
+from meshwise.planner.search import Outcome, Searched, Until
+from meshwise.report.text import count
 
 
 def check_call(name: str, options: Options, arguments: Arguments) -> None:
@@ -73,31 +76,44 @@ def as_jit(fun: Any, mesh: Any) -> JitFunction:
     return fun
 
 
-def plan_limits(max_bytes: Any, most_tried: Any) -> tuple[int | None, int]:
-    """The limits as Python has them. Raises ArgumentError for what is none."""
+def plan_limits(max_bytes: Any, most_tried: Any, budget_s: Any) -> tuple[int | None, Until]:
+    """The limits as Python has them; seconds count from here on.
+
+    Raises ArgumentError for what is none.
+    """
     given = {"max_bytes": max_bytes, "most_tried": most_tried}
     numbers = {name: whole_number(n) for name, n in given.items() if n is not None}
     problems = [f"{name}={given[name]!r}" for name, n in numbers.items() if n is None or n <= 0]
-    if problems or most_tried is None:
+    seconds = None if budget_s is None else real_number(budget_s)
+    if budget_s is not None and (seconds is None or not seconds > 0):
+        problems.append(f"budget_s={budget_s!r}")
+    if most_tried is None:
+        problems.append("most_tried=None")
+    if problems:
         raise ArgumentError(
             message(
                 "mw.plan was given limits that are none",
-                problems or ["most_tried=None"],
-                "They are whole numbers from one on: of bytes on a device, and of plans compared.",
-                "Leave max_bytes out for no limit, most_tried for the default.",
+                problems,
+                "They are whole numbers from one on, of bytes on a device and of plans compared; "
+                "and seconds.",
+                "Leave max_bytes and budget_s out for no limit, most_tried for the default.",
             )
         )
-    return numbers.get("max_bytes"), int(numbers["most_tried"] or 0)
+    end = time.monotonic() + (math.inf if seconds is None else seconds)
+    until = Until(int(numbers["most_tried"] or 0), lambda: time.monotonic() >= end)
+    return numbers.get("max_bytes"), until
 
 
-def no_room(name: str, most: int, found: Searched) -> MemoryLimitError:
+def no_room(name: str, most: int, best: Outcome, found: Searched) -> MemoryLimitError:
     """The error where the best plan is over the limit."""
+    more = "Compare more plans (most_tried, budget_s), use" if found.was_ended else "Use"
     return MemoryLimitError(
         message(
             f"{name} has no plan that fits",
-            [f"max_bytes={most:,}", f"the least found is {found.best.peak_bytes:,}"],
-            f"A device may hold so much at once, arguments included; {found.tried} plans were "
-            "compared.",
-            "Use more devices, recompute (jax.checkpoint), donate what is replaced, or allow more.",
+            [f"max_bytes={most:,}", f"the least found is {best.peak_bytes:,}"],
+            "A device may hold so much at once, arguments included; "
+            f"{count(found.tried, 'plan')} compared.",
+            f"{more} more devices, recompute (jax.checkpoint), donate what is replaced, or allow "
+            "more.",
         )
     )

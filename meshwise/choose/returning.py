@@ -14,6 +14,7 @@ from meshwise.choose.found import Found, as_placed
 from meshwise.choose.graph import Graph, Value
 from meshwise.choose.search import Search
 from meshwise.ir.mesh import Mesh
+from meshwise.ir.program import Program
 from meshwise.ir.sharding import Sharding
 
 
@@ -40,7 +41,15 @@ def _lies(search: Search, position: int) -> Sharding:
     made = search.produced(value)
     if made.unreduced or given in read:
         return given
-    return next((s for s in (made, *read) if _may_stand_for(s, given, value, graph.mesh)), given)
+    named = _named(program)
+    others = (s for s in (made, *read) if _may_stand_for(s, given, value, graph.mesh))
+    return next((s for s in others if named.issuperset(s.used_axes)), given)
+
+
+def _named(program: Program) -> set[str]:
+    """The axes that hints name."""
+    hints = (*program.in_hints, *program.out_hints, *program.hints.values())
+    return {a for hint in hints if hint is not None for axes in hint.dims for a in axes or ()}
 
 
 def _may_stand_for(lies: Sharding, given: Sharding, value: Value, mesh: Mesh) -> bool:

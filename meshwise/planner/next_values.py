@@ -11,9 +11,14 @@ from meshwise.rules.registry import OpRule
 
 
 def next_values(
-    program: Program, rules: Sequence[OpRule], likely: Mapping[int, Collection[int]]
+    program: Program,
+    rules: Sequence[OpRule],
+    likely: Mapping[int, Collection[int]],
+    first: int = 0,
 ) -> dict[int, int]:
-    """Arguments of a program, by position, and the results that are their next values.
+    """Arguments of a program, from the `first` on, and the results that are their next values.
+
+    A result of which a hint inside says how it lies is none: it may lie otherwise on purpose.
 
     An argument that meets a result of its type element by element is its last value; of several
     the one that is `likely`: the arguments that trees and names suggest for each result. Where
@@ -21,17 +26,23 @@ def next_values(
     they belong together, as the vector of a power iteration and the next one.
     """
     classes = meeting(program, rules)
-    types = [_type(var) for var in program.inputs]
+    types = {i: _type(var) for i, var in enumerate(program.inputs) if i >= first}
+    hinted = {v for index in program.hints for v in program.equations[index].outvars}
+    results = {
+        result: atom
+        for result, atom in enumerate(program.outputs)
+        if isinstance(atom, Literal) or atom not in hinted
+    }
     tied: dict[int, int] = {}
     left: list[int] = []
-    for result, atom in enumerate(program.outputs):
+    for result, atom in results.items():
         met = [
             argument
-            for argument, var in enumerate(program.inputs)
+            for argument in types
             if not isinstance(atom, Literal)
             and types[argument] == _type(atom)
             and argument not in tied
-            and classes.of(var) is classes.of(atom)
+            and classes.of(program.inputs[argument]) is classes.of(atom)
         ]
         best = [i for i in met if program.inputs[i] is atom]
         best += [i for i in likely.get(result, ()) if i in met] + met
@@ -43,21 +54,23 @@ def next_values(
         suggested = [
             argument
             for argument in likely.get(result, ())
-            if argument not in tied and types[argument] == _type(program.outputs[result])
+            if argument not in tied and types.get(argument) == _type(results[result])
         ]
         if suggested:
             tied[suggested[0]] = result
-    return tied | _alone(types, [_type(a) for a in program.outputs], tied)
+    return tied | _alone(types, {i: _type(a) for i, a in results.items()}, tied)
 
 
-def _alone(ins: Sequence[Any], outs: Sequence[Any], tied: Mapping[int, int]) -> dict[int, int]:
+def _alone(
+    ins: Mapping[int, Any], outs: Mapping[int, Any], tied: Mapping[int, int]
+) -> dict[int, int]:
     """An argument and a result that alone are left of a type, but for single numbers."""
     arguments: dict[Any, list[int]] = defaultdict(list)
     results: dict[Any, list[int]] = defaultdict(list)
-    for argument, kind in enumerate(ins):
+    for argument, kind in ins.items():
         if argument not in tied and any(size > 1 for size in kind[0]):
             arguments[kind].append(argument)
-    for result, kind in enumerate(outs):
+    for result, kind in outs.items():
         if result not in tied.values():
             results[kind].append(result)
     return {

@@ -24,17 +24,19 @@ GAIN = 1e-3  # a layout is taken for another if it is better by this part
 CLOSED = 3  # of the best actions so many are looked at closely
 FEW = 12  # where groups times axes are no more, descents begin elsewhere, too
 
-# Of each group; None where completion is to decide, or has it lie over parts of axes.
+# Of each group; None where completion is to decide, or decided otherwise than a hint can say.
 Layouts = tuple[DimAxes | None, ...]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What layouts come to: those of all groups, seconds of a call, bytes on a device.
+    """What hints come to: how all groups lie, seconds of a call, bytes on a device.
 
-    `peak_bytes` are the most that a device holds at once, arguments included.
+    `layouts` are None of a group whose arguments lie over parts of axes, or not alike. `peak_bytes`
+    are the most that a device holds at once, arguments included.
     """
 
+    hints: Layouts
     layouts: Layouts
     seconds: float
     peak_bytes: int
@@ -47,10 +49,19 @@ Evaluate = Callable[[Layouts], Outcome | None]  # None for what cannot be planne
 
 @dataclass(frozen=True, eq=False)
 class Searched:
-    """The best that was found, and how many plans were compared."""
+    """The best that was found, how many plans were compared, and whether there were more."""
 
     best: Outcome
     tried: int
+    was_ended: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Until:
+    """When a search ends: after so many plans, or when somebody says that time is over."""
+
+    most_tried: int
+    is_late: Callable[[], bool] = lambda: False
 
 
 @dataclass(eq=False)
@@ -61,21 +72,29 @@ class _Search:
     axis_sizes: Mapping[str, int]
     evaluate: Evaluate
     max_bytes: int | None
-    most_tried: int
+    until: Until
     uneven: bool
+    tell: Callable[[Outcome], None]
     known: dict[Layouts, Outcome | None] = field(default_factory=dict)
+    best: Outcome | None = None
+    was_ended: bool = False
 
     @property
     def is_over(self) -> bool:
         """Whether no more is to be tried."""
-        return len(self.known) >= self.most_tried
+        most = self.until.most_tried
+        return len(self.known) >= most or (bool(self.known) and self.until.is_late())
 
     def outcome(self, layouts: Layouts) -> Outcome | None:
         """What layouts come to; None where they cannot be planned, or no more is to be tried."""
         if layouts not in self.known:
             if self.is_over:
+                self.was_ended = True
                 return None
-            self.known[layouts] = self.evaluate(layouts)
+            found = self.known[layouts] = self.evaluate(layouts)
+            if found is not None and (self.best is None or self.is_better(found, self.best)):
+                self.best = found
+                self.tell(found)
         return self.known[layouts]
 
     def score(self, outcome: Outcome) -> tuple[float, float]:
@@ -127,14 +146,16 @@ def search(
     evaluate: Evaluate,
     *,
     max_bytes: int | None = None,
-    most_tried: int,
+    until: Until,
     uneven: bool = False,
+    tell: Callable[[Outcome], None] = lambda better: None,
 ) -> Searched:
-    """The best layouts of some groups, of `most_tried` that are looked at.
+    """The best layouts of some groups, of those that are looked at `until` it ends.
 
-    `evaluate` gives an outcome where nothing is decided, and None for what it cannot.
+    `evaluate` gives an outcome where nothing is decided, and None for what it cannot; `tell` is
+    told of each that is better than all before.
     """
-    state = _Search(groups, axis_sizes, evaluate, max_bytes, most_tried, uneven)
+    state = _Search(groups, axis_sizes, evaluate, max_bytes, until, uneven, tell)
     nothing: Layouts = (None,) * len(groups)
     opened = state.outcome(nothing)
     assert opened is not None, "what nobody hinted can be planned"
@@ -145,7 +166,8 @@ def search(
         together = _axes_in_turn(state, [tuple(axis_sizes), *each], start)
         for other in start, together:
             best = state.better(best, _settled(state, other))
-    return Searched(best, len(state.known))
+    best = state.better(best, state.best or best)
+    return Searched(best, len(state.known), state.was_ended)
 
 
 def _axes_in_turn(state: _Search, order: Sequence[Axes], best: Outcome) -> Outcome:

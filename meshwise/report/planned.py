@@ -48,5 +48,5 @@ def _members(paths: Sequence[str], group: Group) -> str:
 
 def _layout(layout: Sequence[Sequence[str]] | None) -> str:
     if layout is None:
-        return "over parts of axes"
+        return "as completed"
     return f"[{', '.join('*'.join(axes) or '-' for axes in layout)}]"

@@ -4,16 +4,18 @@ from typing import Any
 
 
 class Progress:
-    """One line of the terminal that says what goes on; nothing where it is not to be shown."""
+    """What goes on, in one line of the terminal, and notes; nothing where it is not to be shown."""
 
     def __init__(self, is_shown: bool):
         """Show nothing yet."""
+        self._console: Any = None
         self._status: Any = None
         self._counted = 0
         if is_shown:
             from rich.console import Console
 
-            self._status = Console(stderr=True).status("searching")
+            self._console = Console(stderr=True)
+            self._status = self._console.status("searching")
 
     def __enter__(self) -> "Progress":
         """Begin."""
@@ -35,3 +37,8 @@ class Progress:
         """Say how many times this was said."""
         self._counted += 1
         self.show(f"{self._counted} {what}")
+
+    def note(self, text: str) -> None:
+        """Say something that stays, with the count."""
+        if self._console is not None:
+            self._console.print(f"{self._counted}: {text}", highlight=False)

@@ -15,7 +15,7 @@ from meshwise.cost.hardware import CPU, GENERIC
 from meshwise.cost.memory import peak_memory
 from meshwise.cost.timeline import timeline
 from tests.meshes import mesh_of
-from tests.planner.test_search import f32, heat, mlp, train
+from tests.planner.test_search import f32, heat, mlp, score, train
 
 
 def values(shapes, seed=0):
@@ -223,6 +223,66 @@ def test_a_step_that_returns_its_state_alone():
         lambda u: u.at[1:-1].add(0.1 * (u[2:] - u[:-2])), f32(4096, 64), mesh=mesh_of(x=8)
     )
     assert found.in_shardings[0].spec == found.out_shardings.spec != P()
+
+
+def parts(x, w):
+    """What `x` is made of is hinted over a part of an axis."""
+    y = mw.shard((x * 2).reshape(-1), P("a")).reshape(x.shape)
+    return mw.shard(jnp.tanh(y @ w), P(None, None)) + 1
+
+
+def laid_apart(a, b):
+    """Two that meet are hinted otherwise, both."""
+    return (mw.shard(a, P("a")) + mw.shard(b, P(None, "a")) * 2).sum()
+
+
+COMPLETED = {
+    "over parts of axes": (parts, (f32(2, 16), f32(16, 16))),
+    "next value over parts of axes": (parts, (f32(4, 64), f32(64, 64))),
+    "not alike": (laid_apart, (f32(64, 64),) * 2),
+}
+
+
+@pytest.mark.parametrize("most", [1, 2, 400])
+@pytest.mark.parametrize("case", COMPLETED)
+def test_what_no_hint_can_say_is_left_to_completion(case, most):
+    fun, args = COMPLETED[case]
+    found = mw.plan(fun, *args, mesh=mesh_of(a=8), most_tried=most)
+    program = found.program
+    memory = peak_memory(program.jaxpr, program.per_device.mesh.axis_size)
+    figures = found.best.wire_bytes, found.best.peak_bytes
+    assert figures == (program.wire_bytes, memory.peak_bytes)
+    assert found.best.peak_bytes <= found.unplanned.peak_bytes
+    assert score(found.best) <= score(found.unplanned) * (1 + 1e-9)
+    again = mw.plan(fun, *args, mesh=mesh_of(a=8), max_bytes=found.best.peak_bytes)
+    assert again.best.peak_bytes <= found.best.peak_bytes
+
+
+def test_a_result_that_is_hinted_inside_is_no_next_value():
+    def turned(x):
+        return mw.shard(x + 1, P(None, "a"))
+
+    fun = mw.jit(turned, mesh=mesh_of(a=8), in_shardings=P("a"))
+    found = mw.plan(fun, f32(64, 64))
+    assert found.out_shardings is None
+    assert found.program.out_shardings.spec == P(None, "a")
+    assert found.best == found.unplanned
+
+
+def test_no_result_is_the_next_value_of_what_is_closed_over():
+    mesh = jax.make_mesh((8,), ("a",), axis_types=(jax.sharding.AxisType.Auto,))
+    (held,) = values([f32(512, 64)])
+    held = jax.device_put(held, NamedSharding(mesh, P()))
+    found = mw.plan(lambda x, w: jnp.tanh(x @ w) + held, f32(512, 32), f32(32, 64), mesh=mesh)
+    assert found.program.out_shardings.spec == P("a")
+    assert found.best.seconds < found.unplanned.seconds / 4
+
+
+def test_the_search_ends_when_its_time_is_over():
+    args = [f32(512, 512)] * 2, f32(2**12, 512), f32(2**12, 512)
+    found = mw.plan(train, *args, mesh=mesh_of(x=8), budget_s=1e-9)
+    assert found.tried == 1
+    assert found.best == found.unplanned
 
 
 def test_dims_that_no_axis_divides_are_cut_where_that_is_asked_for():

@@ -10,13 +10,15 @@ from tests.messages.exactly import check
 
 X = jax.ShapeDtypeStruct((64, 8), jnp.float32)
 LIMITS = """
-They are whole numbers from one on: of bytes on a device, and of plans compared.
-Leave max_bytes out for no limit, most_tried for the default."""
+They are whole numbers from one on, of bytes on a device and of plans compared; and seconds.
+Leave max_bytes and budget_s out for no limit, most_tried for the default."""
 CASES = {
     "no bytes": ({"max_bytes": 0}, " max_bytes=0"),
     "a text": ({"max_bytes": "16GB"}, " max_bytes='16GB'"),
     "a fraction of a plan": ({"most_tried": 0.5}, " most_tried=0.5"),
     "no number of plans": ({"most_tried": None}, " most_tried=None"),
+    "no time": ({"budget_s": 0}, " budget_s=0"),
+    "no number of seconds": ({"budget_s": "1 min"}, " budget_s='1 min'"),
     "both": ({"max_bytes": -1, "most_tried": 0}, "\n  - max_bytes=-1\n  - most_tried=0"),
 }
 
@@ -46,9 +48,20 @@ def test_nothing_fits():
     text = """double has no plan that fits:
   - max_bytes=1,000
   - the least found is 1,024
-A device may hold so much at once, arguments included; 4 plans were compared.
+A device may hold so much at once, arguments included; 4 plans compared.
 Use more devices, recompute (jax.checkpoint), donate what is replaced, or allow more."""
     check(mw.MemoryLimitError, text, lambda: mw.plan(double, X, mesh=mesh_of(x=4), max_bytes=1000))
+
+
+def test_nothing_fits_of_what_was_compared():
+    text = """double has no plan that fits:
+  - max_bytes=1,000
+  - the least found is 4,096
+A device may hold so much at once, arguments included; 1 plan compared.
+Compare more plans (most_tried, budget_s), use more devices, recompute (jax.checkpoint), donate \
+what is replaced, or allow more."""
+    given = {"mesh": mesh_of(x=4), "max_bytes": 1000, "most_tried": 1}
+    check(mw.MemoryLimitError, text, lambda: mw.plan(double, X, **given))
 
 
 def test_no_mesh():

@@ -11,7 +11,7 @@ from jax import lax
 import meshwise as mw
 from meshwise.api import plan as api
 from meshwise.planner.groups import Group
-from meshwise.planner.search import Outcome, search
+from meshwise.planner.search import Outcome, Until, search
 from tests.meshes import mesh_of
 
 
@@ -120,7 +120,7 @@ def by_shards(layouts):
     """Each shard of the first group saves memory and costs time, each of the second saves time."""
     first, second = [sum(map(len, own or ())) for own in layouts]
     whole = [own or ((),) * n for own, n in zip(layouts, (2, 1), strict=True)]
-    return Outcome(tuple(whole), 10 + 0.1 * first - 2 * second, 100 - 30 * first, 0.0)
+    return Outcome(layouts, tuple(whole), 10 + 0.1 * first - 2 * second, 100 - 30 * first, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def by_shards(layouts):
 )
 def test_a_limit_is_kept_first(most, shards):
     sizes = {"x": 2, "y": 2}
-    found = search(GROUPS, sizes, by_shards, max_bytes=most, most_tried=100)
+    found = search(GROUPS, sizes, by_shards, max_bytes=most, until=Until(100))
     first, second = found.best.layouts
     assert sum(map(len, first)) == shards
     assert second == (("x", "y"),)
@@ -142,15 +142,29 @@ def test_no_more_is_tried_than_allowed():
             tried.append(layouts)
             return by_shards(layouts)
 
-        found = search(GROUPS, {"x": 2}, evaluate, most_tried=most)
+        found = search(GROUPS, {"x": 2}, evaluate, until=Until(most))
         assert found.tried == len(tried) == len(set(tried)) <= most
+
+
+def test_the_best_so_far_is_taken_when_time_is_over():
+    late = iter([False] * 4 + [True] * 99)
+    told = []
+    found = search(
+        GROUPS, {"x": 2, "y": 2}, by_shards, until=Until(99, lambda: next(late)), tell=told.append
+    )
+    assert found.was_ended
+    assert found.tried == 5
+    assert found.best == told[-1]
+    assert not search(GROUPS, {"x": 2, "y": 2}, by_shards, until=Until(99)).was_ended
+    scores = [one.seconds * one.peak_bytes**0.235 for one in told]
+    assert scores == sorted(scores, reverse=True)
 
 
 def test_what_cannot_be_planned_is_passed_over():
     def evaluate(layouts):
         return None if layouts[0] == (("x",), ()) else by_shards(layouts)
 
-    found = search(GROUPS, {"x": 2}, evaluate, max_bytes=80, most_tried=100)
+    found = search(GROUPS, {"x": 2}, evaluate, max_bytes=80, until=Until(100))
     assert found.best.layouts == (((), ("x",)), (("x",),))
 
 
@@ -171,7 +185,7 @@ def test_only_what_fits_is_tried(case, layouts):
         GROUPS,
         {"z": size},
         lambda own: tried.append(own) or by_shards(own),
-        most_tried=100,
+        until=Until(100),
         uneven=uneven,
     )
     assert {own for own, _ in tried} == {None, ((), ())} | layouts[0]
@@ -181,7 +195,7 @@ def test_only_what_fits_is_tried(case, layouts):
 def test_what_lies_over_parts_of_axes_is_tried_whole():
     def evaluate(layouts):
         whole = layouts == (((), ()),)
-        return Outcome(layouts if whole else (None,), 1.0 if whole else 10.0, 64, 0.0)
+        return Outcome(layouts, layouts if whole else (None,), 1.0 if whole else 10.0, 64, 0.0)
 
     groups = (Group((0,), (2, 4), 32, False),)
-    assert search(groups, {"x": 8}, evaluate, most_tried=9).best.seconds == 1.0
+    assert search(groups, {"x": 8}, evaluate, until=Until(9)).best.seconds == 1.0
