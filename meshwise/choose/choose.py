@@ -5,9 +5,11 @@ from collections.abc import Sequence
 from meshwise.choose.descents import descents
 from meshwise.choose.found import Found, as_placed, descended
 from meshwise.choose.gathering import gathered_once
-from meshwise.choose.graph import Graph, build_graph, with_steps_alone
+from meshwise.choose.graph import Graph, build_graph, decided_apart
 from meshwise.choose.idle import with_idle_axes
+from meshwise.choose.joining import something_moves
 from meshwise.choose.limits import Limits, limits_of
+from meshwise.choose.parts import Apart
 from meshwise.choose.plan import EquationPlan, Plan
 from meshwise.choose.pricing import turned_along, work_seconds
 from meshwise.choose.returning import returned_as_made
@@ -41,9 +43,21 @@ def choose(
     if driver != "descend":
         completed = _completed(graph, limits_of(graph))
         return _plan(completed, completed.seconds, driver)
-    graphs = graph, with_steps_alone(graph)
-    plans = [_descended(one, driver) for one in graphs if one is not None]
-    return min(plans, key=lambda plan: plan.seconds)
+    graphs = [graph, *_otherwise(graph)]
+    first, *others = [_descended(one, driver) for one in graphs]
+    # The work of what is decided apart is not limited in the same way: no more for fewer bytes.
+    most = first.work_seconds * (1 + 1e-9)
+    others = [p for p in others if not p.apart.moves or p.work_seconds <= most]
+    return min([first, *others], key=lambda plan: plan.seconds)
+
+
+def _otherwise(graph: Graph) -> list[Graph]:
+    """Graphs of the same program in which other equations are decided together."""
+    ways = [Apart(steps=True)] if graph.program.has_loops else []
+    if something_moves(graph.program, graph.rules, graph.completion.dims):
+        ways.append(Apart(moves=True))
+    found = [decided_apart(graph, one) for one in ways]
+    return [one for one in found if one is not None]
 
 
 def _descended(graph: Graph, driver: str) -> Plan:
@@ -118,7 +132,7 @@ def _plan(found: Found, completion_seconds: float, driver: str) -> Plan:
         ),
         driver=driver,
         hardware=graph.hardware,
-        steps_alone=graph.steps_alone,
+        apart=graph.apart,
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from meshwise._jax import Literal, Var, open_p
 from meshwise.choose.carries import Carries, find_carries
+from meshwise.choose.parts import TOGETHER, Apart
 from meshwise.choose.regions import Member, Node, build_nodes
 from meshwise.choose.remade import remade_equations
 from meshwise.cost.hardware import Hardware
@@ -89,8 +90,8 @@ class Graph:
     `alike` numbers the nodes so that those of repeated layers have the same number: the same
     strategies of them cost the same where their values lie alike. `at_home` are, for each equation
     of a node, what devices have of its operands, so that an exchange of that sends nothing
-    (`partition/at_home.py`). With `steps_alone` what is computed before a loop binds nothing in it
-    (`Groups`). `known` is what was worked out for one of several that are alike.
+    (`partition/at_home.py`). `apart` says what is decided by itself. `known` is what was worked out
+    for one of several that are alike.
     """
 
     program: Program
@@ -107,7 +108,7 @@ class Graph:
     nodes_of: dict[int, tuple[tuple[int, Member], ...]]
     alike: Sequence[int]
     at_home: Sequence[tuple[AtHome, ...]]
-    steps_alone: bool = False
+    apart: Apart = TOGETHER
     known: dict[Any, Any] = field(default_factory=dict)
 
     def once(self, key: Any, make: Callable[[], T]) -> T:
@@ -135,12 +136,12 @@ def build_graph(
     rules: Sequence[OpRule],
     completion: Completion,
     hardware: Hardware,
-    steps_alone: bool = False,
+    apart: Apart = TOGETHER,
 ) -> Graph:
-    """The cost graph of a completed program; with `steps_alone` as `Graph` says."""
+    """The cost graph of a completed program; some of it is decided `apart`."""
     carries = find_carries(program, rules)
     remade = remade_equations(program, rules, carries, completion.dims)
-    nodes = build_nodes(program, rules, carries, completion.dims, remade, steps_alone)
+    nodes = build_nodes(program, rules, carries, completion.dims, remade, apart)
     in_shardings = tuple(
         Sharding(_filled(hint, completion.dims[var]))
         for var, hint in zip(program.inputs, program.in_hints, strict=True)
@@ -166,17 +167,15 @@ def build_graph(
         _nodes_of(nodes),
         _alike(program, rules, nodes, values, at_home),
         at_home,
-        steps_alone,
+        apart,
     )
 
 
-def with_steps_alone(graph: Graph) -> Graph | None:
-    """The same where what is computed before a loop binds nothing in it, if that is another one."""
+def decided_apart(graph: Graph, apart: Apart) -> Graph | None:
+    """The same program with something decided by itself, if that is another graph."""
     program, rules = graph.program, graph.rules
-    if not program.has_loops:
-        return None
     lying = graph.completion.dims
-    nodes = build_nodes(program, rules, graph.carries, lying, graph.remade, steps_alone=True)
+    nodes = build_nodes(program, rules, graph.carries, lying, graph.remade, apart)
     if [node.members for node in nodes] == [node.members for node in graph.nodes]:
         return None
     values = _values(program, graph.remade, nodes, graph.in_shardings, graph.out_shardings)
@@ -188,7 +187,7 @@ def with_steps_alone(graph: Graph) -> Graph | None:
         nodes_of=_nodes_of(nodes),
         alike=_alike(program, rules, nodes, values, at_home),
         at_home=at_home,
-        steps_alone=True,
+        apart=apart,
         known={},
     )
 

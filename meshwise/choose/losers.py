@@ -25,7 +25,7 @@ def losers(plan: Plan) -> dict[int, tuple[Rejected, ...]]:
     if plan.driver == "gspmd":
         return {}
     what = plan.program, plan.rules, plan.completion, plan.hardware
-    graph = build_graph(*what, plan.steps_alone)
+    graph = build_graph(*what, plan.apart)
     search = Search(graph, [_taken(plan, node) for node in graph.nodes])
     limits, fixed = limits_of(graph), fixed_axes(graph)
     found = {}

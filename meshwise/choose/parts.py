@@ -10,6 +10,21 @@ from meshwise.ir.program import Program, itemsize_of, shape_of
 from meshwise.rules.registry import OpRule
 
 
+@dataclass(frozen=True)
+class Apart:
+    """What is decided by itself, though by its dims it could be with others.
+
+    With `steps` what is computed before a loop binds nothing in it. With `moves` equations at which
+    completion has something move join none that make what they read.
+    """
+
+    steps: bool = False
+    moves: bool = False
+
+
+TOGETHER = Apart()
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """A connected component of one equation's rule: its factors and its tensors.

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from meshwise._jax import Var
+from meshwise.choose.parts import TOGETHER, Apart
 from meshwise.choose.tree import Edge
 from meshwise.cost.hardware import Hardware
 from meshwise.ir.factors import Strategy
@@ -41,7 +42,7 @@ class Plan:
     `copies` lists, for each value, the reshards (from, to) that make its copies, each source
     existing before its target. `seconds` is the modelled cost, `completion_seconds` what
     completion alone would cost, `hardware` the figures that both are of. `work_seconds` is what a
-    device computes of it, padding aside; `steps_alone` says of which graph it is.
+    device computes of it, padding aside; `apart` says of which graph it is.
     """
 
     program: Program
@@ -56,4 +57,4 @@ class Plan:
     work_seconds: float
     driver: str
     hardware: Hardware
-    steps_alone: bool = False
+    apart: Apart = TOGETHER

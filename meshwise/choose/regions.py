@@ -24,7 +24,7 @@ from typing import Any
 from meshwise._jax import Literal, Var, carry_p
 from meshwise.choose.carries import Carries
 from meshwise.choose.joining import joined_groups
-from meshwise.choose.parts import Groups, Part, parts_of
+from meshwise.choose.parts import TOGETHER, Apart, Groups, Part, parts_of
 from meshwise.ir.factors import Dims, FactorRule, Strategy
 from meshwise.ir.mesh import Axes
 from meshwise.ir.program import Program
@@ -85,18 +85,19 @@ def build_nodes(
     carried: Carries,
     lying: Mapping[Var, DimAxes],
     remade: Collection[int],
-    steps_alone: bool = False,
+    apart: Apart = TOGETHER,
 ) -> list[Node]:
     """The nodes of a program's cost graph, in the order of their first equations.
 
-    `lying` says how completion has values lie; equations `remade` are nodes of their own.
+    `lying` says how completion has values lie; equations `remade` are nodes of their own, and so is
+    what is decided `apart`.
     """
     parts = [
         part
         for index, rule in enumerate(rules)
         for part in parts_of(program, index, rule, carried[index], index not in remade)
     ]
-    groups = joined_groups(program, rules, parts, carried, lying, steps_alone)
+    groups = joined_groups(program, rules, parts, carried, lying, apart)
     members: dict[int, list[int]] = defaultdict(list)
     for k in range(len(parts)):
         members[groups.find(k)].append(k)

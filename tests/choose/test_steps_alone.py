@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
 from meshwise.choose.graph import build_graph
+from meshwise.choose.parts import Apart
 from tests.meshes import mesh_of
 
 STATES, ROWS, SYMBOLS, STEPS = 32, 16, 20, 11
@@ -93,7 +94,7 @@ def test_what_goes_round_moves_to_rows_and_what_it_meets_is_gathered_once(name):
 
 def is_of_its_graph(plan):
     """Whether members of a node have the same axes, in the graph that says what lost, and why."""
-    graph = build_graph(plan.program, plan.rules, plan.completion, plan.hardware, plan.steps_alone)
+    graph = build_graph(plan.program, plan.rules, plan.completion, plan.hardware, plan.apart)
     for node in graph.nodes:
         found = {}
         for member in node.members:
@@ -118,4 +119,4 @@ def test_what_lost_is_priced_in_the_graph_of_the_plan():
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-6)
     assert program.wire_bytes == 22_098  # 37,138 where what is made before binds the steps
     assert is_of_its_graph(program.plan)
-    assert not is_of_its_graph(replace(program.plan, steps_alone=False))
+    assert not is_of_its_graph(replace(program.plan, apart=Apart()))
