@@ -303,16 +303,6 @@ def test_hints_for_other_devices(mesh2x4):
     )
 
 
-def test_hints_for_another_mesh(mesh2x4):
-    wrong = mw.jit(step, mesh=mesh2x4, in_shardings=(None, NamedSharding(devices(0, 1), P("x"))))
-    check(
-        mw.HintError,
-        "step has hints that do not fit its values on the mesh (x=2, y=4):"
-        " args[1]: P('x',) is for a mesh {'x': 2}, the program's is {'x': 2, 'y': 4}\n" + SPECS,
-        lambda: wrong(*ARGS),
-    )
-
-
 @pytest.fixture(scope="module")
 def planned():
     mesh = AbstractMesh((2, 4), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
