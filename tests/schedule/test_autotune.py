@@ -116,6 +116,25 @@ def test_a_training_step_under_jit_keeps_its_state_in_slices(mesh8):
     )
 
 
+def test_state_is_sliced_where_gradients_come_in_parts(mesh8):
+    """Few rows are gathered instead of large gradients summed: no all_reduce is to be split."""
+    w = jax.ShapeDtypeStruct((256, 256), np.float32)
+
+    def step(w, m, x):
+        gradient = jax.grad(lambda w: jnp.sum(jnp.tanh(x @ w) ** 2))(w)
+        m = 0.9 * m + gradient
+        return w - 0.01 * m, m
+
+    x = jax.ShapeDtypeStruct((64, 256), np.float32)
+    options = {"mesh": mesh8, "in_shardings": (P(), None, P("x")), "out_shardings": (P(), None)}
+    plain, tuned = (
+        mw.jit(step, **options, **more).partition(w, w, x) for more in ({}, {"schedule": "auto"})
+    )
+    assert "all_reduce" not in {str(c.kind) for c in plain.collectives}
+    assert tuned.in_shardings[1].spec == tuned.out_shardings[1].spec == P(None, "x")
+    assert tuned.wire_bytes == plain.wire_bytes
+
+
 def test_a_hint_on_state_holds(mesh8):
     step, args = train_step()
     hinted = mw.jit(
