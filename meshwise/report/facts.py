@@ -43,7 +43,10 @@ class Sent:
 
 @dataclass(frozen=True)
 class Decision:
-    """A strategy that equations took, and what it beat; `added` is what the next best would add."""
+    """A strategy that equations took, and what it beat.
+
+    `added` is what the next best would add in all of them, `beaten` says what in one.
+    """
 
     added: str
     operator: str

@@ -180,8 +180,8 @@ def _decisions(plan: Plan) -> tuple[list[Decision], int]:
     ordered = sorted(alike.items(), key=lambda item: -sum(item[1]))
     made = []
     for (operator, line, rule, taken, beaten), margins in ordered[:MOST_DECISIONS]:
-        added = _added(sum(margins), plan)
-        made.append(Decision(added, operator, line, len(margins), rule, taken, beaten))
+        added, each = _added(sum(margins), plan), ", each time" if len(margins) > 1 else ""
+        made.append(Decision(added, operator, line, len(margins), rule, taken, beaten + each))
     return made, sum(len(margins) for _, margins in ordered[MOST_DECISIONS:])
 
 
