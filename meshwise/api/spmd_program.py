@@ -12,6 +12,9 @@ from meshwise import _jax
 from meshwise.api.deleted import refuse_gone
 from meshwise.api.shard_maps import read_shard_map
 from meshwise.choose.plan import Plan
+from meshwise.cost.hardware import GENERIC, Hardware
+from meshwise.cost.links import Links
+from meshwise.cost.timeline import Timeline, timeline
 from meshwise.errors import ArgumentError, message
 from meshwise.ir.collectives import Collective
 from meshwise.ir.per_device import PerDeviceProgram
@@ -19,6 +22,7 @@ from meshwise.report.explain import explained
 from meshwise.report.facts import Facts, facts_of_program
 from meshwise.report.page import page
 from meshwise.report.plan_facts import facts_of_plan
+from meshwise.report.text import count
 from meshwise.run.execute import Executable
 from meshwise.run.options import Compiling
 from meshwise.run.placement import named_sharding, refined_jax_mesh
@@ -151,6 +155,25 @@ class SpmdProgram:
         """
         return page(self._facts)
 
+    def timeline(self, hardware: Hardware | Links | None = None, overlaps: bool = True) -> Timeline:
+        """When each kernel and collective of one call runs, predicted; `print` shows a chart.
+
+        `hardware` are figures of a device, or of each axis's link too (`Links`); by default those
+        that the program was planned by, else `GENERIC`.
+        """
+        planned = GENERIC if self.plan is None else self.plan.hardware
+        figures = planned if hardware is None else hardware
+        if not isinstance(figures, Hardware | Links):
+            raise ArgumentError(
+                message(
+                    f"A timeline of {self.name} was asked for by figures that are none",
+                    [f"hardware={hardware!r:.60}"],
+                    "They are of one device (Hardware), or of each axis's link too (Links).",
+                    "Give those in meshwise.cost.hardware, or what mw.calibrate measured.",
+                )
+            )
+        return timeline(self.jaxpr, self.per_device.mesh.axis_size, figures, overlaps=overlaps)
+
     @property
     def _facts(self) -> Facts:
         if self.plan is None:
@@ -209,9 +232,9 @@ class SpmdProgram:
     def __repr__(self) -> str:
         """What it is of, and what it sends; `explain()` says more."""
         devices, sent = self.per_device.mesh.device_count, self.wire_bytes / 1024
-        calls = len(self.collectives)
+        calls = count(len(self.collectives), "collective")
         return (
-            f"<SpmdProgram of {self.name} for {devices:,} devices, {calls:,} collectives, "
+            f"<SpmdProgram of {self.name} for {count(devices, 'device')}, {calls}, "
             f"{sent:,.1f} KiB sent by each>"
         )
 
