@@ -77,6 +77,10 @@ def test_finalists_are_timed_and_compared(mesh8):
     assert tuned.original in tuned.candidates or tuned.original.name == "as it is"
     assert not any(c.note for c in tuned.candidates)
     assert "measured" in str(tuned)
+    found = f"{len(tuned.candidates)} schedules of {tuned.original.schedule.original.name}"
+    assert repr(tuned) == f"<{found}, the best {tuned.best!r}>"
+    assert repr(tuned.best).startswith(f"<schedule {tuned.best.name}, ")
+    assert repr(tuned.best).endswith(" measured>")
     w, m = tuned.program(*args)
     want = program.simulate(*args)
     np.testing.assert_allclose(w, want[0], rtol=1e-5, atol=1e-6)
