@@ -157,7 +157,7 @@ def test_shardings_of_keyword_and_static_arguments(mesh2x4):
         mw.TreeError,
         "in_shardings of <lambda> does not match the tree it describes:"
         " in_shardings[1] describes nothing: the call has 1 positional argument besides static"
-        " ones, and y by keyword is left to completion\n" + TREES,
+        " ones, which have no entry; y came by keyword: pass it by position\n" + TREES,
         lambda: wrong(1, X, y=X),
     )
 

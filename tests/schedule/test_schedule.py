@@ -148,7 +148,7 @@ def unpacked(first, second):
 @pytest.mark.parametrize(
     ("script", "error", "text"),
     [
-        ("autoo", mw.ArgumentError, "no script.*autoo"),
+        ("autoo", mw.ArgumentError, '(?s)no script.*autoo.*schedule="auto" finds one'),
         ("def schedule(s:", mw.ArgumentError, "no script"),
         ("def other(s): pass", mw.ArgumentError, "called `schedule`"),
         ("schedule = 1 / 0", mw.ArgumentError, "no script.*ZeroDivisionError"),
