@@ -38,8 +38,8 @@ class SpmdProgram:
     function closes over and that lie on the mesh are `held`; they are the program's first inputs.
     `placements` are the shardings of all inputs and results, `in_paths` and `out_paths` their
     names, `hints` what the user said of them. `states` are pairs of positions: of an argument, and
-    of the result that is its next value. A program that was not planned, or was moved since, has no
-    `plan`. `compiling` is what the user said of compiling it.
+    of the result that is its next value. A program that was not planned has no `plan`; one that
+    `is_moved` has that of what it was before. `compiling` is what the user said of compiling it.
     """
 
     per_device: PerDeviceProgram
@@ -56,6 +56,7 @@ class SpmdProgram:
     name: str = "fn"
     states: tuple[tuple[int, int], ...] = ()
     compiling: Compiling | None = None
+    is_moved: bool = False
 
     @classmethod
     def from_shard_map(
@@ -99,7 +100,7 @@ class SpmdProgram:
             placed(ins, before.in_shardings, per_device.in_shardings),
             placed(outs, before.out_shardings, per_device.out_shardings),
         )
-        return replace(self, per_device=per_device, placements=placements, plan=None)
+        return replace(self, per_device=per_device, placements=placements, is_moved=True)
 
     @property
     def jaxpr(self) -> _jax.ClosedJaxpr:
@@ -179,7 +180,7 @@ class SpmdProgram:
         if self.plan is None:
             paths = self.in_paths, self.out_paths
             return facts_of_program(self.per_device, self.name, paths, self.donated, self.hints)
-        return facts_of_plan(self.plan, self.per_device, self.name, self.donated)
+        return facts_of_plan(self.plan, self.per_device, self.name, self.donated, self.is_moved)
 
     def simulate(self, *args: Any, **kwargs: Any) -> Any:
         """Run on pretended devices, as many as the mesh has, on one real device.

@@ -112,7 +112,7 @@ def facts_of_program(
     donated: Sequence[int],
     hints: Sequence[Sequence[str | None]],
 ) -> Facts:
-    """The facts of a program without a plan: it was made in another way, or moved since.
+    """The facts of a program without a plan: it was made in another way.
 
     `paths` call its arguments and results, `hints` are what the user said of them.
     """

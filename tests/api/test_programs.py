@@ -69,8 +69,8 @@ def test_the_surface_of_a_program(program, mesh2x4):
 def test_a_timeline_goes_by_the_figures_of_the_plan(mesh2x4):
     """Unless others are given; overlap or not, for devices or without."""
     planned = mw.jit(layer, mesh=mesh2x4.abstract_mesh, hardware=H100).partition(X, W)
-    moved = planned.with_per_device(planned.per_device)
-    assert [p.timeline().machine for p in (planned, moved)] == [H100.name, GENERIC.name]
+    region = mw.SpmdProgram.from_shard_map(jnp.sin, planned.user_mesh, P("x"), P("x"), X)
+    assert [p.timeline().machine for p in (planned, region)] == [H100.name, GENERIC.name]
     for figures in (CPU, Links(CPU)):
         serial = planned.timeline(figures, overlaps=False)
         sizes = planned.per_device.mesh.axis_size

@@ -137,6 +137,9 @@ def test_state_is_sliced_where_gradients_come_in_parts(mesh8):
     assert "all_reduce" not in {str(c.kind) for c in plain.collectives}
     assert tuned.in_shardings[1].spec == tuned.out_shardings[1].spec == P(None, "x")
     assert tuned.wire_bytes == plain.wire_bytes
+    for program, said in ((plain, "completed: no hint"), (tuned, "by its schedule; planned was")):
+        w, m, x = (line for line in program.explain().splitlines() if line.startswith("  args["))
+        assert "hint P()" in w and said in m and "hint P('x')" in x
 
 
 def test_a_hint_on_state_holds(mesh8):
