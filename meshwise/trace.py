@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from meshwise import _jax
 from meshwise._jax import ClosedJaxpr, JaxprEqn, Literal, Var
-from meshwise.errors import HintError, message
+from meshwise.errors import HintError, MeshError, message
 from meshwise.flatten import as_written, flatten
 from meshwise.ir.mesh import Axes, Mesh
 from meshwise.ir.program import Hint, OpenDims, Program, type_of
@@ -33,9 +33,12 @@ def make_program(
 
     `in_specs` and `out_specs` hold, for each input and output, a `PartitionSpec`, a
     `NamedSharding` or None; `enters` tells the loops and conditionals whose bodies are to be
-    partitioned. Raises `HintError` listing every hint that does not fit.
+    partitioned. Raises `HintError` listing every hint that does not fit, `MeshError` those that are
+    for other meshes.
     """
     flat = flatten(closed, enters)
+    said = zip((*in_paths, *out_paths), (*in_specs, *out_specs), strict=True)
+    _refuse_other_meshes([*said, *_values_with_hints(flat.jaxpr.eqns).values()], name, mesh)
     problems: list[str] = []
 
     def read(spec: Any, aval: Any, path: str, source: str) -> Hint | None:
@@ -64,16 +67,25 @@ def make_program(
     return Program(flat, mesh, in_hints, out_hints, hints, tuple(in_paths), tuple(out_paths), name)
 
 
+def _values_with_hints(eqns: Sequence[JaxprEqn]) -> dict[int, tuple[str, Any]]:
+    """What errors call the values inside that have a hint, and the hint, by equation."""
+    found: dict[int, tuple[str, Any]] = {}
+    for index, eqn in enumerate(eqns):
+        if eqn.primitive is _jax.hint_p:
+            aval = type_of(eqn.outvars[0])
+            path = f"value {aval.str_short()} at {_jax.source_summary(eqn)}"
+            found[index] = path, eqn.params["sharding"]
+    return found
+
+
 def _hints_inside(eqns: Sequence[JaxprEqn], mesh: Mesh) -> tuple[dict[int, Hint], list[str]]:
     """The hints on values inside, by equation, and what is wrong with others."""
     hints: dict[int, Hint] = {}
     problems: list[str] = []
-    for index, eqn in enumerate(eqns):
-        if eqn.primitive is not _jax.hint_p:
-            continue
-        source, aval = _jax.source_summary(eqn), type_of(eqn.outvars[0])
-        path = f"value {aval.str_short()} at {source}"
-        hint, found = read_hint(eqn.params["sharding"], aval.shape, mesh, path, source)
+    for index, (path, spec) in _values_with_hints(eqns).items():
+        eqn = eqns[index]
+        shape = type_of(eqn.outvars[0]).shape
+        hint, found = read_hint(spec, shape, mesh, path, _jax.source_summary(eqn))
         problems += found
         if hint is not None:
             hints[index] = replace(hint, derived=_is_derived(eqn))
@@ -88,13 +100,13 @@ def _is_derived(eqn: JaxprEqn) -> bool:
 def read_hint(
     spec: Any, shape: Sequence[int], mesh: Mesh, path: str, source: str
 ) -> tuple[Hint | None, list[str]]:
-    """A hint on a value of a shape, and what is wrong with it (then the hint is None)."""
+    """A hint on a value of a shape, and what is wrong with it (then the hint is None).
+
+    A `NamedSharding` is for a mesh over the axes of `mesh`.
+    """
     if isinstance(spec, NamedSharding):
-        theirs = dict(zip(spec.mesh.axis_names, spec.mesh.axis_sizes, strict=True))
-        ours = {name: mesh.size(subs) for name, subs in mesh.user_axes}
         named = mesh.under(spec.mesh.axis_names, spec.mesh.axis_sizes)
-        if named is None:
-            return None, [f"{path}: {spec.spec} is for a mesh {theirs}, the program's is {ours}"]
+        assert named is not None, spec
         mesh, spec = named, spec.spec
     if not isinstance(spec, PartitionSpec):
         return None, [f"{path}: {spec!r} is neither a PartitionSpec nor a NamedSharding"]
@@ -187,6 +199,28 @@ def _refuse_contradictions(problems: Sequence[str], name: str) -> None:
                 "mw.shard says how a value lies, and what a loop passes on unchanged is one value.",
                 "Say one of them, or use lax.with_sharding_constraint where the value is to be "
                 "moved from one to the other.",
+            )
+        )
+
+
+def _refuse_other_meshes(said: Iterable[tuple[str, Any]], name: str, mesh: Mesh) -> None:
+    """An error that names every hint for a mesh whose axes are none of ours, by value and hint."""
+    ours = {name: mesh.size(subs) for name, subs in mesh.user_axes}
+    offenders = [
+        f"{path}: {spec.spec} is for a mesh {dict(spec.mesh.shape)}, the program's is {ours}"
+        for path, spec in said
+        if isinstance(spec, NamedSharding)
+        and mesh.under(spec.mesh.axis_names, spec.mesh.axis_sizes) is None
+    ]
+    if offenders:
+        raise MeshError(
+            message(
+                f"{name} has hints for other meshes than its own",
+                offenders,
+                "All hints of one program are for the same devices in the same order, over axes "
+                "that are made of the prime factors of its own.",
+                "Write hints as PartitionSpecs, or make the NamedShardings with the program's "
+                "mesh.",
             )
         )
 

@@ -41,6 +41,15 @@ class Arguments:
         return self.tree, static, tuple([type(value) for _, value in static])
 
     @property
+    def can_be_keys(self) -> bool:
+        """Whether all static values have a hash."""
+        try:
+            hash(self.key)
+        except TypeError:
+            return False
+        return True
+
+    @property
     def names(self) -> Sequence[str]:
         """Of the dynamic arguments by keyword, in the order of their leaves."""
         return self.tree.children()[1].node_data()[1]

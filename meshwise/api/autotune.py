@@ -31,6 +31,7 @@ from meshwise.cost.memory import memory_of_kernels
 from meshwise.cost.timeline import timeline_of_kernels
 from meshwise.report.progress import Progress
 from meshwise.report.schedules import candidates_table
+from meshwise.report.text import count, microseconds
 
 # A schedule that sends more than the program as it is, by this factor and bytes, is out: norms of
 # slices and padding may add a little.
@@ -43,7 +44,7 @@ WIDTH = 8
 PRUNED_ABOVE = 2.0
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Candidate:
     """One schedule: the policies `applied`, in order, and its figures on one device.
 
@@ -65,8 +66,14 @@ class Candidate:
         """The policies, in order."""
         return ", ".join(policy.name for policy in self.applied) or "as it is"
 
+    def __repr__(self) -> str:
+        """Its policies and its time."""
+        took = self.predicted_s if self.measured_s is None else self.measured_s
+        how = "predicted" if self.measured_s is None else "measured"
+        return f"<schedule {self.name}, {microseconds(took)} {how}>"
 
-@dataclass(frozen=True, eq=False)
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Tuned:
     """What the search found: the winner first, then all other candidates by their figures."""
 
@@ -91,15 +98,22 @@ class Tuned:
         """The winner's moves, as code."""
         return self.best.schedule.script()
 
+    def __repr__(self) -> str:
+        """How many there were, and the winner; `print` shows all."""
+        found = count(len(self.candidates), "schedule")
+        name = self.original.schedule.original.name
+        return f"<{found} of {name}, the best {self.best!r}>"
+
     def __str__(self) -> str:
         """All candidates with their figures, and the winner's script."""
         rows = [
             (c.name, c.predicted_s, c.measured_s, c.wire_bytes, c.launches, c.peak_bytes, c.note)
             for c in self.candidates
         ]
+        found = count(len(self.candidates), "schedule")
         title = (
-            f"{len(self.candidates)} schedules of {self.explored} tried in {self.seconds:.1f} s, "
-            f"by {self.measure}, predicted for {self.machine}"
+            f"{found} of {self.explored} tried in {self.seconds:.1f} s, by {self.measure}, "
+            f"predicted for {self.machine}"
         )
         return "\n".join([title, *candidates_table(rows), "", self.script().rstrip()])
 

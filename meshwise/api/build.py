@@ -343,7 +343,8 @@ def in_specs_of(name: str, options: Options, arguments: Arguments) -> list[Any]:
     if options.mesh is None and not _jax.is_unspecified(options.in_shardings):
         statics = [key for key, _ in arguments.static_named]
         refuse_keywords(name, [*arguments.names, *statics])
-    return given_in_specs(name, options.in_shardings, arguments.tree, arguments.positions)
+    positions, statics = arguments.positions, len(arguments.static)
+    return given_in_specs(name, options.in_shardings, arguments.tree, positions, statics)
 
 
 def _refuse_opaque(name: str, program: Program, rules: Sequence[OpRule]) -> None:

@@ -79,6 +79,8 @@ class Calls:
     def partition(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SpmdProgram:
         """The SPMD program for some arguments, which may be `jax.ShapeDtypeStruct`s."""
         arguments = take_apart(self.options, args, kwargs)
+        if not arguments.can_be_keys:
+            self._as_jax.trace((args, kwargs))  # raises: JAX says which has no hash
         key = self._key(arguments)
         known = self._kept.programs.get(key)
         if isinstance(known, SpmdProgram):
@@ -117,8 +119,8 @@ class Calls:
     def look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """An error where buffers that a call reads are gone, or donated and read elsewhere."""
         arguments = take_apart(self.options, args, kwargs)
-        is_traced = self._is_traced(arguments)
-        known = None if is_traced else self._kept.programs.get(self._key(arguments))
+        has_none = self._is_traced(arguments) or not arguments.can_be_keys
+        known = None if has_none else self._kept.programs.get(self._key(arguments))
         if isinstance(known, SpmdProgram):
             return known.look(arguments.leaves)
         donated = donated_leaves(self.options, arguments)

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from meshwise import _jax
 from meshwise._jax.explicit import auto_mesh
@@ -115,13 +115,17 @@ class PipelinedLoss:
         """Parameters in rows, one a stage, for devices to have only their own.
 
         Of `batch` the shapes are read alone: `jax.ShapeDtypeStruct`s will do. The mesh, by default
-        that in context, is needed where its other axes shard parameters.
+        that in context (`jax.set_mesh`), is needed where its other axes shard parameters. Where it
+        has devices, each gets its rows; without one, and in a trace, rows lie as they are made.
         """
         leaves, tree = jax.tree.flatten(params)
         context = auto_mesh(mesh) if mesh is not None else jax.sharding.get_abstract_mesh()
         with jax.sharding.use_abstract_mesh(context):
             call, *_ = self._call(_types(leaves), tree, self._checked(batch), is_packed=True)
-        return PackedParams(call.packing.pack(leaves), call.packing, tree)
+        rows, mesh = call.packing.pack(leaves), _jax.context_mesh() if mesh is None else mesh
+        if isinstance(mesh, Mesh) and not any(isinstance(x, _jax.Tracer) for x in leaves):
+            rows = jax.device_put(rows, NamedSharding(mesh, call.packing.spec(self.axis)))
+        return PackedParams(rows, call.packing, tree)
 
     def _call(
         self, types: Sequence[Any], tree: Any, batch: Any, is_packed: bool

@@ -58,6 +58,9 @@ def policies(schedule: Schedule) -> Iterator[Policy]:
             apply = lambda s, axes=axes, dim=dim: compute_on_slices(s, axes, dim)  # noqa: E731
             yield Policy(2, name, apply, f"slices({over})")
         yield Policy(3, f"small sums together({over})", lambda s, axes=axes: small_sums(s, axes))
+    for axes in _groups(schedule, "all_gather") if schedule.may_slice else ():
+        name = f"state in slices({'*'.join(axes)})"
+        yield Policy(2, name, lambda s, axes=axes: state_in_slices(s, axes))
     for kind in ("all_reduce", "reduce_scatter", "all_gather"):
         for axes in _groups(schedule, kind):
             name = f"bucket {kind}({'*'.join(axes)})"
@@ -95,6 +98,13 @@ def compute_on_slices(s: Schedule, axes: Axes, dim: int | None) -> bool:
     _together_or_each(s, s.may_slice, s.slice_state)
     small_sums(s, axes)
     return True
+
+
+def state_in_slices(s: Schedule, axes: Axes) -> bool:
+    """State kept in slices where what it is made of is gathered: gradients that come in parts."""
+    gathered = _of_size(s.find("all_gather", axes=axes), small=False)
+    later = _together_or_each(s, gathered, lambda handles: s.reorder(handles, more_bytes=True))
+    return later and _together_or_each(s, s.may_slice, s.slice_state)
 
 
 def _split_and_reorder(s: Schedule, reduced: Sequence[Handle], dim: int | None) -> None:

@@ -1,5 +1,6 @@
 """`mw.Schedule`: a per-device program, and the moves that change how it runs, one at a time."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -48,6 +49,17 @@ def _partitioned(program: Any, args: Sequence[Any]) -> SpmdProgram:
                 "Pass step.partition(*args), or step and its arguments.",
             )
         )
+    try:
+        inspect.signature(program).bind(*args)
+    except TypeError as lacking:
+        raise ArgumentError(
+            message(
+                "a schedule was asked for of a function without its arguments",
+                [f"{program!r:.60}: {lacking}"],
+                "A program is of a function and of the types of its arguments.",
+                "Pass step.partition(*args), or step and its arguments.",
+            )
+        ) from None
     return program.partition(*args)
 
 

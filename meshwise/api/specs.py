@@ -100,18 +100,20 @@ def kind_of(tree: Any) -> str:
     return f"a {kind.__name__} of {len(parts)}"
 
 
-def given_in_specs(name: str, in_shardings: Any, tree: Any, positions: Sequence[int]) -> list[Any]:
+def given_in_specs(
+    name: str, in_shardings: Any, tree: Any, positions: Sequence[int], statics: int = 0
+) -> list[Any]:
     """What in_shardings says of each leaf of a call; nothing of keyword arguments.
 
-    `tree` is the structure of `(args, kwargs)` without what is static, and `positions` are those
-    of its positional arguments in the call.
+    `tree` is the structure of `(args, kwargs)` without what is static, `positions` are those of its
+    positional arguments in the call, beside so many static ones.
     """
     args, kwargs = tree.children()
     count, named = len(args.children()), kwargs.node_data()[1]
     given = tuple(in_shardings) if isinstance(in_shardings, list) else in_shardings
     kind = f"the call has {count} positional argument{'s' * (count != 1)}"
-    kind += " besides static ones" if len(positions) and max(positions) >= count else ""
-    kind += f", and {', '.join(named)} by keyword is left to completion" if named else ""
+    kind += " besides static ones, which have no entry" if statics else ""
+    kind += f"; {', '.join(named)} came by keyword: pass it by position" if named else ""
     names = tuple(f"args[{p}]" for p in positions)
     call = Described(args, "the call", kind, names)
     return broadcast_specs(name, "in_shardings", given, call) + [None] * kwargs.num_leaves

@@ -12,6 +12,9 @@ from meshwise import _jax
 from meshwise.api.deleted import refuse_gone
 from meshwise.api.shard_maps import read_shard_map
 from meshwise.choose.plan import Plan
+from meshwise.cost.hardware import GENERIC, Hardware
+from meshwise.cost.links import Links
+from meshwise.cost.timeline import Timeline, timeline
 from meshwise.errors import ArgumentError, message
 from meshwise.ir.collectives import Collective
 from meshwise.ir.per_device import PerDeviceProgram
@@ -19,6 +22,7 @@ from meshwise.report.explain import explained
 from meshwise.report.facts import Facts, facts_of_program
 from meshwise.report.page import page
 from meshwise.report.plan_facts import facts_of_plan
+from meshwise.report.text import count
 from meshwise.run.execute import Executable
 from meshwise.run.options import Compiling
 from meshwise.run.placement import named_sharding, refined_jax_mesh
@@ -34,8 +38,8 @@ class SpmdProgram:
     function closes over and that lie on the mesh are `held`; they are the program's first inputs.
     `placements` are the shardings of all inputs and results, `in_paths` and `out_paths` their
     names, `hints` what the user said of them. `states` are pairs of positions: of an argument, and
-    of the result that is its next value. A program that was not planned, or was moved since, has no
-    `plan`. `compiling` is what the user said of compiling it.
+    of the result that is its next value. A program that was not planned has no `plan`; one that
+    `is_moved` has that of what it was before. `compiling` is what the user said of compiling it.
     """
 
     per_device: PerDeviceProgram
@@ -52,6 +56,7 @@ class SpmdProgram:
     name: str = "fn"
     states: tuple[tuple[int, int], ...] = ()
     compiling: Compiling | None = None
+    is_moved: bool = False
 
     @classmethod
     def from_shard_map(
@@ -95,7 +100,7 @@ class SpmdProgram:
             placed(ins, before.in_shardings, per_device.in_shardings),
             placed(outs, before.out_shardings, per_device.out_shardings),
         )
-        return replace(self, per_device=per_device, placements=placements, plan=None)
+        return replace(self, per_device=per_device, placements=placements, is_moved=True)
 
     @property
     def jaxpr(self) -> _jax.ClosedJaxpr:
@@ -151,12 +156,31 @@ class SpmdProgram:
         """
         return page(self._facts)
 
+    def timeline(self, hardware: Hardware | Links | None = None, overlaps: bool = True) -> Timeline:
+        """When each kernel and collective of one call runs, predicted; `print` shows a chart.
+
+        `hardware` are figures of a device, or of each axis's link too (`Links`); by default those
+        that the program was planned by, else `GENERIC`.
+        """
+        planned = GENERIC if self.plan is None else self.plan.hardware
+        figures = planned if hardware is None else hardware
+        if not isinstance(figures, Hardware | Links):
+            raise ArgumentError(
+                message(
+                    f"A timeline of {self.name} was asked for by figures that are none",
+                    [f"hardware={hardware!r:.60}"],
+                    "They are of one device (Hardware), or of each axis's link too (Links).",
+                    "Give those in meshwise.cost.hardware, or what mw.calibrate measured.",
+                )
+            )
+        return timeline(self.jaxpr, self.per_device.mesh.axis_size, figures, overlaps=overlaps)
+
     @property
     def _facts(self) -> Facts:
         if self.plan is None:
             paths = self.in_paths, self.out_paths
             return facts_of_program(self.per_device, self.name, paths, self.donated, self.hints)
-        return facts_of_plan(self.plan, self.per_device, self.name, self.donated)
+        return facts_of_plan(self.plan, self.per_device, self.name, self.donated, self.is_moved)
 
     def simulate(self, *args: Any, **kwargs: Any) -> Any:
         """Run on pretended devices, as many as the mesh has, on one real device.
@@ -209,9 +233,9 @@ class SpmdProgram:
     def __repr__(self) -> str:
         """What it is of, and what it sends; `explain()` says more."""
         devices, sent = self.per_device.mesh.device_count, self.wire_bytes / 1024
-        calls = len(self.collectives)
+        calls = count(len(self.collectives), "collective")
         return (
-            f"<SpmdProgram of {self.name} for {devices:,} devices, {calls:,} collectives, "
+            f"<SpmdProgram of {self.name} for {count(devices, 'device')}, {calls}, "
             f"{sent:,.1f} KiB sent by each>"
         )
 

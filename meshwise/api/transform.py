@@ -27,14 +27,18 @@ from meshwise.run.execute import Executable
 from meshwise.run.uneven import UnevenArray
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Runner:
     """Partitions the jaxprs that JAX's transformations make of a call, and runs them."""
 
     choices: Choices
     mesh: Any
     name: str
-    executables: dict[Any, Executable] = field(default_factory=dict, compare=False, repr=False)
+    executables: dict[Any, Executable] = field(default_factory=dict, compare=False)
+
+    def __repr__(self) -> str:
+        """Its function and mesh, as a jaxpr shows it among the parameters of a call."""
+        return f"<mw.jit of {self.name} over {dict(self.mesh.shape)}>"
 
     def run(
         self, jaxpr: Any, in_specs: tuple[Any, ...], out_specs: tuple[Any, ...], args: Sequence[Any]

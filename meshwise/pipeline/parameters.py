@@ -140,6 +140,10 @@ class Packing:
         order = (count, count + 1, *range(count), count + 2)
         return {dtype: jnp.transpose(x, order) for dtype, x in found.items()}
 
+    def spec(self, axis: str) -> PartitionSpec:
+        """How rows lie of which each device along an axis has its own."""
+        return PartitionSpec(axis, None, *(other for other, _ in self.others))
+
     def _spread(self, tiling: Tiling, leaf: Any) -> Any:
         """`[*shape]` to `[*others, *local]`."""
         array, rank = tiling.split(jnp.asarray(leaf)), len(tiling.shape)
@@ -156,7 +160,8 @@ class Packing:
         for _ in self.others:
             unpack = jax.vmap(unpack)
         order = (*range(2, 2 + count), 0, 1, 2 + count)
-        leaves = unpack({dtype: jnp.transpose(x, order) for dtype, x in buffers.items()})
+        rows = {dtype: _of_auto_axes(x) for dtype, x in buffers.items()}
+        leaves = unpack({dtype: jnp.transpose(x, order) for dtype, x in rows.items()})
         return [self._gather(t, x) for t, x in zip(self.tilings, leaves, strict=True)]
 
     def _gather(self, tiling: Tiling, array: Any) -> Any:
@@ -189,8 +194,7 @@ class PackedParams:
 
     def unpack(self) -> Any:
         """The tree of parameters (or of gradients); zero where no stage reads a leaf."""
-        buffers = {dtype: _of_auto_axes(x) for dtype, x in self.buffers.items()}
-        return jax.tree.unflatten(self.tree, self.packing.unpack(buffers))
+        return jax.tree.unflatten(self.tree, self.packing.unpack(self.buffers))
 
 
 def _of_auto_axes(array: Any) -> Any:

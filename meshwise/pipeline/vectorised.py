@@ -6,7 +6,7 @@ stages; the shift is one `ppermute`. It is plain JAX with hints, so it may be di
 stand in any function.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -20,6 +20,9 @@ from meshwise.errors import PipelineError, message
 from meshwise.ir.numbers import whole_number
 from meshwise.pipeline.bubbles import without_gradient_unless
 from meshwise.pipeline.stacking import StackedLayers
+
+# Of leaves that do not fit an error shows so many.
+MOST_SHOWN = 4
 
 
 def pipeline(
@@ -159,8 +162,7 @@ def _sizes(params: Any, inputs: Any, schedule: str, repeat: int) -> tuple[int, i
     count = next((shape[:1] for shape in given.values()), ())
     is_count = (whole_number(repeat) or 0) >= 1
     wanted = (*stages, repeat) if is_count and repeat > 1 else stages
-    offenders = [f"{n} has shape {s}" for n, s in stacked.items() if s[: len(wanted)] != wanted]
-    offenders += [f"{n} has shape {s}" for n, s in given.items() if not s or s[:1] != count]
+    offenders = _unlike(stacked, wanted) + _unlike(given, count or (None,))
     if isinstance(params, StackedLayers) and params.repeat != repeat:
         offenders = [f"layers stacked with repeat={params.repeat}, and repeat={repeat!r}"]
     if not is_count or schedule not in ("circular", "gpipe")[: 2 if repeat == 1 else 1]:
@@ -177,6 +179,19 @@ def _sizes(params: Any, inputs: Any, schedule: str, repeat: int) -> tuple[int, i
             "repeat=R has params [S, R, ...] and M of at least S; a 'gpipe' is not repeated.",
             "Stack parameters with mw.stack_stages, and the microbatches along a first dim.",
         )
+    )
+
+
+def _unlike(shapes: Mapping[str, tuple[int, ...]], wanted: tuple[Any, ...]) -> list[str]:
+    """The first few leaves whose shapes do not begin as wanted, after one that does."""
+    found = {n: s for n, s in shapes.items() if s[: len(wanted)] != wanted}
+    alike = [f"{n} has shape {s}" for n, s in shapes.items() if n not in found][:1]
+    shown = [f"{n} has shape {s}" for n, s in found.items()][:MOST_SHOWN]
+    rest = len(found) - len(shown)
+    return (
+        [*alike, *shown, *([f"and {rest} more whose first dims differ from that"] if rest else [])]
+        if found
+        else []
     )
 
 

@@ -43,7 +43,10 @@ class Sent:
 
 @dataclass(frozen=True)
 class Decision:
-    """A strategy that equations took, and what it beat; `added` is what the next best would add."""
+    """A strategy that equations took, and what it beat.
+
+    `added` is what the next best would add in all of them, `beaten` says what in one.
+    """
 
     added: str
     operator: str
@@ -109,7 +112,7 @@ def facts_of_program(
     donated: Sequence[int],
     hints: Sequence[Sequence[str | None]],
 ) -> Facts:
-    """The facts of a program without a plan: it was made in another way, or moved since.
+    """The facts of a program without a plan: it was made in another way.
 
     `paths` call its arguments and results, `hints` are what the user said of them.
     """

@@ -37,9 +37,16 @@ MOST_LINES_OF_A_CHAIN = 3
 
 
 def facts_of_plan(
-    plan: Plan, program: PerDeviceProgram, name: str, donated: Sequence[int] = ()
+    plan: Plan,
+    program: PerDeviceProgram,
+    name: str,
+    donated: Sequence[int] = (),
+    is_moved: bool = False,
 ) -> Facts:
-    """What a planned program is, and why."""
+    """What a planned program is, and why.
+
+    Of one that was moved since (`is_moved`) time and decisions of the plan do not hold any more.
+    """
     memory = memory_of(program, donated)
     traced = plan.program
     given = [sum(h is not None for h in hints) for hints in (traced.in_hints, traced.out_hints)]
@@ -52,10 +59,10 @@ def facts_of_plan(
         ("equations", f"{len(traced.equations):,} in the function, "
                       f"{_jax.equation_count(program.jaxpr):,} for each device"),
         *figures(program, memory),
-        ("modelled time", _time(plan)),
+        *([] if is_moved else [("modelled time", _time(plan))]),
         *([] if plan.hardware.name == GENERIC.name else [("figures", plan.hardware.name)]),
     ]  # fmt: skip
-    decisions, others = _decisions(plan)
+    decisions, others = ([], 0) if is_moved else _decisions(plan)
     return Facts(
         program,
         title_of(program, name),
@@ -87,18 +94,19 @@ def _boundary(plan: Plan, program: PerDeviceProgram, *, is_result: bool) -> Iter
     traced, mesh = plan.program, program.mesh
     if is_result:
         values, hints, paths = traced.outputs, traced.out_hints, traced.out_paths
-        types, shardings = program.out_types, program.out_shardings
+        types, shardings, planned = program.out_types, program.out_shardings, plan.out_shardings
     else:
         values, hints, paths = traced.inputs, traced.in_hints, traced.in_paths
-        types, shardings = program.in_types, program.in_shardings
+        types, shardings, planned = program.in_types, program.in_shardings, plan.in_shardings
     alike: dict[tuple[str, str, str], list[str]] = defaultdict(list)
-    every = zip(values, hints, paths, types, shardings, strict=True)
-    for var, hint, path, aval, sharding in every:
-        origin = (
-            hint_text(hint.given_as)
-            if hint is not None and hint.closed is not None
-            else (_completed_text(plan, var, hint, sharding))
-        )
+    every = zip(values, hints, paths, types, shardings, planned, strict=True)
+    for var, hint, path, aval, sharding, before in every:
+        if sharding != before:
+            origin = f"by its schedule; planned was {sharding_text(before, mesh)}"
+        elif hint is not None and hint.closed is not None:
+            origin = hint_text(hint.given_as)
+        else:
+            origin = _completed_text(plan, var, hint, sharding)
         why = "; ".join([origin, *_uneven(aval.shape, sharding, mesh)])
         kind = array_text(aval.shape, aval.dtype)
         alike[kind, sharding_text(sharding, mesh), why].append(path)
@@ -180,8 +188,8 @@ def _decisions(plan: Plan) -> tuple[list[Decision], int]:
     ordered = sorted(alike.items(), key=lambda item: -sum(item[1]))
     made = []
     for (operator, line, rule, taken, beaten), margins in ordered[:MOST_DECISIONS]:
-        added = _added(sum(margins), plan)
-        made.append(Decision(added, operator, line, len(margins), rule, taken, beaten))
+        added, each = _added(sum(margins), plan), ", each time" if len(margins) > 1 else ""
+        made.append(Decision(added, operator, line, len(margins), rule, taken, beaten + each))
     return made, sum(len(margins) for _, margins in ordered[MOST_DECISIONS:])
 
 

@@ -97,7 +97,7 @@ def schedule_function(script: Any) -> Callable[[Any], Any]:
                 [f"{script!r:.80}{problem}"],
                 "A script is a function of a schedule that makes moves, or the text of one that is "
                 "called `schedule`, as Schedule.script() prints it.",
-                "Give one of the two.",
+                'Give one of the two; of mw.jit schedule="auto" finds one.',
             )
         )
     return names["schedule"]

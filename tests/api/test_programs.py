@@ -8,6 +8,9 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
+from meshwise.cost.hardware import CPU, GENERIC, H100
+from meshwise.cost.links import Links
+from meshwise.cost.timeline import timeline
 
 X = np.arange(32, dtype=np.float32).reshape(4, 8)
 W = np.linspace(-1, 1, 32, dtype=np.float32).reshape(8, 4)
@@ -50,6 +53,7 @@ def test_the_surface_of_a_program(program, mesh2x4):
     assert program.mesh.devices.reshape(2, 4).tolist() == mesh2x4.devices.tolist()
     assert [a.shape for a in program.jaxpr.in_avals] == [(2, 8), (8, 1)]
     assert str(program) == str(program.jaxpr)
+    assert "of layer for 8 devices, 1 collective, 0.0 KiB sent by each>" in repr(program)
     (reduction,) = program.collectives
     assert (reduction.kind, reduction.axes) == ("all_reduce", ("x",))
     assert (reduction.shape, reduction.dtype, reduction.count) == ((1,), np.float32, 1)
@@ -60,6 +64,19 @@ def test_the_surface_of_a_program(program, mesh2x4):
     check(program(X, W))
     assert program.compile().cost_analysis()["flops"] > 0
     assert program.compile() is program.compile()
+
+
+def test_a_timeline_goes_by_the_figures_of_the_plan(mesh2x4):
+    """Unless others are given; overlap or not, for devices or without."""
+    planned = mw.jit(layer, mesh=mesh2x4.abstract_mesh, hardware=H100).partition(X, W)
+    region = mw.SpmdProgram.from_shard_map(jnp.sin, planned.user_mesh, P("x"), P("x"), X)
+    assert [p.timeline().machine for p in (planned, region)] == [H100.name, GENERIC.name]
+    for figures in (CPU, Links(CPU)):
+        serial = planned.timeline(figures, overlaps=False)
+        sizes = planned.per_device.mesh.axis_size
+        assert serial == timeline(planned.jaxpr, sizes, CPU, overlaps=False)
+    with pytest.raises(mw.ArgumentError, match=r"figures that are none: hardware='fast'\n"):
+        planned.timeline("fast")
 
 
 def test_types_stand_for_arguments(step, program, mesh2x4):

@@ -122,6 +122,7 @@ def test_the_shapes_without_running(ours):
     jaxpr = jax.make_jaxpr(jax.grad(ours["loss"]))(X, W)
     assert jaxpr.out_avals[0].shape == (4, 8)
     assert "mw_call" in str(jaxpr)
+    assert "runner=<mw.jit of loss over {'x': 2, 'y': 4}>\n" in str(jaxpr)
 
 
 def test_the_mapped_dim_is_sharded_over_the_axis_that_vmap_names(mesh2x4):

@@ -75,6 +75,9 @@ IN_A_CALL = {
     "a static value without a hash": lambda jit: jit(
         lambda x, n: x, static_argnums=1, in_shardings=ROWS
     )(X, [1]),
+    "the same beside what is donated": lambda jit: jit(
+        lambda x, n: x, static_argnums=1, donate_argnums=0, in_shardings=ROWS
+    )(X, [1]),
     "an integer too large": lambda jit: jit(lambda x, y: x)(put("x"), 2**70),
     "a result that is no array": lambda jit: jit(lambda x: object())(put("x")),
     "a branch on a traced value": lambda jit: jit(lambda x: 1 if x.sum() > 0 else 2)(put("x")),
@@ -188,6 +191,14 @@ def test_our_errors_are_of_jaxs_classes(code):
     assert isinstance(ours, mw.MeshwiseError), ours
     assert isinstance(ours, type(theirs)), (ours, theirs)
     assert len(str(ours).splitlines()) >= 3  # what was asked, the rule, the way out
+
+
+@pytest.mark.parametrize("donated", [None, 0])
+def test_a_program_for_a_static_value_without_a_hash(donated):
+    fn = mw.jit(lambda x, n: x, mesh=mesh_of(4, 2), static_argnums=1, donate_argnums=donated)
+    for call in (fn, fn.partition):
+        with pytest.raises(ValueError, match="Non-hashable static arguments"):
+            call(X, [1])
 
 
 def test_keywords_beside_shardings_of_a_mesh_of_our_own():

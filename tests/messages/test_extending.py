@@ -300,6 +300,19 @@ def test_a_schedule_of_what_is_no_program(ask):
     )
 
 
+@pytest.mark.parametrize("ask", [mw.Schedule, mw.autotune])
+def test_a_schedule_of_a_function_without_its_arguments(ask):
+    step = mw.jit(lambda x, y: x + y, in_shardings=(P(), P()))
+    check(
+        mw.ArgumentError,
+        f"a schedule was asked for of a function without its arguments: {step!r:.60}: missing a"
+        " required argument: 'y'\n"
+        "A program is of a function and of the types of its arguments.\n"
+        "Pass step.partition(*args), or step and its arguments.",
+        lambda: ask(step, 1.0),
+    )
+
+
 @pytest.mark.parametrize("devices", [3, [], "cpu"])
 def test_figures_of_no_devices(devices):
     check(

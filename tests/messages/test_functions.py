@@ -85,6 +85,24 @@ def test_shard_of_another_tree():
     )
 
 
+MESHES = (
+    "All hints of one program are for the same devices in the same order, over axes that are made"
+    " of the prime factors of its own.\n"
+    "Write hints as PartitionSpecs, or make the NamedShardings with the program's mesh."
+)
+
+
+def test_hints_for_another_mesh(mesh2x4):
+    four = jax.sharding.Mesh(mesh2x4.devices[0], ("x",))
+    wrong = mw.jit(lambda x: x * 2, mesh=mesh2x4, in_shardings=NamedSharding(four, P("x")))
+    check(
+        mw.MeshError,
+        "<lambda> has hints for other meshes than its own:"
+        " args[0]: P('x',) is for a mesh {'x': 4}, the program's is {'x': 2, 'y': 4}\n" + MESHES,
+        lambda: wrong(X),
+    )
+
+
 def test_a_nested_call_on_a_mesh_of_fewer_devices(mesh2x4):
     def outer(x):
         return inner(x) + 1  # nested
@@ -92,13 +110,10 @@ def test_a_nested_call_on_a_mesh_of_fewer_devices(mesh2x4):
     four = jax.sharding.Mesh(mesh2x4.devices[0], ("x",))
     inner = mw.jit(lambda x: x * 2, mesh=four, in_shardings=P(None, "x"))
     check(
-        mw.HintError,
-        "outer has hints that do not fit its values on the mesh (x=2, y=4):"
+        mw.MeshError,
+        "outer has hints for other meshes than its own:"
         f" value float32[4,8] at {line_of('nested')}: P(None, 'x') is for a mesh {{'x': 4}},"
-        " the program's is {'x': 2, 'y': 4}\n"
-        "A hint has at most one entry per dim, names only axes of the mesh, each once.\n"
-        "Correct the PartitionSpec; None or a missing entry leaves a dim unsharded,"
-        " PartitionSpec.UNCONSTRAINED leaves it to completion.",
+        " the program's is {'x': 2, 'y': 4}\n" + MESHES,
         lambda: mw.jit(outer, mesh=mesh2x4)(X),
     )
 

@@ -254,6 +254,18 @@ def test_what_is_no_pipeline(offenders, params, inputs, more):
     )
 
 
+def test_layers_that_are_not_stacked():
+    layers = [{"w": np.ones((8, 8)), "b": np.ones(4)} for _ in range(6)]
+    check(
+        mw.PipelineError,
+        "mw.pipeline was given what is no pipeline:\n"
+        "  - params[0]['b'] has shape (4,)\n"
+        + "".join(f"  - params[{i}]['w'] has shape (8, 8)\n" for i in range(4))
+        + f"  - and 2 more whose first dims differ from that\n{STACK_RULE}",
+        lambda: mw.pipeline(lambda p, x: x, layers, np.ones((4, 8))),
+    )
+
+
 @pytest.mark.parametrize(("stacked", "passed"), [(1, 2), (2, 1), (2, 4)])
 def test_layers_stacked_for_another_pipeline(stacked, passed):
     layers = mw.stack_stages([np.ones((5, 5), np.float32)] * 8, stages=4, repeat=stacked)

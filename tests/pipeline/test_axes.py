@@ -1,5 +1,6 @@
 """Pipelines over one axis of a mesh, data and tensor parallelism within the stages over others."""
 
+import dataclasses
 from collections import Counter
 
 import jax
@@ -7,11 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
 from tests.pipeline.models import Model, chain, language_model, mlp, normal, rows
-from tests.pipeline.test_values import assert_same, mesh_of
+from tests.pipeline.test_values import assert_same, mesh_of, pipelined
 
 WIDE = 16
 
@@ -102,6 +104,24 @@ def test_loss_and_gradients(name):
     for call in calls:
         loss, gradients = call(params, batch)
         assert_same((loss, gradients.unpack() if rest[-1] else gradients), want)
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_rows_lie_on_the_mesh_that_pack_is_given(kind):
+    """And so does what is made of them; the step takes them outside of `mw.jit` too."""
+    model = mlp(2)
+    mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("stage", "data"), (kind, kind))
+    step, batch = pipelined(model, 2), model.batch(4)
+    split = dataclasses.replace(step, in_shardings=(P("data"), None))
+    with jax.set_mesh(mesh):
+        found = step.pack(model.params, batch), split.pack(model.params, batch, mesh)
+    for packed, spec in zip(found, (P("stage"), P("stage", None, "data")), strict=True):
+        for x in jax.tree.leaves(jax.tree.map(jnp.zeros_like, packed)):
+            assert x.sharding.is_equivalent_to(NamedSharding(mesh, spec), x.ndim)
+    assert_same(step(found[0], batch)[0], step(model.params, batch)[0])
+    for nowhere in (None, mesh.abstract_mesh):
+        (x,) = jax.tree.leaves(step.pack(model.params, batch, nowhere))
+        assert isinstance(x.sharding, jax.sharding.SingleDeviceSharding)
 
 
 def found_in(program):

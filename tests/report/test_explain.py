@@ -104,6 +104,21 @@ def test_decisions_name_what_they_beat(golden):
     assert "beaten" in text
 
 
+def test_what_is_beaten_several_times_costs_that_each_time():
+    def heads(x, ws):
+        return [x @ w for w in ws]
+
+    specs = P("x"), P(None, "y")
+    text = explained(heads, struct(64, 256), [struct(256, 256)] * 2, in_shardings=specs)
+    head, _, beaten = text.split("Decisions, ")[1].splitlines()[1:4]
+    assert head.endswith("2 times: i j, j k -> i k | sum=j")
+    added, first = (
+        float(line.split("+")[1].split("%")[0].replace(",", "")) for line in (head, beaten)
+    )
+    assert added == pytest.approx(2 * first, rel=0.01)
+    assert text.rstrip().endswith(", each time")
+
+
 def test_completion_kept_as_it_is_says_so():
     assert "with every value as completion has it" in megatron(completion="gspmd")
 

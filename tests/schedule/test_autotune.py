@@ -77,6 +77,10 @@ def test_finalists_are_timed_and_compared(mesh8):
     assert tuned.original in tuned.candidates or tuned.original.name == "as it is"
     assert not any(c.note for c in tuned.candidates)
     assert "measured" in str(tuned)
+    found = f"{len(tuned.candidates)} schedules of {tuned.original.schedule.original.name}"
+    assert repr(tuned) == f"<{found}, the best {tuned.best!r}>"
+    assert repr(tuned.best).startswith(f"<schedule {tuned.best.name}, ")
+    assert repr(tuned.best).endswith(" measured>")
     w, m = tuned.program(*args)
     want = program.simulate(*args)
     np.testing.assert_allclose(w, want[0], rtol=1e-5, atol=1e-6)
@@ -114,6 +118,28 @@ def test_a_training_step_under_jit_keeps_its_state_in_slices(mesh8):
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), params, wanted
     )
+
+
+def test_state_is_sliced_where_gradients_come_in_parts(mesh8):
+    """Few rows are gathered instead of large gradients summed: no all_reduce is to be split."""
+    w = jax.ShapeDtypeStruct((256, 256), np.float32)
+
+    def step(w, m, x):
+        gradient = jax.grad(lambda w: jnp.sum(jnp.tanh(x @ w) ** 2))(w)
+        m = 0.9 * m + gradient
+        return w - 0.01 * m, m
+
+    x = jax.ShapeDtypeStruct((64, 256), np.float32)
+    options = {"mesh": mesh8, "in_shardings": (P(), None, P("x")), "out_shardings": (P(), None)}
+    plain, tuned = (
+        mw.jit(step, **options, **more).partition(w, w, x) for more in ({}, {"schedule": "auto"})
+    )
+    assert "all_reduce" not in {str(c.kind) for c in plain.collectives}
+    assert tuned.in_shardings[1].spec == tuned.out_shardings[1].spec == P(None, "x")
+    assert tuned.wire_bytes == plain.wire_bytes
+    for program, said in ((plain, "completed: no hint"), (tuned, "by its schedule; planned was")):
+        w, m, x = (line for line in program.explain().splitlines() if line.startswith("  args["))
+        assert "hint P()" in w and said in m and "hint P('x')" in x
 
 
 def test_a_hint_on_state_holds(mesh8):

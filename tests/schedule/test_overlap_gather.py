@@ -322,6 +322,8 @@ def test_computations_between_gather_and_product_are_refused():
         overlap(view, only(view, "all_gather"))
     with pytest.raises(mw.IllegalMove, match="What overlaps is a product with"):
         overlap(view, only(view, "tanh"))
+    with pytest.raises(mw.IllegalMove, match=r"between them .* of tanh at (.|\n)*alone, of a sum"):
+        overlap(view, [only(view, "all_gather"), only(view, "dot_general")])
     with pytest.raises(mw.IllegalMove, match="argument 0"):
         overlap(view, view.inputs[0])
 

@@ -43,6 +43,16 @@ def test_a_step_on_slices(make, size):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
 
+def test_what_is_fused_is_at_the_line_of_its_collective_or_else_of_its_end():
+    step = adam(64)
+    for kinds in (("all_reduce", "sqrt"), ("mul", "sqrt")):
+        s = mw.Schedule(step.program)
+        lines = [s.find(kind)[0].line for kind in kinds]
+        (fused,) = s.fuse([s.find(kind)[0] for kind in kinds])[:1]
+        assert fused.line == (lines[0] if "all_reduce" in kinds else lines[1])
+        assert fused.line != "unknown"
+
+
 def test_a_script_replays_on_another_trace():
     script = moved(lamb(64)).script()
     again = mw.Schedule(lamb(64).program).run(script)
@@ -148,7 +158,7 @@ def unpacked(first, second):
 @pytest.mark.parametrize(
     ("script", "error", "text"),
     [
-        ("autoo", mw.ArgumentError, "no script.*autoo"),
+        ("autoo", mw.ArgumentError, '(?s)no script.*autoo.*schedule="auto" finds one'),
         ("def schedule(s:", mw.ArgumentError, "no script"),
         ("def other(s): pass", mw.ArgumentError, "called `schedule`"),
         ("schedule = 1 / 0", mw.ArgumentError, "no script.*ZeroDivisionError"),

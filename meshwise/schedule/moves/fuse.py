@@ -73,7 +73,9 @@ def fuse(
     if kernel is not None:
         function = kernel_of(view, given, externals, outs, interpret)
         one = _as_kernel(kernel, function, body, view, externals)
-    piece = trace_piece(one, externals, view.mesh, inside[0])
+    sent = [eqn for eqn in eqns if is_collective(eqn)]
+    with _jax.at_source((sent or eqns)[-1]):
+        piece = trace_piece(one, externals, view.mesh, inside[0])
     jaxpr = replaced(view, MOVE, inside, [piece], dict(zip(outs, piece.results, strict=True)))
     return Fused(view.with_jaxpr(jaxpr), name, piece.results)
 

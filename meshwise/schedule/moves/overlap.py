@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from meshwise._jax import Var
 from meshwise.schedule.moves.chunks import overlap_chunks
+from meshwise.schedule.moves.fuse import between
 from meshwise.schedule.moves.refusal import refuse
 from meshwise.schedule.moves.ring_gather import overlap_gather
 from meshwise.schedule.moves.ring_scatter import overlap_all_reduce, overlap_scatter
@@ -73,11 +74,14 @@ def overlap(
     if len(given) == 1 and (kind in GATHERS or given[0] in view.gathers):
         ring = overlap_gather(view, _products_of(view, given[0]), None, bidirectional, keeps)
         return Overlapped(ring.view, ring.products, ring.whole)
+    made = {view.maker[v] for v in given if v in view.maker}
+    inner = [view.eqns[i].outvars[0] for i in sorted(between(view, made))]
     raise refuse(
         MOVE,
-        [view.text(v) for v in given] or ["no values"],
+        [*map(view.text, given), *(f"between them {view.text(v)}" for v in inner)] or ["no values"],
         "What overlaps is a product with the all_gather, reduce_scatter or all_reduce next to it.",
-        "Name the result of one of these; or cut a chain of equations in chunks, with chunks=.",
+        "Name the result of one of these alone, of a sum with what comes between: that comes along "
+        "where it can; or cut a chain of equations in chunks, with chunks=.",
     )
 
 
