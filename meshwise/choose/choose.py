@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from meshwise.choose.descents import descents
+from meshwise.choose.descents import LESS, descents
 from meshwise.choose.found import Found, as_placed, descended
 from meshwise.choose.gathering import gathered_once
 from meshwise.choose.graph import Graph, build_graph, decided_apart
@@ -45,10 +45,17 @@ def choose(
         return _plan(completed, completed.seconds, driver)
     graphs = [graph, *_otherwise(graph)]
     first, *others = [_descended(one, driver) for one in graphs]
-    # The work of what is decided apart is not limited in the same way: no more for fewer bytes.
-    most = first.work_seconds * (1 + 1e-9)
-    others = [p for p in others if not p.apart.moves or p.work_seconds <= most]
+    others = [p for p in others if not p.apart.moves or _is_worth_it(p, first)]
     return min([first, *others], key=lambda plan: plan.seconds)
+
+
+def _is_worth_it(plan: Plan, other: Plan) -> bool:
+    """Whether a plan in which more is decided apart is better than another one.
+
+    It may send more often, and its work is not limited in the same way: no more for fewer bytes.
+    """
+    is_no_more = plan.work_seconds <= other.work_seconds * (1 + 1e-9)
+    return is_no_more and LESS * plan.seconds <= other.seconds
 
 
 def _otherwise(graph: Graph) -> list[Graph]:
