@@ -103,6 +103,9 @@ def of_neighbours() -> Table:
         "read by a product": (lambda x, u: jnp.concatenate([x[1:], x[-1:]]) @ u.T,
                               "slice slice concatenate transpose dot_general"),
         "of two values": (lambda x, u: jnp.concatenate([u[:1], x[:-1]]), "pad set_rows"),
+        "pairs, neither of which is most": (
+            lambda x, u: jnp.concatenate([jnp.sin(x[:1]), jnp.cos(x[5:6])]),
+            "slice slice sin cos concatenate"),
     }  # fmt: skip
 
 

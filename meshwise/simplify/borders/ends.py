@@ -34,7 +34,7 @@ from meshwise.simplify.borders.updates import (
 )
 from meshwise.simplify.counts import Counts
 
-# What part of a dim the many rows are at least, beside which few others are laid.
+# The many rows, beside which few others are laid, are more than one in so many of a dim's.
 MOST_PART = 2
 Join = Callable[[Any, Any], Any]
 _JOINS: Mapping[str, Join] = {
@@ -109,7 +109,7 @@ def merge_concatenate(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[Jax
     sizes = [shape_of(part)[dim] for part in eqn.invars]
     begins = [0, *accumulate(sizes)]
     most = sizes.index(max(sizes))
-    if sizes[most] * MOST_PART < shape[dim] or 0 in sizes:
+    if sizes[most] * MOST_PART <= shape[dim] or 0 in sizes:
         return None
     source = one_source(eqn, makers)
     is_longer = source is not None and shape_of(source)[dim] != shape[dim]
