@@ -104,7 +104,7 @@ def of_neighbours() -> Table:
                               "slice slice concatenate transpose dot_general"),
         "of two values": (lambda x, u: jnp.concatenate([u[:1], x[:-1]]), "pad set_rows"),
         "pairs, neither of which is most": (
-            lambda x, u: jnp.concatenate([jnp.sin(x[:1]), jnp.cos(x[5:6])]),
+            lambda x, u: jnp.concatenate([jnp.sin(x[:1]), jnp.cos(u[:1])]),
             "slice slice sin cos concatenate"),
     }  # fmt: skip
 
