@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from meshwise.choose.descents import LESS, descents
+from meshwise.choose.cutting import cut_where_worth_it
+from meshwise.choose.descents import descents
 from meshwise.choose.found import Found, as_placed, descended
 from meshwise.choose.gathering import gathered_once
 from meshwise.choose.graph import Graph, build_graph, decided_apart
 from meshwise.choose.idle import with_idle_axes
-from meshwise.choose.joining import something_moves
 from meshwise.choose.limits import Limits, limits_of
 from meshwise.choose.parts import Apart
 from meshwise.choose.plan import EquationPlan, Plan
@@ -43,39 +43,25 @@ def choose(
     if driver != "descend":
         completed = _completed(graph, limits_of(graph))
         return _plan(completed, completed.seconds, driver)
-    graphs = [graph, *_otherwise(graph)]
-    first, *others = [_descended(one, driver) for one in graphs]
-    others = [p for p in others if not p.apart.moves or _is_worth_it(p, first)]
-    return min([first, *others], key=lambda plan: plan.seconds)
+    found = [_descended(one) for one in (graph, *_steps_apart(graph))]
+    best, completed = min(found, key=lambda pair: pair[0].seconds)
+    return _plan(returned_as_made(cut_where_worth_it(best)), completed.seconds, driver)
 
 
-def _is_worth_it(plan: Plan, other: Plan) -> bool:
-    """Whether a plan in which more is decided apart is better than another one.
-
-    It may send more often, and its work is not limited in the same way: no more for fewer bytes.
-    """
-    is_no_more = plan.work_seconds <= other.work_seconds * (1 + 1e-9)
-    return is_no_more and LESS * plan.seconds <= other.seconds
+def _steps_apart(graph: Graph) -> list[Graph]:
+    """The graph in which what is made before a loop binds nothing in it, if that is another one."""
+    apart = decided_apart(graph, Apart(steps=True)) if graph.program.has_loops else None
+    return [] if apart is None else [apart]
 
 
-def _otherwise(graph: Graph) -> list[Graph]:
-    """Graphs of the same program in which other equations are decided together."""
-    ways = [Apart(steps=True)] if graph.program.has_loops else []
-    if something_moves(graph.program, graph.rules, graph.completion.dims):
-        ways.append(Apart(moves=True))
-    found = [decided_apart(graph, one) for one in ways]
-    return [one for one in found if one is not None]
-
-
-def _descended(graph: Graph, driver: str) -> Plan:
-    """What descents from completion and elsewhere end with."""
+def _descended(graph: Graph) -> tuple[Found, Found]:
+    """What descents from completion and elsewhere end with, and completion itself."""
     limits = limits_of(graph)
     completed = _completed(graph, limits)
     found = descents(graph, limits)
     if not graph.hardware.least_bytes:
         found += _from_fewest_bytes(graph, limits)
-    best = _improved(found, completed, limits)
-    return _plan(returned_as_made(best), completed.seconds, driver)
+    return _improved(found, completed, limits), completed
 
 
 def _completed(graph: Graph, limits: Limits) -> Found:

@@ -42,6 +42,11 @@ class Found:
         launch, work = graph.hardware.launch_s, self.work_seconds
         return round(sent + (work // launch * launch if launch else work), 13)
 
+    @property
+    def price(self) -> float:
+        """What plans are compared by: seconds, where fewest bytes win without launches."""
+        return self.large_seconds if self.search.graph.hardware.least_bytes else self.seconds
+
     @cached_property
     def sent_bytes(self) -> float:
         """What a device sends."""

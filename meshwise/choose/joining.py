@@ -7,18 +7,14 @@ why, is told in `regions.py`.
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from meshwise._jax import Literal, Var, close_p, open_p, stack_p
 from meshwise.choose.carries import Carries
 from meshwise.choose.parts import FAR, Apart, Factor, Groups, Part
 from meshwise.ir.factors import Dims
-from meshwise.ir.mesh import Axes
 from meshwise.ir.program import Program, bytes_of
 from meshwise.ir.sharding import DimAxes
 from meshwise.rules.registry import OpRule
-
-Over = tuple[tuple[int, ...], Axes]  # a dim's factors, and what they lie over
 
 
 def joined_groups(
@@ -52,7 +48,7 @@ def joined_groups(
         largest,
         _begins(program) if apart.steps else [0] * len(program.equations),
     )
-    joining = _Joining(program, parts, groups, producer, readers, carried, lying, apart)
+    joining = _Joining(program, parts, groups, producer, readers, carried, lying)
     first = {p.equation: k for k, p in reversed(list(enumerate(parts)))}
     for end, begin in program.carried.items():
         groups.join(first[end], first[begin], _same_factors(rules[end], end, begin))
@@ -62,25 +58,13 @@ def joined_groups(
         for k, part in enumerate(parts):
             if part.equation in alone:  # what a sum starts from, and a stack, need not follow it
                 continue
+            if apart.equations and not carried[part.equation]:
+                continue
             if groups.is_of_pairs(part.equation) is not pairs:
                 continue
             if part.joins or (carried[part.equation] and not part.factors):
                 joining.join_producers(k)
     return groups
-
-
-def something_moves(
-    program: Program, rules: Sequence[OpRule], lying: Mapping[Var, DimAxes]
-) -> bool:
-    """Whether completion has an equation make something that lies otherwise than what it reads."""
-    for eqn, rule in zip(program.equations, rules, strict=True):
-        outs = zip(rule.factors.results, eqn.outvars, strict=True)
-        made = dict(over for dims, var in outs for over in _over(dims, var, lying))
-        ins = zip(rule.factors.operands, eqn.invars, strict=True)
-        read = (over for dims, atom in ins for over in _over(dims, atom, lying))
-        if any(axes != made.get(d, axes) for d, axes in read):
-            return True
-    return False
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +82,6 @@ class _Joining:
     readers: Mapping[Var, Sequence[tuple[int, int]]]
     carried: Carries
     lying: Mapping[Var, DimAxes]
-    apart: Apart
 
     def join_producers(self, k: int) -> None:
         """Join a part with those that produce its operands, where one sharding serves both.
@@ -232,52 +215,28 @@ class _Joining:
         return any(bytes_of(a) > size for a in read)
 
     def _lies_otherwise(self, k: int) -> bool:
-        """Whether completion has something move at a part: it may be each of what meets there.
+        """Whether completion has values that meet in a part lie otherwise than what is made there.
 
-        What was made moves, not all that it is made of. Decided apart is also what makes something
-        else of one value only, and what is read only where others meet it that lie otherwise.
+        Then one of them moves, and that may be each: what was made, not all that it is made of.
         """
-        if self._meets_otherwise(k):
-            return True
-        if not self.apart.moves:
-            return False
-        if self._is_moved(k):
-            return True
-        made = self.program.equations[self.parts[k].equation].outvars
-        readers = {r for i in self.parts[k].results for r, _ in self.readers.get(made[i], ())}
-        return bool(readers) and all(map(self._meets_otherwise, readers))
-
-    def _is_moved(self, k: int) -> bool:
-        """Whether what a part reads lies otherwise than what it makes of it."""
-        made = self._made_over(k)
-        return any(axes != made.get(d, axes) for over in self._read_over(k) for d, axes in over)
-
-    def _meets_otherwise(self, k: int) -> bool:
-        """Whether values that meet in a part lie otherwise than what is made there."""
-        made, read = self._made_over(k), self._read_over(k)
-        times = Counter(d for over in read for d in {d for d, _ in over})
+        part, eqn = self.parts[k], self.program.equations[self.parts[k].equation]
+        rule = self.groups.rules[part.equation].factors
+        read = {
+            atom: rule.operands[o]
+            for o in part.operands
+            if not isinstance(atom := eqn.invars[o], Literal)
+        }
+        times = Counter(d for dims in read.values() for d in set(dims))
+        made = {
+            d: axes
+            for r in part.results
+            for d, axes in zip(rule.results[r], self.lying[eqn.outvars[r]], strict=True)
+        }
         return any(
-            times[d] > 1 and axes and axes != made.get(d, axes) for over in read for d, axes in over
+            len(d) == 1 and times[d] > 1 and axes and axes != made.get(d, axes)
+            for atom, dims in read.items()
+            for d, axes in zip(dims, self.lying[atom], strict=True)
         )
-
-    def _read_over(self, k: int) -> list[list[Over]]:
-        """What completion has each value that a part reads lie over."""
-        part, atoms = self.parts[k], self.program.equations[self.parts[k].equation].invars
-        dims = self.groups.rules[part.equation].factors.operands
-        read = {a: dims[o] for o in part.operands if not isinstance(a := atoms[o], Literal)}
-        return [_over(own, atom, self.lying) for atom, own in read.items()]
-
-    def _made_over(self, k: int) -> dict[tuple[int, ...], Axes]:
-        """What completion has the dims of what a part makes lie over."""
-        part, made = self.parts[k], self.program.equations[self.parts[k].equation].outvars
-        dims = self.groups.rules[part.equation].factors.results
-        return dict(over for r in part.results for over in _over(dims[r], made[r], self.lying))
-
-
-def _over(dims: Dims, atom: Any, lying: Mapping[Var, DimAxes]) -> list[Over]:
-    """The factors that are dims of a value by themselves, and what completion has them lie over."""
-    axes = () if isinstance(atom, Literal) else lying.get(atom, ())
-    return [(d, own) for d, own in zip(dims, axes, strict=False) if len(d) == 1]
 
 
 def _begins(program: Program) -> list[int]:

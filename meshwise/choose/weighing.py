@@ -89,3 +89,11 @@ def weighed(
         ]
         best = min(worth, key=lambda one: (burden.weight(one), one.seconds), default=best)
     return best
+
+
+def has_too_much(one: Found, other: Found) -> bool:
+    """Whether a plan has far more of something than another one, for what it costs less."""
+    return any(
+        MUCH * burden.of(other) <= burden.of(one) and burden.weight(one) >= burden.weight(other)
+        for burden in BURDENS
+    )
