@@ -8,6 +8,7 @@ from meshwise.choose.graph import build_graph
 from meshwise.choose.limits import fixed_axes, limits_of
 from meshwise.choose.plan import Plan, Rejected
 from meshwise.choose.regions import Node
+from meshwise.choose.returning import returning
 from meshwise.choose.search import Search
 from meshwise.choose.tree import IMPOSSIBLE
 from meshwise.ir.factors import Strategy
@@ -25,7 +26,7 @@ def losers(plan: Plan) -> dict[int, tuple[Rejected, ...]]:
     if plan.driver == "gspmd":
         return {}
     what = plan.program, plan.rules, plan.completion, plan.hardware
-    graph = build_graph(*what, plan.apart)
+    graph = returning(build_graph(*what, plan.apart), plan.out_shardings)
     search = Search(graph, [_taken(plan, node) for node in graph.nodes])
     limits, fixed = limits_of(graph), fixed_axes(graph)
     found = {}

@@ -7,6 +7,7 @@ moved to another, nor is a sum left in terms or in shards; and what is returned 
 over whole axes of the user's mesh, as any array of JAX.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from meshwise._jax import Literal
@@ -24,11 +25,12 @@ def returned_as_made(found: Found) -> Found:
     lie = tuple(_lies(found.search, position) for position in range(len(graph.out_shardings)))
     if lie == graph.out_shardings:
         return found
-    return as_placed(Search(_returning(graph, lie), found.search.axes))
+    one = as_placed(Search(returning(graph, lie), found.search.axes))
+    return one if one.seconds < found.seconds else found
 
 
 def _lies(search: Search, position: int) -> Sharding:
-    """How a result is returned: as it is made or read, if that has all that it was to have."""
+    """How a result is returned: as it is made, if nobody reads it as it was to be."""
     graph, program = search.graph, search.graph.program
     var, given = program.outputs[position], graph.out_shardings[position]
     if program.out_hints[position] is not None or isinstance(var, Literal):
@@ -37,13 +39,11 @@ def _lies(search: Search, position: int) -> Sharding:
     hinted = {v for index in program.hints for v in program.equations[index].outvars}
     if value.maker is None or value.remade or var in hinted or value.returned != (given,):
         return given
-    read = {search.placed[node].operands[operand] for node, operand in value.uses}
     made = search.produced(value)
-    if made.unreduced or given in read:
+    is_read = any(search.placed[node].operands[operand] == given for node, operand in value.uses)
+    if is_read or not _named(program).issuperset(made.used_axes):
         return given
-    named = _named(program)
-    others = (s for s in (made, *read) if _may_stand_for(s, given, value, graph.mesh))
-    return next((s for s in others if named.issuperset(s.used_axes)), given)
+    return made if _may_stand_for(made, given, value, graph.mesh) else given
 
 
 def _named(program: Program) -> set[str]:
@@ -63,10 +63,10 @@ def _may_stand_for(lies: Sharding, given: Sharding, value: Value, mesh: Mesh) ->
     return is_more and is_plain
 
 
-def _returning(graph: Graph, lie: tuple[Sharding, ...]) -> Graph:
+def returning(graph: Graph, lie: Sequence[Sharding]) -> Graph:
     """The same graph with other shardings of results, of which nothing is worked out yet."""
     values = dict(graph.values)
     for var, sharding in zip(graph.program.outputs, lie, strict=True):
         if not isinstance(var, Literal) and sharding not in values[var].returned:
             values[var] = replace(values[var], returned=(sharding,))
-    return replace(graph, values=values, out_shardings=lie, known={})
+    return replace(graph, values=values, out_shardings=tuple(lie), known={})

@@ -131,7 +131,8 @@ def _completed_text(plan: Plan, var: Any, hint: Hint | None, sharding: Sharding)
             dims_of[_origin_text(plan, origin)].append(str(dim))
     if not dims_of:
         what = "its open dims" if given else "it"
-        unreached = "a scalar" if not sharding.dims else f"completed: no hint reaches {what}"
+        how = "returned as it is made" if sharding.used_axes else "completed"
+        unreached = f"{how}: no hint reaches {what}" if sharding.dims else "a scalar"
         return "; ".join([*given, unreached])
     found = [
         f"{'dim' if len(dims) == 1 else 'dims'} {listed(dims)} {text}"

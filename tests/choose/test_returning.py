@@ -38,6 +38,13 @@ CASES = {  # a function, its arguments, how they lie; how the first result comes
         P(None, "x"),
         None,
     ),
+    "made whole, cut by one who reads it": (
+        lambda a, b, c: (x := jnp.linalg.eigh(a)[1], (x @ b).sum(), c * 2),
+        (*SQUARES, SQUARES[0]),
+        (P(), P(), P("x")),
+        P(),
+        7 / 4 * 4,
+    ),
     "hinted inside": (
         lambda a, b: mw.shard(solved(a, b), P()),
         SQUARES,
@@ -75,3 +82,11 @@ def test_a_hint_for_the_result_is_kept():
     whole = mw.jit(solved, mesh=MESH, in_shardings=ROWS, out_shardings=P()).partition(*SQUARES)
     assert whole.out_shardings.spec == P()
     assert whole.wire_bytes == 9 * EXCHANGED
+
+
+def test_what_was_beaten_is_priced_with_results_as_they_come_back():
+    """Whole, what is solved would be completion's plan, eight times as dear; and not gathered."""
+    text = mw.jit(solved, mesh=MESH, in_shardings=ROWS).partition(*SQUARES).explain()
+    assert "returned as it is made: no hint reaches it" in text
+    (beaten,) = (line for line in text.splitlines() if "beaten  nothing sharded" in line)
+    assert float(beaten.partition("(+")[2].partition("%")[0]) > 600
