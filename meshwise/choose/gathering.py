@@ -41,18 +41,29 @@ def gathered_once(best: Found, limits: Limits) -> tuple[Found, float] | None:
         return None
     for is_one in (_exchanges_all, _is_gathered_for, _is_moved_for):
         nodes = {node.index for node in graph.nodes if is_one(best, node)}
-        if (found := _with_whole(best, nodes, limits)) is not None:
+        found = _with_whole(best, nodes, limits, all_that_follows=is_one is _exchanges_all)
+        if found is not None:
             return found
     return None
 
 
-def _with_whole(best: Found, nodes: Set[int], limits: Limits) -> tuple[Found, float] | None:
-    """What is found where some nodes, and what comes of them, are done by every device."""
+def _with_whole(
+    best: Found, nodes: Set[int], limits: Limits, all_that_follows: bool
+) -> tuple[Found, float] | None:
+    """What is found where some nodes, and what comes of them, are done by every device.
+
+    That is little work, or `all_that_follows`: of what XLA's partitioner gathers as it cannot split
+    what reads it, and of what every device has, it does not split products either.
+    """
     if not nodes:
         return None
     graph = best.search.graph
     gathering = _with_before(best, nodes)
-    whole = gathering | _after(graph, nodes)
+    if all_that_follows:
+        held = _held(graph, _moving(best, gathering))
+        whole = _with_makers(graph, gathering | _after(graph, nodes, held), held)
+    else:
+        whole = gathering | _after(graph, nodes)
     moving = _moving(best, whole)
     whole = _without_sharded(best, whole, moving, gathering)
     given = best.search.axes
@@ -162,18 +173,43 @@ def _bytes(graph: Graph, values: Sequence[Var]) -> int:
     return sum(graph.values[v].bytes for v in values)
 
 
-def _after(graph: Graph, nodes: Set[int]) -> set[int]:
+def _held(graph: Graph, axes: frozenset[str]) -> set[Var]:
+    """Arguments and constants in no shards over some axes, and what little work makes of these."""
+    values = graph.values.values()
+    found = {v.var for v in values if v.fixed is not None and axes.isdisjoint(v.fixed.used_axes)}
+    for node in graph.nodes:
+        if _may_be_whole(graph, node) and found.union(node.results).issuperset(node.operands):
+            found.update(node.results)
+    return found
+
+
+def _after(graph: Graph, nodes: Set[int], held: Set[Var] | None = None) -> set[int]:
     """Nodes of little work that read what some nodes make, and what comes of it.
 
-    So are products with vectors: what every device has, XLA's partitioner does not split.
+    So are products with vectors. And all that reads nothing else but what is `held`, if that is
+    said.
     """
     found: set[int] = set()
+    have = set() if held is None else {v for i in nodes for v in graph.nodes[i].results} | held
     waiting = sorted(nodes)
     while waiting:
-        readers = _readers(graph, graph.nodes[waiting.pop()]) - found
-        new = [reader for reader in sorted(readers) if _may_follow(graph, graph.nodes[reader])]
+        readers = sorted(_readers(graph, graph.nodes[waiting.pop()]) - found)
+        new = [reader for reader in readers if _may_follow(graph, graph.nodes[reader], have)]
+        if held is not None:
+            have.update(v for index in new for v in graph.nodes[index].results)
         found.update(new)
         waiting += new
+    return found
+
+
+def _with_makers(graph: Graph, nodes: Set[int], held: Set[Var]) -> set[int]:
+    """Some nodes, and those that make what is `held` of what they read."""
+    found, waiting = set(nodes), sorted(nodes)
+    while waiting:
+        read = held.intersection(graph.nodes[waiting.pop()].operands)
+        makers = {graph.values[v].maker for v in read} - {None} - found
+        found |= makers
+        waiting += sorted(makers)
     return found
 
 
@@ -189,9 +225,13 @@ def _may_be_whole(graph: Graph, node: Node) -> bool:
     return _is_of_little_work(graph, node)
 
 
-def _may_follow(graph: Graph, node: Node) -> bool:
-    """Whether every device may do all of a node whose operands it has."""
-    if node.is_region or node.index in graph.once(("fixed",), lambda: fixed_axes(graph)):
+def _may_follow(graph: Graph, node: Node, have: Set[Var]) -> bool:
+    """Whether every device may do all of a node, of whose operands it has some, or all."""
+    if node.index in graph.once(("fixed",), lambda: fixed_axes(graph)):
+        return False
+    if have.union(node.results).issuperset(node.operands):
+        return True
+    if node.is_region:
         return _may_be_whole(graph, node)
     once = 2 * sum(prod(graph.values[v].shape) for v in node.operands)  # a product, and added
     return is_light(graph, node) and (not any(node.reduced) or node.own_flops <= once)

@@ -159,6 +159,12 @@ def trips(eqns: Sequence[JaxprEqn]) -> list[int]:
     return found
 
 
+def runs(eqns: Sequence[JaxprEqn]) -> list[float]:
+    """How often each equation runs in one call where every branch is as probable as others."""
+    around = paths(eqns)
+    return [n * share(path) for n, path in zip(trips(eqns), around, strict=True)]
+
+
 @dataclass(frozen=True)
 class Inside:
     """A body around an equation: where it begins, one of how many branches it is, its trips."""

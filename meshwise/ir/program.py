@@ -98,8 +98,7 @@ class Program:
     @cached_property
     def runs(self) -> list[float]:
         """How often each equation runs in one call where every branch is as probable as others."""
-        around = bodies.paths(self.equations)
-        return [n * bodies.share(path) for n, path in zip(self.trips, around, strict=True)]
+        return bodies.runs(self.equations)
 
     @property
     def has_loops(self) -> bool:

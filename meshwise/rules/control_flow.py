@@ -25,6 +25,7 @@ from meshwise._jax import (
     without_hints,
 )
 from meshwise.flatten import flatten
+from meshwise.ir.bodies import runs
 from meshwise.ir.operators import adds_to
 from meshwise.ir.program import bytes_of
 from meshwise.ir.sharding import Reduction
@@ -112,13 +113,21 @@ def _scan_rule(application: Application) -> OpRule:
     known = [factoring.dims(shape, "whole") for shape in operands[:first]]
     each = [stepped(shape) for shape in operands[first:]]
     made = [stepped(shape) for shape in shapes(application.results)[loop.carried :]]
-    rules = describe_all(loop.body.jaxpr.eqns)
+    flops, calls = _work(eqn.params["jaxpr"])
     return OpRule(
         factoring.rule([*known, *each], [*known[loop.consts :], *made]),
         local=partial(_scan_local, loop),
         exchanges=partial(_scan_exchanges, loop) if kind == "permute" else None,
-        flops=eqn.params["length"] * sum(rule.flops for rule in rules),
+        flops=eqn.params["length"] * flops,
+        calls=eqn.params["length"] * calls,
     )
+
+
+def _work(body: ClosedJaxpr) -> tuple[float, float]:
+    """Flops of a step, and functions of single numbers; loops in it count as often as they run."""
+    eqns = flatten(body, _jax.has_bodies).jaxpr.eqns
+    counted = list(zip(describe_all(eqns), runs(eqns), strict=True))
+    return sum(r.flops * n for r, n in counted), sum(r.calls * n for r, n in counted)
 
 
 def _steps_factor(context: LocalContext, loop: _Loop) -> int | None:

@@ -132,6 +132,14 @@ CASES = {
         N8,
         2 * 7 / 8 * 1024 * 4,
     ),
+    "a large product with what is whole": (
+        lambda c, m: jax.nn.relu(m) @ jnp.sort(c, 0),
+        [(32, 4), (256, 32)],
+        [P("x"), P()],
+        P(),
+        N8,
+        7 / 8 * 32 * 4 * 4,
+    ),
     "products with what is whole": (
         projected,
         [(1024,), (1024, 64)],

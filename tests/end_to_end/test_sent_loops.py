@@ -12,6 +12,7 @@ from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
+from meshwise.cost.compute import program_work
 from meshwise.cost.hardware import GENERIC
 from tests.meshes import mesh_of
 
@@ -22,6 +23,7 @@ SUM = 4 * 3 * 4  # bytes of a gradient of it
 EIGHT = mesh_of(x=8)
 GRID = mesh_of(x=2, y=4)
 CUBE = mesh_of(x=2, y=2, z=2)
+SUB_AXES = {"x.0": 2, "x.1": 2, "x.2": 2}
 
 
 def layer(row: Any, weight: Any = WEIGHT) -> Any:
@@ -181,6 +183,29 @@ def test_work_is_not_repeated():
     program = function.partition(*args)
     flops = 2 * 2 * 8 * 64 * 16 * 32  # of a product forward and one backward
     assert program.plan.work_seconds * GENERIC.flops_per_s < 1.2 * flops / 8
+    np.testing.assert_allclose(program.simulate(*args), accumulated(*args), rtol=2e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("times", [4, 8])
+def test_loops_in_steps_are_work_as_well(times):
+    """A device has its rows of each microbatch, where it would have all of fewer of these."""
+
+    def loss(weights: Any, x: Any) -> Any:
+        return (lax.scan(lambda x, w: (x + jnp.tanh(x @ w), None), x, weights)[0] ** 2).mean()
+
+    def accumulated(weights: Any, x: Any) -> Any:
+        parts = x.reshape(times, -1, 16)
+        grad = jax.grad(loss)
+        start = jnp.zeros_like(weights)
+        return lax.scan(lambda t, x: (t + grad(weights, x), None), start, parts)[0]
+
+    function = mw.jit(accumulated, mesh=EIGHT, in_shardings=(P(), P("x")), out_shardings=P())
+    draw = np.random.default_rng(0)
+    args = [draw.normal(size=s).astype(np.float32) for s in ((3, 16, 16), (4096, 16))]
+    program = function.partition(*args)
+    flops = 3 * 3 * 2 * 4096 * 16 * 16  # three layers, each with a product forward, two backward
+    done = program_work(program.jaxpr, {**dict(EIGHT.shape), **SUB_AXES}).flops
+    assert done < 1.2 * flops / 8
     np.testing.assert_allclose(program.simulate(*args), accumulated(*args), rtol=2e-4, atol=1e-4)
 
 
