@@ -3,8 +3,8 @@
 `flatten.py` makes the flat jaxpr; here the hints on it are read and checked.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jax.sharding import NamedSharding, PartitionSpec
@@ -17,6 +17,14 @@ from meshwise.ir.mesh import Axes, Mesh
 from meshwise.ir.program import Hint, OpenDims, Program, type_of
 
 OPEN = PartitionSpec.UNCONSTRAINED
+
+
+@dataclass(frozen=True)
+class Problems:
+    """What is wrong with hints, a line each: those for other meshes, and those that do not fit."""
+
+    meshes: list[str] = field(default_factory=list)
+    misfits: list[str] = field(default_factory=list)
 
 
 def make_program(
@@ -37,59 +45,40 @@ def make_program(
     for other meshes.
     """
     flat = flatten(closed, enters)
-    said = zip((*in_paths, *out_paths), (*in_specs, *out_specs), strict=True)
-    _refuse_other_meshes([*said, *_values_with_hints(flat.jaxpr.eqns).values()], name, mesh)
-    problems: list[str] = []
+    jaxpr, wrong = flat.jaxpr, Problems()
 
-    def read(spec: Any, aval: Any, path: str, source: str) -> Hint | None:
-        if spec is None:
-            return None
-        hint, found = read_hint(spec, aval.shape, mesh, path, source)
-        problems.extend(found)
-        return hint
+    def read(
+        specs: Sequence[Any], atoms: Sequence[Any], paths: Sequence[str], source: str
+    ) -> tuple[Hint | None, ...]:
+        return tuple(
+            None if spec is None else read_hint(spec, atom.aval.shape, mesh, path, source, wrong)
+            for spec, atom, path in zip(specs, atoms, paths, strict=True)
+        )
 
-    jaxpr = flat.jaxpr
-    in_hints = tuple(
-        read(s, v.aval, p, "in_shardings")
-        for s, v, p in zip(in_specs, jaxpr.invars, in_paths, strict=True)
-    )
-    out_hints = tuple(
-        read(s, v.aval, p, "out_shardings")
-        for s, v, p in zip(out_specs, jaxpr.outvars, out_paths, strict=True)
-    )
-    hints, found = _hints_inside(jaxpr.eqns, mesh)
-    problems += found
-    _raise_hint_error(problems, name, mesh)
+    in_hints = read(in_specs, jaxpr.invars, in_paths, "in_shardings")
+    out_hints = read(out_specs, jaxpr.outvars, out_paths, "out_shardings")
+    hints = _hints_inside(jaxpr.eqns, mesh, wrong)
+    _refuse_other_meshes(wrong.meshes, name)
+    _refuse_misfits(wrong.misfits, name, mesh)
     if _contradictions(jaxpr.eqns, hints):
         # Of what is written twice one value may have been made; who said what of which is asked.
         written = as_written(closed, enters).jaxpr.eqns
-        _refuse_contradictions(_contradictions(written, _hints_inside(written, mesh)[0]), name)
+        said = _hints_inside(written, mesh, Problems())
+        _refuse_contradictions(_contradictions(written, said), name)
     return Program(flat, mesh, in_hints, out_hints, hints, tuple(in_paths), tuple(out_paths), name)
 
 
-def _values_with_hints(eqns: Sequence[JaxprEqn]) -> dict[int, tuple[str, Any]]:
-    """What errors call the values inside that have a hint, and the hint, by equation."""
-    found: dict[int, tuple[str, Any]] = {}
+def _hints_inside(eqns: Sequence[JaxprEqn], mesh: Mesh, wrong: Problems) -> dict[int, Hint]:
+    """The hints on values inside, by equation."""
+    hints: dict[int, Hint] = {}
     for index, eqn in enumerate(eqns):
         if eqn.primitive is _jax.hint_p:
-            aval = type_of(eqn.outvars[0])
-            path = f"value {aval.str_short()} at {_jax.source_summary(eqn)}"
-            found[index] = path, eqn.params["sharding"]
-    return found
-
-
-def _hints_inside(eqns: Sequence[JaxprEqn], mesh: Mesh) -> tuple[dict[int, Hint], list[str]]:
-    """The hints on values inside, by equation, and what is wrong with others."""
-    hints: dict[int, Hint] = {}
-    problems: list[str] = []
-    for index, (path, spec) in _values_with_hints(eqns).items():
-        eqn = eqns[index]
-        shape = type_of(eqn.outvars[0]).shape
-        hint, found = read_hint(spec, shape, mesh, path, _jax.source_summary(eqn))
-        problems += found
-        if hint is not None:
-            hints[index] = replace(hint, derived=_is_derived(eqn))
-    return hints, problems
+            aval, source = type_of(eqn.outvars[0]), _jax.source_summary(eqn)
+            path = f"value {aval.str_short()} at {source}"
+            hint = read_hint(eqn.params["sharding"], aval.shape, mesh, path, source, wrong)
+            if hint is not None:
+                hints[index] = replace(hint, derived=_is_derived(eqn))
+    return hints
 
 
 def _is_derived(eqn: JaxprEqn) -> bool:
@@ -98,24 +87,31 @@ def _is_derived(eqn: JaxprEqn) -> bool:
 
 
 def read_hint(
-    spec: Any, shape: Sequence[int], mesh: Mesh, path: str, source: str
-) -> tuple[Hint | None, list[str]]:
-    """A hint on a value of a shape, and what is wrong with it (then the hint is None).
+    spec: Any, shape: Sequence[int], mesh: Mesh, path: str, source: str, wrong: Problems
+) -> Hint | None:
+    """A hint on a value of a shape; None, and a line more of what is wrong, where it does not fit.
 
     A `NamedSharding` is for a mesh over the axes of `mesh`.
     """
     if isinstance(spec, NamedSharding):
         named = mesh.under(spec.mesh.axis_names, spec.mesh.axis_sizes)
-        assert named is not None, spec
+        if named is None:
+            theirs, ours = dict(spec.mesh.shape), {n: mesh.size(s) for n, s in mesh.user_axes}
+            wrong.meshes.append(
+                f"{path}: {spec.spec} is for a mesh {theirs}, the program's is {ours}"
+            )
+            return None
         mesh, spec = named, spec.spec
     if not isinstance(spec, PartitionSpec):
-        return None, [f"{path}: {spec!r} is neither a PartitionSpec nor a NamedSharding"]
+        wrong.misfits.append(f"{path}: {spec!r} is neither a PartitionSpec nor a NamedSharding")
+        return None
     problems = _spec_problems(spec, shape, mesh, path)
     if problems:
-        return None, problems
+        wrong.misfits.extend(problems)
+        return None
     dims: list[Axes | None] = [_entry_axes(e, mesh) for e in spec.partitions]
     dims += [()] * (len(shape) - len(dims))
-    return Hint(_check_open(tuple(dims)), str(spec), source), []
+    return Hint(_check_open(tuple(dims)), str(spec), source)
 
 
 def _check_open(dims: OpenDims) -> OpenDims:
@@ -203,15 +199,7 @@ def _refuse_contradictions(problems: Sequence[str], name: str) -> None:
         )
 
 
-def _refuse_other_meshes(said: Iterable[tuple[str, Any]], name: str, mesh: Mesh) -> None:
-    """An error that names every hint for a mesh whose axes are none of ours, by value and hint."""
-    ours = {name: mesh.size(subs) for name, subs in mesh.user_axes}
-    offenders = [
-        f"{path}: {spec.spec} is for a mesh {dict(spec.mesh.shape)}, the program's is {ours}"
-        for path, spec in said
-        if isinstance(spec, NamedSharding)
-        and mesh.under(spec.mesh.axis_names, spec.mesh.axis_sizes) is None
-    ]
+def _refuse_other_meshes(offenders: Sequence[str], name: str) -> None:
     if offenders:
         raise MeshError(
             message(
@@ -225,8 +213,7 @@ def _refuse_other_meshes(said: Iterable[tuple[str, Any]], name: str, mesh: Mesh)
         )
 
 
-def _raise_hint_error(problems: Iterable[str], name: str, mesh: Mesh) -> None:
-    problems = list(problems)
+def _refuse_misfits(problems: Sequence[str], name: str, mesh: Mesh) -> None:
     if not problems:
         return
     axes = ", ".join(f"{n}={mesh.size(subs)}" for n, subs in mesh.user_axes)

@@ -207,4 +207,5 @@ from meshwise._jax.trees import parts_of as parts_of
 from meshwise._jax.trees import paths_of as paths_of
 from meshwise._jax.twins import Twin as Twin
 from meshwise._jax.twins import call_twin as call_twin
+from meshwise._jax.wide_positions import at_wide_positions as at_wide_positions
 from meshwise._jax.written import spelled_out as spelled_out

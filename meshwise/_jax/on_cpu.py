@@ -65,7 +65,7 @@ PRODUCTS_ALONE = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_I
 @without_mesh()  # types of what is traced here would speak of a mesh in context
 def as_cpu_compiles(jaxpr: Any, sizes: Mapping[str, int]) -> Any:
     """The same per-device jaxpr over axes of some sizes; itself where nothing is said otherwise."""
-    compiling = _scattered_apart(_compiling(jaxpr))
+    compiling = _scattered_apart(_compiling(at_wide_positions(jaxpr)))
     compiling = _sums_apart(_borders_in_order(in_scattered_order(compiling)))
     # The older maker of kernels compiles each piece, and sooner where it is cut at a known place.
     cut = cut_before_joined if is_for_older(jaxpr, sizes) else cut_alike
@@ -195,12 +195,7 @@ def _said(eqn: JaxprEqn) -> list[JaxprEqn]:
         return group_after_group(eqn)
     if eqn.primitive is lax.top_k_p and jax.__version_info__ < (0, 11):
         return _whole(eqn)
-    return [
-        new
-        for wide in at_wide_positions(eqn)
-        for sent in _sent(wide)
-        for new in of_leading_dim(sent)
-    ]
+    return [new for sent in _sent(eqn) for new in of_leading_dim(sent)]
 
 
 def _in_rows(eqn: JaxprEqn) -> list[JaxprEqn]:

@@ -10,7 +10,7 @@ from typing import Any
 from jax import lax
 from jax import numpy as jnp
 
-from meshwise._jax.jaxprs import JaxprEqn, Var, new_eqn
+from meshwise._jax.jaxprs import JaxprEqn, Var, new_eqn, with_bodies, with_each
 
 SCATTERS = (
     lax.scatter_p,
@@ -22,7 +22,12 @@ SCATTERS = (
 )
 
 
-def at_wide_positions(eqn: JaxprEqn) -> list[JaxprEqn]:
+def at_wide_positions(jaxpr: Any) -> Any:
+    """A jaxpr of local arrays whose writes are at positions in such types, bodies included."""
+    return with_each(jaxpr, lambda eqn: _widened(with_bodies(eqn, at_wide_positions)))
+
+
+def _widened(eqn: JaxprEqn) -> list[JaxprEqn]:
     """An equation behind conversions of its positions, if their type holds too few places."""
     first, last = _positions(eqn)
     positions = eqn.invars[first:last]

@@ -32,7 +32,7 @@ from meshwise.run.transfers import (
     transfer_between,
 )
 from meshwise.run.within import plan_within, program_of_one
-from meshwise.trace import read_hint
+from meshwise.trace import Problems, read_hint
 
 
 @_jax.hides_frames
@@ -300,7 +300,8 @@ def _read(
 ) -> tuple[NamedSharding, list[str]]:
     """The same, on a mesh that is known."""
     refined = refine_mesh(own.axis_names, own.axis_sizes)
-    hint, problems = read_hint(spec, shape, refined, path, "")
+    wrong = Problems()
+    hint, problems = read_hint(spec, shape, refined, path, "", wrong), wrong.misfits
     if hint is not None and None in hint.dims and not may_be_open:
         problems = [f"{path}: {spec} leaves a dim open; here is nothing to complete it from"]
     if not problems and _is_elsewhere(spec, own):

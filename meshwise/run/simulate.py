@@ -68,7 +68,7 @@ def simulator(
     ]
     traced = Interpreter(mesh, is_stepped=False)
     stepped = Interpreter(mesh, is_stepped=True)
-    jaxpr = off_mesh(jaxpr)
+    jaxpr = _jax.at_wide_positions(off_mesh(jaxpr))
     whole = jax.jit(lambda values: traced.run(jaxpr, values))
 
     def run(args: Sequence[Any]) -> list[jax.Array]:

@@ -11,7 +11,7 @@ nothing (as `jnp.pad` does along dims that it does not pad). Passes behind look 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jax import lax
@@ -63,35 +63,36 @@ def _laid_so_before(eqn: JaxprEqn, makers: Mapping[Var, JaxprEqn]) -> Any:
     if eqn.primitive is lax.concatenate_p:
         parts = [a for a in eqn.invars if math.prod(shape_of(a))]
         return parts[0] if len(parts) == 1 and are_alike(parts[0], eqn.outvars[0]) else None
-    made: JaxprEqn | None = eqn
     is_other = False
-    while made is not None and _is_reshape(made):
-        array: Any = made.invars[0]
+    for array in _reshaped_from(eqn, makers):
         if are_alike(array, eqn.outvars[0]):
             return array if is_other else None
         is_other = is_other or _has_other_dims(array, eqn.outvars[0])
-        made = makers.get(array)
     return None
 
 
 def _without_detour(eqn: JaxprEqn, makers: Mapping[Var, JaxprEqn]) -> JaxprEqn:
     """A reshape of what had its dims, but for those of one, before they were joined or split."""
-    if not _is_reshape(eqn):
-        return eqn
-    made: JaxprEqn | None = eqn
-    sizes, array, is_detour = _sizes(eqn.outvars[0]), None, False
-    while made is not None and _is_reshape(made):
-        before: Any = made.invars[0]
-        if _sizes(before) != sizes:
+    array, is_detour = None, False
+    for before in _reshaped_from(eqn, makers):
+        if _sizes(before) != _sizes(eqn.outvars[0]):
             is_detour = True
         elif is_detour and type_of(before).dtype == type_of(eqn.outvars[0]).dtype:
             array = before
-        made = makers.get(before)
     if array is None:
         return eqn
     shape = shape_of(eqn.outvars[0])
     short = equations_of(eqn, [array], lambda x: lax.reshape(x, shape))
     return short[0] if short is not None and len(short) == 1 else eqn
+
+
+def _reshaped_from(eqn: JaxprEqn, makers: Mapping[Var, JaxprEqn]) -> Iterator[Any]:
+    """The arrays that a reshape, if it is one, is made of by reshapes alone, nearest first."""
+    made: JaxprEqn | None = eqn
+    while made is not None and _is_reshape(made):
+        array: Any = made.invars[0]
+        yield array
+        made = makers.get(array)
 
 
 def _sizes(array: Any) -> list[int]:

@@ -4,7 +4,9 @@ What compilers call common subexpressions, dead code, and code that is invariant
 of loops and branches stand in the program between marks (`_jax/control.py`).
 """
 
-from collections.abc import Sequence, Set
+import math
+from collections.abc import Sequence
+from heapq import heappop, heappush
 from typing import Any
 
 from jax import lax
@@ -136,12 +138,13 @@ def hoist_loop_invariants(eqns: Sequence[JaxprEqn]) -> list[JaxprEqn]:
     """Equations of a loop's body that read nothing made in it stand before the loop instead.
 
     Only where they, or all that is made of them, take no more memory than what is read, and not out
-    of branches, which may never run. What a barrier holds back stays, and what is only laid
-    otherwise (a transpose) for equations that stay: held throughout it would save no work worth its
-    memory.
+    of branches, which may never run. A loop may take no trip: then what has left it is computed all
+    the same, also what makes more than it reads. It has no effects, and takes the memory and time
+    of one step. What a barrier holds back stays, and what is only laid otherwise (a transpose) for
+    equations that stay: held throughout it would save no work worth its memory.
     """
     around = scopes(eqns)
-    homes = _homes(eqns, around)
+    homes = _Homes(eqns, around).settled()
     before: dict[int, list[JaxprEqn]] = {}
     kept: list[tuple[int, JaxprEqn]] = []
     for index, (eqn, scope, home) in enumerate(zip(eqns, around, homes, strict=True)):
@@ -152,82 +155,118 @@ def hoist_loop_invariants(eqns: Sequence[JaxprEqn]) -> list[JaxprEqn]:
     return [e for index, eqn in kept for e in (*before.get(index, ()), eqn)]
 
 
-def _homes(eqns: Sequence[JaxprEqn], around: Sequence[Scope]) -> list[Scope]:
-    """For each equation the scope that it is to stand in.
+class _Homes:
+    """For each equation the scope that it is to stand in: as far out as what it reads lets it.
 
-    What makes more than it reads leaves a loop only along with all that reads it.
+    But what makes more than it reads leaves a loop only along with all that reads it, and what is
+    only laid otherwise with some of that. Where one has to stay, its readers fall back, and what
+    they read has to be looked at again; nothing else, or chains would take the square of their
+    length.
     """
-    held: set[int] = set()
-    while True:
-        homes, larger = _free_homes(eqns, around, held)
-        _go_along(eqns, around, homes)
-        before = len(held)
-        read_in: dict[Var, set[Scope]] = {}
-        for index in reversed(range(len(eqns))):
-            readers = {s for v in eqns[index].outvars for s in read_in.get(v, ())}
-            if index in larger and not readers <= {homes[index]}:
-                held.add(index)
-                homes[index] = around[index]
-            for atom in eqns[index].invars:
-                if not isinstance(atom, Literal):
-                    read_in.setdefault(atom, set()).add(homes[index])
-        if len(held) == before:
-            return homes
 
+    def __init__(self, eqns: Sequence[JaxprEqn], around: Sequence[Scope]) -> None:
+        self._eqns, self._around = eqns, around
+        self._bodies = _repeated_bodies(eqns)
+        self._made_by = {v: i for i, eqn in enumerate(eqns) for v in eqn.outvars}
+        self._read = [[a for a in eqn.invars if not isinstance(a, Literal)] for eqn in eqns]
+        self._readers: list[list[int]] = [[] for _ in eqns]
+        for index in range(len(eqns)):
+            for maker in self._makers(index):
+                self._readers[maker].append(index)
+        self._of_nothing = {
+            v
+            for e, s in zip(eqns, around, strict=True)
+            if s and _is_of_nothing(e)
+            for v in e.outvars
+        }
+        self._held: set[int] = set()
+        self._free = list(around)  # as far out as what is read lets them stand
+        self._bytes: list[float] = [math.inf] * len(eqns)  # read by those that may stand elsewhere
+        self._homes = list(around)
 
-def _go_along(eqns: Sequence[JaxprEqn], around: Sequence[Scope], homes: list[Scope]) -> None:
-    """What is made of nothing, or only laid otherwise, stands where the outermost that reads it.
+    def settled(self) -> list[Scope]:
+        """The scopes when none falls back any more."""
+        onward, back = list(range(len(self._eqns))), []  # readers come later: they are heaps
+        while onward:
+            while onward:
+                index = _popped(onward)
+                if self._is_freed_otherwise(index):
+                    heappush(back, -index)
+                    for reader in self._readers[index]:
+                        if self._free[reader] != self._around[reader]:
+                            heappush(onward, reader)
+            while back:
+                index = -_popped(back)
+                if self._stands_otherwise(index):
+                    for maker in self._makers(index):
+                        if self._has_left(maker):
+                            heappush(back, -maker)
+                if index in self._held and self._free[index] != self._around[index]:
+                    heappush(onward, index)
+        return [self._with_readers(i) for i in range(len(self._eqns))]
 
-    What a loop's body makes of nothing keeps none of its readers there that read something else.
-    """
-    readers: dict[Var, Scope] = {}  # of those that stand outside of their loops the outermost
-    for index in reversed(range(len(eqns))):
-        eqn, home = eqns[index], homes[index]
-        if _is_of_nothing(eqn):
-            homes[index] = _outermost([home, *(readers.get(v, home) for v in eqn.outvars)])
-        elif _is_relaid(eqn) and not any(v in readers for v in eqn.outvars):
-            homes[index] = around[index]
-        elif home != around[index]:
-            for atom in eqn.invars:
-                if not isinstance(atom, Literal):
-                    readers[atom] = _outermost([readers.get(atom, home), home])
+    def _is_freed_otherwise(self, index: int) -> bool:
+        """Find how far out an equation may stand by what it reads; whether that is news.
 
-
-def _free_homes(
-    eqns: Sequence[JaxprEqn], around: Sequence[Scope], held: Set[int]
-) -> tuple[list[Scope], set[int]]:
-    """How far out each equation may stand, and which of those make more than they read.
-
-    Those that are held stay.
-    """
-    bodies = _repeated_bodies(eqns)
-    made: dict[Var, Scope] = {}
-    free: set[Var] = set()
-    sizes: dict[Var, int] = {}  # of what has moved, no more than what it was made of
-    homes: list[Scope] = []
-    larger: set[int] = set()
-    for index, (eqn, scope) in enumerate(zip(eqns, around, strict=True)):
-        home, read = scope, [a for a in eqn.invars if not isinstance(a, Literal)]
-        read = [a for a in read if a not in free] or read
-        if scope and _is_of_nothing(eqn):
-            free.update(eqn.outvars)
-        elif read and index not in held and not _stays(eqn):
-            places = [made.get(a, OUTERMOST) for a in read]
-            while home and home[-1] in bodies and all(is_visible(p, home[:-2]) for p in places):
+        What a body makes of nothing keeps none of its readers there that read something else.
+        """
+        eqn, home, read_bytes = self._eqns[index], self._around[index], math.inf
+        read = [a for a in self._read[index] if a not in self._of_nothing] or self._read[index]
+        if read and index not in self._held and not _stays(eqn):
+            places = [
+                self._free[self._made_by[a]] if a in self._made_by else OUTERMOST for a in read
+            ]
+            while home and home[-1] in self._bodies and _are_visible(places, home[:-2]):
                 home = home[:-2]
-            if home != scope:
-                before = sum(sizes.get(a, bytes_of(a)) for a in read)
-                if bytes_of(*eqn.outvars) > before:
-                    larger.add(index)
-                sizes.update((v, min(bytes_of(v), before)) for v in eqn.outvars)
-        made.update(dict.fromkeys(eqn.outvars, home))
-        homes.append(home)
-    return homes, larger
+            if home != self._around[index]:
+                read_bytes = sum(map(self._least_bytes, read))
+        known = self._free[index], self._bytes[index]
+        self._free[index], self._bytes[index] = home, read_bytes
+        return known != (home, read_bytes)
+
+    def _stands_otherwise(self, index: int) -> bool:
+        """Find where an equation stands among its readers, or must; whether that is news."""
+        eqn, home, around = self._eqns[index], self._free[index], self._around[index]
+        if _is_relaid(eqn) and not any(self._has_left(r) for r in self._readers[index]):
+            home = around
+        if home != around and bytes_of(*eqn.outvars) > self._bytes[index]:
+            if any(self._homes[r] != home for r in self._readers[index]):
+                home = around
+                self._held.add(index)
+        known, self._homes[index] = self._homes[index], home
+        return known != home
+
+    def _with_readers(self, index: int) -> Scope:
+        """Where an equation stands; of what is made of nothing the outermost that reads it says."""
+        home, readers = self._homes[index], self._readers[index]
+        if self._of_nothing.isdisjoint(self._eqns[index].outvars):
+            return home
+        return min([home, *(self._homes[r] for r in readers if self._has_left(r))], key=len)
+
+    def _makers(self, index: int) -> set[int]:
+        """Which equations make what one reads."""
+        return {self._made_by[a] for a in self._read[index] if a in self._made_by}
+
+    def _has_left(self, index: int) -> bool:
+        return self._homes[index] != self._around[index]
+
+    def _least_bytes(self, array: Var) -> float:
+        """Of an array, or what it was made of before the loop, the less."""
+        made_of = self._bytes[self._made_by[array]] if array in self._made_by else math.inf
+        return min(bytes_of(array), made_of)
 
 
-def _outermost(around: Sequence[Scope]) -> Scope:
-    """Of scopes around an equation the outermost."""
-    return min(around, key=len)
+def _are_visible(made: Sequence[Scope], reader: Scope) -> bool:
+    """Whether all that is made in some scopes can be read in another."""
+    return all(is_visible(scope, reader) for scope in made)
+
+
+def _popped(heap: list[int]) -> int:
+    """The least of a heap, taken out as often as it is there."""
+    least = heappop(heap)
+    while heap and heap[0] == least:
+        heappop(heap)
+    return least
 
 
 def _repeated_bodies(eqns: Sequence[JaxprEqn]) -> set[int]:

@@ -21,6 +21,18 @@ WRITES = {  # what writes into rows of zeros from a place on, and how many
         lambda x, s: lax.scatter_add(x, s[None, None], jnp.ones((1, 9, 8)), DIMS),
         9,
     ),
+    "rows of each step": (
+        lambda x, s: lax.fori_loop(
+            s, s + 9, lambda i, y: lax.dynamic_update_index_in_dim(y, y[0] + 1, i, 0), x
+        ),
+        9,
+    ),
+    "rows in a branch": (
+        lambda x, s: lax.cond(
+            x[0, 0] < 1, lambda: lax.dynamic_update_index_in_dim(x, x[0] + 1, s, 0), lambda: x
+        ),
+        1,
+    ),
     "gradient of a row": (
         lambda x, s: jax.grad(lambda x: lax.dynamic_index_in_dim(x, s, 0).sum())(x),
         1,
@@ -36,8 +48,9 @@ def test_rows_are_written_where_they_are_to_be(case, lies, mesh8):
     x = np.zeros((304, 8), np.float32)
     step = mw.jit(function, mesh=mesh8, in_shardings=(lies, None))
     for place in PLACES:
-        written = np.flatnonzero(np.asarray(step(x, place)).any(1))
-        assert list(written) == list(range(int(place), int(place) + rows)), place
+        for run in (step, step.partition(x, place).simulate):
+            written = np.flatnonzero(np.asarray(run(x, place)).any(1))
+            assert list(written) == list(range(int(place), int(place) + rows)), (run, place)
 
 
 @pytest.mark.parametrize(

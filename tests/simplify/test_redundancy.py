@@ -1,5 +1,8 @@
 """Equal equations are one, and only these."""
 
+import itertools
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,8 +13,9 @@ from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
 from meshwise import _jax
-from meshwise.flatten import flatten
+from meshwise.flatten import as_written, flatten
 from meshwise.ir.bodies import scopes
+from meshwise.simplify.redundancy import hoist_loop_invariants
 
 MESH = AbstractMesh((2,), ("x",))
 
@@ -93,6 +97,42 @@ def test_what_is_the_same_in_every_step_leaves_a_loop_unless_it_is_held_for_that
     inside = {eqn.primitive.name for eqn in scan.params["jaxpr"].jaxpr.eqns}
     assert not inside & {"sort", "cos"}
     assert all(v.aval.size < 4096 for v in scan.invars)
+
+
+def neighbours(count):
+    """Of rows an outer product each, in each step, and of these each with the next one.
+
+    The first is read by what is carried, so it stays; for that the second does, and so on.
+    """
+
+    def function(x, rows):
+        def step(carry, _):
+            outer = [row[:, None] * row for row in rows]
+            pairs = itertools.pairwise(outer)
+            return jnp.sin(carry + outer[0]) + sum((a * b).sum() for a, b in pairs), None
+
+        return lax.scan(step, x, None, length=3)[0]
+
+    rows = [jax.ShapeDtypeStruct((16,), jnp.float32)] * count
+    closed = jax.make_jaxpr(function)(jax.ShapeDtypeStruct((16, 16), jnp.float32), rows)
+    return as_written(closed, _jax.has_bodies).jaxpr.eqns
+
+
+def test_what_stays_for_what_stays_takes_no_square_of_the_chain():
+    def calls(count):
+        """How many functions Python calls for so many rows; nothing leaves the loop."""
+        eqns, seen = neighbours(count), []
+        before = sys.getprofile()
+        sys.setprofile(lambda _, event, __: seen.append(1) if event == "call" else None)
+        try:
+            hoisted = hoist_loop_invariants(eqns)
+        finally:
+            sys.setprofile(before)
+        assert [*map(id, hoisted)] == [*map(id, eqns)]
+        return len(seen)
+
+    small, middle, large = map(calls, (20, 40, 80))
+    assert large - middle < 2.15 * (middle - small)
 
 
 def next_rows(x):
