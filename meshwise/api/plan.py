@@ -96,11 +96,10 @@ def plan(
             comes back as `mw.UnevenArray`, and no sharding of `jax.jit` says it.
         progress: show how many were, and each that is better than those before.
 
-    A result that is an argument's next value, as the state of a training step is, is laid as that
-    is: one of its type that it meets element by element, or that trees, names or a type of which
-    there is one alone suggest. Give `out_shardings` for one that is not. Where the best plan leaves
-    an argument to completion, it leaves its next value, too. The time is predicted of the program
-    that is emitted, without overlap. Arguments go by position.
+    A result that is an argument's next value, as the state of a training step is, is laid as that,
+    or left to completion as that: one of its type that it meets element by element, or that trees,
+    names or a type of which there is one alone suggest. Give `out_shardings` for one that is not.
+    The time is predicted of what is emitted, without overlap. Arguments go by position.
 
     Raises MemoryLimitError where nothing within `max_bytes` is found, ArgumentError for what does
     not fit, and what `mw.jit` raises for such a call.
@@ -122,20 +121,15 @@ def plan(
         axes = {axis: size for axis, size in resolved.mesh.shape.items() if size > 1}
         limits: Any = {"max_bytes": most_bytes, "until": until, "uneven": uneven}
         found = search(pricing.groups, axes, pricing.outcome, **limits, tell=pricing.tell)
-    hints = pricing.specs(found.best.hints)
-    trees = pricing.trees(*hints)
-    planned = JitFunction(function.fn, _with_shardings(function.options, resolved.mesh, *trees))
+    ins, outs = pricing.specs(found.best.hints)
+    planned = JitFunction(function.fn, pricing.options_with(ins, outs))
     program = planned.partition(*args)
     assert pricing.unplanned is not None, "it is priced before the search"
     best = pricing.priced(found.best.hints, program.per_device, program.placements)
     if most_bytes is not None and best.peak_bytes > most_bytes:
         raise no_room(function.name, most_bytes, best, found)
     figures = best, pricing.unplanned, found.tried
-    return Planned(planned, program, *_shardings(program, hints[1]), pricing.groups, *figures)
-
-
-def _with_shardings(options: Options, mesh: Any, ins: Any, outs: Any) -> Options:
-    return replace(options, mesh=mesh, in_shardings=ins, out_shardings=outs)
+    return Planned(planned, program, *_shardings(program, outs), pricing.groups, *figures)
 
 
 def _shardings(program: SpmdProgram, said: Sequence[Any]) -> tuple[Any, Any]:
@@ -243,10 +237,11 @@ class _Pricing:
         axes = [e if isinstance(e, tuple) else (e,) if e else () for e in dims]
         return (*axes, *[()] * (rank - len(axes)))
 
-    def trees(self, ins: Sequence[Any], outs: Sequence[Any]) -> tuple[Any, Any]:
-        """Hints of all inputs and results as trees, of arguments and of results."""
+    def options_with(self, ins: Sequence[Any], outs: Sequence[Any]) -> Options:
+        """The options with hints of all inputs and results; None of those that are completed."""
         args, _ = jax.tree.unflatten(self.arguments.tree, ins[len(self.call.held) :])
-        return args, jax.tree.unflatten(self.call.out_tree, outs)
+        results = jax.tree.unflatten(self.call.out_tree, outs)
+        return replace(self.options, mesh=self.mesh, in_shardings=args, out_shardings=results)
 
 
 def _likely_states(arguments: Arguments, call: TracedCall) -> dict[int, list[int]]:
