@@ -23,6 +23,7 @@ from meshwise.api.meshes import (
     check_effects,
     check_hint_devices,
     check_regions,
+    check_saved,
     fill_placements,
     lies_on,
     mesh_said,
@@ -277,6 +278,7 @@ def plan_jaxpr(
     closed = _jax.without_dead(_jax.on_platform(closed, platform_of(mesh)))
     closed = with_counted_regions(_jax.spelled_out(closed, REGISTRY.rules))
     check_effects(name, mesh, closed)
+    check_saved(name, closed)
     closed = _jax.inspected(_jax.as_regions(closed, others.axes_of, mesh.size), mesh)
     in_specs = [_jax.spell(s, others.axes_of) for s in in_specs]
     out_specs = [_jax.spell(s, others.axes_of) for s in out_specs]

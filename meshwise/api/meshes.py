@@ -284,6 +284,22 @@ def check_effects(name: str, mesh: Any, jaxpr: Any) -> None:
         )
 
 
+def check_saved(name: str, jaxpr: Any) -> None:
+    """An error for programs of `jax.export` inside in which devices have parts of their own."""
+    offenders = list(dict.fromkeys(_jax.saved_with_regions(jaxpr)))
+    if offenders:
+        raise UnplannedError(
+            message(
+                f"{name} calls programs that were saved for several devices",
+                offenders,
+                "In a program that mw.jit or jax.shard_map made, and jax.export saved, each device "
+                "does its own part: it cannot be a part of another device's program.",
+                "Call it outside of the function, or jit both by jax.jit; or partition the "
+                "function that was saved.",
+            )
+        )
+
+
 def check_hint_devices(
     name: str, mesh: Any, program: Program, in_specs: Sequence[Any], out_specs: Sequence[Any]
 ) -> None:

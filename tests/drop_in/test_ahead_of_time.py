@@ -238,6 +238,20 @@ def test_exported_programs_of_uneven_dims_are_of_logical_arrays(rows):
     np.testing.assert_allclose(saved.call(placed), function(x), rtol=1e-5, atol=1e-6)
 
 
+def test_exported_programs_inside_of_others():
+    """What `jax.jit` made is a part like any other; of what `mw.jit` made `jax.jit` takes all."""
+    twice = {jit: exported(jit).call for jit in (jax.jit, mw.jit)}
+    given = put("x"), put()
+
+    def inside(call):
+        return mw.jit(lambda x, y: jnp.sin(call(x, y)) * 2)
+
+    expected = jnp.sin(X @ X) * 2
+    np.testing.assert_allclose(inside(twice[jax.jit])(*given), expected, rtol=1e-5)
+    with pytest.warns(mw.FallbackWarning, match="saved for several devices"):
+        np.testing.assert_allclose(inside(twice[mw.jit])(*given), expected, rtol=1e-5)
+
+
 def test_executables_written_and_read():
     program = compiled(mw.jit)
     read = serialize_executable.deserialize_and_load(*serialize_executable.serialize(program))
