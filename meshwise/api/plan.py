@@ -45,10 +45,10 @@ class Planned:
     """What `mw.plan` found: a function under `mw.jit` with the shardings, and what it comes to.
 
     `in_shardings`, of arguments that are not static, and `out_shardings` are trees of
-    `NamedSharding` as `mw.jit` and `jax.jit` take them; results that nobody hinted and that are no
-    next value of an argument are None there. The `groups` of arguments lie as `best.layouts` say,
-    None over parts of axes; `unplanned` are the figures without them, `tried` counts the plans
-    that were compared.
+    `NamedSharding` as `mw.jit` and `jax.jit` take them; results that are left to completion, as
+    those that nobody hinted and that are no next value of an argument, are None there. The
+    `groups` of arguments lie as `best.layouts` say, None over parts of axes; `unplanned` are the
+    figures without them, `tried` counts the plans that were compared.
     """
 
     function: JitFunction
@@ -96,10 +96,10 @@ def plan(
             comes back as `mw.UnevenArray`, and no sharding of `jax.jit` says it.
         progress: show how many were, and each that is better than those before.
 
-    A result that is an argument's next value, as the state of a training step is, lies as that
-    does: one of its type that it meets element by element, or that trees, names or a type of which
-    there is one alone suggest. Give `out_shardings` for one that is not. The time is predicted of
-    the program that is emitted, without overlap. Arguments go by position.
+    A result that is an argument's next value, as the state of a training step is, is laid as that,
+    or left to completion as that: one of its type that it meets element by element, or that trees,
+    names or a type of which there is one alone suggest. Give `out_shardings` for one that is not.
+    The time is predicted of what is emitted, without overlap. Arguments go by position.
 
     Raises MemoryLimitError where nothing within `max_bytes` is found, ArgumentError for what does
     not fit, and what `mw.jit` raises for such a call.
@@ -121,27 +121,21 @@ def plan(
         axes = {axis: size for axis, size in resolved.mesh.shape.items() if size > 1}
         limits: Any = {"max_bytes": most_bytes, "until": until, "uneven": uneven}
         found = search(pricing.groups, axes, pricing.outcome, **limits, tell=pricing.tell)
-    hints = pricing.hints(found.best.hints)
-    planned = JitFunction(function.fn, _with_shardings(function.options, resolved.mesh, *hints))
+    ins, outs = pricing.specs(found.best.hints)
+    planned = JitFunction(function.fn, pricing.options_with(ins, outs))
     program = planned.partition(*args)
     assert pricing.unplanned is not None, "it is priced before the search"
     best = pricing.priced(found.best.hints, program.per_device, program.placements)
     if most_bytes is not None and best.peak_bytes > most_bytes:
         raise no_room(function.name, most_bytes, best, found)
     figures = best, pricing.unplanned, found.tried
-    return Planned(planned, program, *_shardings(program, hints), pricing.groups, *figures)
+    return Planned(planned, program, *_shardings(program, outs), pricing.groups, *figures)
 
 
-def _with_shardings(options: Options, mesh: Any, ins: Any, outs: Any) -> Options:
-    return replace(options, mesh=mesh, in_shardings=ins, out_shardings=outs)
-
-
-def _shardings(program: SpmdProgram, hints: tuple[Any, Any]) -> tuple[Any, Any]:
-    """How arguments lie, and results of which it was said, as trees of shardings."""
-    said = jax.tree.leaves(hints[1], is_leaf=lambda x: x is None)
+def _shardings(program: SpmdProgram, said: Sequence[Any]) -> tuple[Any, Any]:
+    """How arguments lie, and results of which it was `said`, as trees of shardings."""
     outs = [o if s is not None else None for o, s in zip(program.placements[1], said, strict=True)]
-    lie = program.in_shardings
-    return lie, jax.tree.unflatten(program.out_tree, outs)
+    return program.in_shardings, jax.tree.unflatten(program.out_tree, outs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,7 +193,7 @@ class _Pricing:
         """What layouts of the groups come to; None where that cannot be planned."""
         self.display.count("plans compared")
         try:
-            per_device, _, places = self.partitioned(*self._specs(layouts))
+            per_device, _, places = self.partitioned(*self.specs(layouts))
         except MeshwiseError:
             return None
         return self.priced(layouts, per_device, places)
@@ -218,7 +212,7 @@ class _Pricing:
         lie = tuple([self._layout(places[0], group) for group in self.groups])
         return Outcome(hints, lie, seconds, memory.peak_bytes, per_device.wire_bytes)
 
-    def _specs(self, layouts: Layouts) -> tuple[list[Any], list[Any]]:
+    def specs(self, layouts: Layouts) -> tuple[list[Any], list[Any]]:
         """Hints for all arguments and results, by layouts of the groups."""
         in_specs, out_specs = list(self.call.in_specs), list(self.call.out_specs)
         for group, layout in zip(self.groups, layouts, strict=True):
@@ -243,11 +237,11 @@ class _Pricing:
         axes = [e if isinstance(e, tuple) else (e,) if e else () for e in dims]
         return (*axes, *[()] * (rank - len(axes)))
 
-    def hints(self, layouts: Layouts) -> tuple[Any, Any]:
-        """Trees of hints, of arguments and of results; None of those that are completed."""
-        ins, outs = self._specs(layouts)
+    def options_with(self, ins: Sequence[Any], outs: Sequence[Any]) -> Options:
+        """The options with hints of all inputs and results; None of those that are completed."""
         args, _ = jax.tree.unflatten(self.arguments.tree, ins[len(self.call.held) :])
-        return args, jax.tree.unflatten(self.call.out_tree, outs)
+        results = jax.tree.unflatten(self.call.out_tree, outs)
+        return replace(self.options, mesh=self.mesh, in_shardings=args, out_shardings=results)
 
 
 def _likely_states(arguments: Arguments, call: TracedCall) -> dict[int, list[int]]:

@@ -1,6 +1,7 @@
 """`mw.plan`: its programs compute what one device does, and its shardings are what it says."""
 
 import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -295,6 +296,23 @@ def test_dims_that_no_axis_divides_are_cut_where_that_is_asked_for():
     ours = found.function(found.function(u))
     assert isinstance(ours, mw.UnevenArray)
     np.testing.assert_allclose(np.asarray(ours), heat(heat(jnp.asarray(u))), rtol=1e-5, atol=1e-6)
+
+
+class State(NamedTuple):
+    w: Any
+    momentum: Any = None
+
+
+def test_trees_may_have_fields_that_are_none():
+    def step(state, x):
+        return State(state.w - 0.1 * (x.T @ (x @ state.w))), None, x.sum()
+
+    args = State(f32(512, 512)), f32(64, 512)
+    found = mw.plan(step, *args, mesh=mesh_of(x=8))
+    state, nothing, figure = found.out_shardings
+    assert (state.momentum, nothing, figure) == (None, None, None)
+    assert state == found.in_shardings[0]
+    assert state.w.spec != P()
 
 
 def test_what_it_says():
