@@ -95,6 +95,29 @@ def _reach(marks: Sequence[float], stages: int, longest: float) -> bool:
     return place == len(marks) - 1
 
 
+def by_first_reader(
+    eqns: Sequence[JaxprEqn], remade: Sequence[bool], results: Sequence[Any]
+) -> dict[int, list[int]]:
+    """For each equation that is made in one stage, those that are made with it, by their numbers.
+
+    That is itself, and of those that each stage makes for itself the ones that it is the first to
+    read, through others too. What nobody reads is left out; results are read by the last, and all
+    is made with the last equation where each is one that stages make for themselves.
+    """
+    groups: dict[int, list[int]] = {i: [] for i, again in enumerate(remade) if not again}
+    groups = groups or {len(eqns) - 1: []}
+    last = max(groups)
+    first = {a: last for a in results if not isinstance(a, Literal)}
+    for i in reversed(range(len(eqns))):
+        readers = [first[v] for v in eqns[i].outvars if v in first] if remade[i] else [i]
+        if readers:
+            reader = min(readers)
+            groups[reader].append(i)
+            read = [a for a in eqns[i].invars if not isinstance(a, Literal)]
+            first.update({a: min(reader, first.get(a, reader)) for a in read})
+    return {i: group[::-1] for i, group in groups.items()}
+
+
 def seconds_of(
     eqns: Sequence[JaxprEqn], inputs: Sequence[Var], results: Sequence[Any], hardware: Hardware
 ) -> list[float]:

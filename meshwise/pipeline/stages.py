@@ -15,6 +15,7 @@ A model without marks is cut where `balance.py` says.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from typing import Any
 
 from meshwise import _jax
@@ -23,7 +24,12 @@ from meshwise._jax.jaxprs import bodies_of, opened
 from meshwise._jax.pipelines import stage_boundary_p
 from meshwise.cost.hardware import GENERIC
 from meshwise.errors import PipelineError, message
-from meshwise.pipeline.balance import beginnings, crossing_bytes, seconds_of
+from meshwise.pipeline.balance import (
+    beginnings,
+    by_first_reader,
+    crossing_bytes,
+    seconds_of,
+)
 
 # One operator that cannot be cut takes at most so many even shares where stages are balanced.
 MOST_SHARES = 1.5
@@ -148,21 +154,30 @@ def _beginnings(closed: ClosedJaxpr, known: int, name: str, stages: int) -> froz
     inputs = [_jax.new_var(v.aval) for v in closed.jaxpr.invars]
     results = _inline(closed.jaxpr, closed.consts, inputs, flat)
     remade = _remade(flat.eqns, set(inputs[:known]), set(inputs[known:]))
-    seconds = seconds_of(flat.eqns, [*flat.constants, *inputs], results, GENERIC)
-    crossing = crossing_bytes(flat.eqns, [not r for r in remade], results)
-    begin = beginnings(seconds, crossing, stages, 1 / GENERIC.link_bytes_per_s)
-    longest = max(range(len(seconds)), key=seconds.__getitem__, default=0)
+    groups = by_first_reader(flat.eqns, remade, results)
+    order = [i for group in groups.values() for i in group]
+    eqns = [flat.eqns[i] for i in order]
+    seconds = seconds_of(eqns, [*flat.constants, *inputs], results, GENERIC)
+    crossing = crossing_bytes(eqns, [not remade[i] for i in order], results)
+    bounds = [0, *accumulate(map(len, groups.values()))]
+    begin = beginnings(
+        [sum(seconds[start:end]) for start, end in pairwise(bounds)],
+        [crossing[start] for start in bounds[:-1]],
+        stages,
+        1 / GENERIC.link_bytes_per_s,
+    )
     most = MOST_SHARES * sum(seconds) / stages
-    if begin is None or (seconds[longest] > most and _jax.has_jaxpr(flat.eqns[longest])):
-        raise _cannot_balance(name, stages, flat.eqns, seconds)
-    return frozenset(_outermost(flat.places[i]) for i in begin)
+    is_one = [t > most and _jax.has_jaxpr(e) for t, e in zip(seconds, eqns, strict=True)]
+    if begin is None or any(is_one):
+        raise _cannot_balance(name, stages, eqns, seconds)
+    own = list(groups)
+    return frozenset(_outermost(flat.places[own[i]], flat.places[own[i - 1]]) for i in begin)
 
 
-def _outermost(place: Place) -> Place:
-    """Where a call begins, for the place of its first equation."""
-    while len(place) > 1 and place[-1] == 0:
-        place = place[:-1]
-    return place
+def _outermost(place: Place, before: Place) -> Place:
+    """Where the outermost call begins that is around a place, and not around one `before` it."""
+    shared = next(n for n, number in enumerate(place) if before[n : n + 1] != (number,))
+    return place[: shared + 1]
 
 
 def _cannot_balance(

@@ -30,6 +30,11 @@ def loss_of(layer):
     return loss
 
 
+def cast_first(function):
+    """A function of weights in another precision; each stage casts the weights that it reads."""
+    return lambda params, x: function(jax.tree.map(lambda w: w.astype("float16"), params), x)
+
+
 def drawn(*shape):
     return np.random.default_rng(sum(shape)).normal(size=shape).astype(np.float32) / 4
 
@@ -42,6 +47,8 @@ LOSSES = {
     "recomputed layers": loss_of(jax.checkpoint(layer)),
     "all recomputed": jax.checkpoint(loss_of(layer)),
     "jitted layers": loss_of(jax.jit(layer)),
+    "weights cast at the top": cast_first(loss_of(layer)),
+    "weights cast in jitted layers": loss_of(jax.jit(cast_first(layer))),
 }
 
 
@@ -97,6 +104,34 @@ def test_a_heavy_head_has_a_stage_of_fewer_layers():
     first, last = (len(s.params) for s in found.stages)
     assert first > last
     assert 2 * LAYERS in found.stages[1].params
+
+
+def stages_of(loss, count):
+    leaves, tree = jax.tree.flatten((PARAMS, BATCH))
+    closed = jax.make_jaxpr(lambda *args: loss(*jax.tree.unflatten(tree, args)))(*leaves)
+    return cut(closed, 2 * LAYERS, 0, "loss", count).stages
+
+
+def test_a_term_of_weights_alone_counts_where_it_is_added():
+    def norm(params):
+        return sum((w**2).sum() for w in jax.tree.leaves(params))
+
+    def first(params, batch):
+        term = norm(params)
+        return LOSSES["jitted layers"](params, batch) + term
+
+    def last(params, batch):
+        return LOSSES["jitted layers"](params, batch) + norm(params)
+
+    found, same = [[s.params for s in stages_of(loss, 3)[:-1]] for loss in (first, last)]
+    assert found == same
+    assert all(found)
+
+
+def test_a_call_that_begins_with_what_is_remade_stays_one():
+    stages = stages_of(loss_of(jax.checkpoint(cast_first(layer))), 4)
+    names = [[e.primitive.name for e in s.jaxpr.eqns] for s in stages]
+    assert [n.count("remat2") + n.count("checkpoint") for n in names] == [2, 2, 2, 2]
 
 
 def took(begin, seconds, crossing, byte_s):
