@@ -18,7 +18,6 @@ which are launched once.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 from meshwise._jax import ClosedJaxpr, Jaxpr
 from meshwise.cost.gantt import Event, chrome_trace, draw, show_seconds
@@ -56,11 +55,10 @@ class Timeline:
         """Seconds of work of each resource, by its name."""
         return dict(self.busy)
 
-    @cached_property
+    @property
     def exposed_seconds(self) -> float:
-        """Seconds in which no kernel runs on the compute unit: what communication costs."""
-        spans = sorted((e.start_s, e.end_s) for e in self.events if e.resource == COMPUTE)
-        return self.seconds - sum(end - start for start, end in spans)
+        """Seconds in which nothing is computed, in loops too: what communication costs."""
+        return max(0.0, self.seconds - self.busy_seconds[COMPUTE])
 
     def __str__(self) -> str:
         """A Gantt chart of at most 100 columns, with the longest events listed."""

@@ -22,6 +22,7 @@ CODE_AROUND = 2  # lines shown around one that sends
 MOST_FILES = 8
 CHART, LABEL, BAR = 1000, 110, 26  # width of the drawing, of its names, and height of a row
 LEAST = 0.6  # narrower events are drawn as one with their neighbours
+BY_TURNS = "A loop is drawn as one, on all that it uses, and may use that by turns."
 
 STYLE = """
 :root {
@@ -198,7 +199,7 @@ def _code(facts: Facts) -> str:
         path, line = whose(collective.source)
         if line:
             sent[path][line] += collective.wire_bytes
-    most = max((size for lines in sent.values() for size in lines.values()), default=0.0)
+    most = max((size for lines in sent.values() for size in lines.values()), default=0.0) or 1.0
     ordered = sorted(sent, key=lambda path: -sum(sent[path].values()))
     files = [(path, text) for path in ordered if (text := _file(path, sent[path], most))]
     if not files:
@@ -268,7 +269,9 @@ def _timeline(facts: Facts, took: Timeline) -> str:
         f"{show_seconds(took.seconds)}; in {show_seconds(took.exposed_seconds)} of these nothing "
         "is computed."
     )
-    notes = "".join(f"<p>{escape(note)}</p>" for note in took.notes)
+    drawn = sum(event.seconds for event in took.events)
+    by_turns = [BY_TURNS] if drawn > sum(took.busy_seconds.values()) * (1 + 1e-9) else []
+    notes = "".join(f"<p>{escape(note)}</p>" for note in (*by_turns, *took.notes))
     return f"<h2>Timeline</h2><p>{escape(figures)}</p>{notes}{''.join(parts)}</svg>"
 
 

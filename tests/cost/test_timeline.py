@@ -214,6 +214,7 @@ def test_a_loop_is_its_body_times_its_trips():
     assert found.seconds == pytest.approx(7 * (PRODUCT + REDUCE_A) * NS)
     assert {e.resource for e in found.events} == {"compute", "link a"}
     assert {e.name for e in found.events} == {"scan x7"}
+    assert found.exposed_seconds == pytest.approx(7 * REDUCE_A * NS)
     assert found.busy_seconds["link a"] == pytest.approx(7 * REDUCE_A * NS)
 
 

@@ -11,6 +11,7 @@ from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
+from meshwise.cost.gantt import show_seconds
 from meshwise.report.text import kib
 from tests.report import programs
 
@@ -41,9 +42,9 @@ def scanned():
     return partitioned(layers, struct(16, 64), struct(4, 64, 64), in_shardings=specs)
 
 
-def by_hand():
+def by_hand(rows=8):
     return mw.SpmdProgram.from_shard_map(
-        lambda x: jax.lax.psum(x, "x") * 2, MESH, P("x"), P(), struct(8, 4)
+        lambda x: jax.lax.psum(x, "x") * 2, MESH, P("x"), P(), struct(rows, 4)
     )
 
 
@@ -63,6 +64,7 @@ PROGRAMS = {
     "nothing is sent": lambda: partitioned(jnp.sin, struct(8, 4), in_shardings=P("x")),
     "nothing at all": lambda: partitioned(lambda: None),
     "without a plan": by_hand,
+    "nothing in what is sent": lambda: by_hand(0),
     "a pipeline": lambda: partitioned(
         mw.pipeline_value_and_grad(
             lambda w, x: (mw.stage_boundary(x @ w) @ w).mean(), axis="x", microbatches=2
@@ -97,6 +99,19 @@ def words(text):
     return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", text)).split())
 
 
+def rows(page, title):
+    """The cells of the table below a title, a list a row; none where there is no such table."""
+    _, found, below = page.partition(f"<h2>{title}</h2>")
+    body = below.split("<h2>")[0].partition("<tbody>")[2] if found else ""
+    return [
+        [words(cell) for cell in re.findall(r"<td[^>]*>(.*?)</td>", row)]
+        for row in re.findall(r"<tr>(.*?)</tr>", body)
+    ]
+
+
+SENT = "Collectives, by the bytes that each device sends"
+
+
 @pytest.mark.parametrize("case", PROGRAMS)
 def test_a_page_is_whole_and_loads_nothing(case):
     page = PROGRAMS[case]().to_html()
@@ -110,17 +125,38 @@ def test_a_page_is_whole_and_loads_nothing(case):
 @pytest.mark.parametrize("case", PROGRAMS)
 def test_a_page_says_what_explain_says(case):
     program = PROGRAMS[case]()
-    said, page = program.explain(), words(program.to_html())
+    said, text = program.explain(), program.to_html()
+    page = words(text)
     figures = said.split("\n\n")[1]
     for line in figures.splitlines():
         assert " ".join(line.split()) in page
-    for c in program.collectives:
-        assert str(c.kind) in page
-    for path in (*program.in_paths[:1], *program.out_paths[:1]):
-        assert path in page
+    assert {row[3] for row in rows(text, SENT)} == {str(c.kind) for c in program.collectives}
+    assert [row[0] for row in rows(text, "Arguments")] == [*program.in_paths]
+    assert [row[0] for row in rows(text, "Results")] == [*program.out_paths]
     for taken in re.findall(r"taken   (.*)", said):
         assert taken in page
     assert ("because there is no rule" in page) == ("because there is no rule" in said)
+
+
+def test_rows_say_what_is_sent_and_how_arguments_lie():
+    page = megatron().to_html()
+    (sent,) = rows(page, SENT)
+    assert sent[:6] == ["6.0", "100.0%", "1", "all_reduce", "y", "f32[8,128]"]
+    assert sent[6].endswith("f32[16,128] [x, -] sum over y -> [x, -] for add")
+    assert [row[:3] for row in rows(page, "Arguments")] == [
+        ["args[0]", "f32[16,128]", "[x, -]"],
+        ["args[1]", "f32[128,512]", "[-, y]"],
+        ["args[2]", "f32[512,128]", "[y, -]"],
+    ]
+
+
+def test_in_a_loop_nothing_is_computed_while_it_sends():
+    program = scanned()
+    sent = program.timeline().busy_seconds["link y"]
+    page = words(program.to_html())
+    assert f"in {show_seconds(sent)} of these nothing is computed" in page
+    assert "A loop is drawn as one" in page
+    assert "A loop is drawn as one" not in words(megatron().to_html())
 
 
 def test_lines_of_the_code_stand_beside_what_they_send():
@@ -166,9 +202,10 @@ def test_many_short_events_are_drawn_as_few():
 
 def test_names_are_text():
     def function(x):
-        return x.sum()
+        return x["<b>&"].sum()
 
     function.__name__ = "a<b>&c"
-    page = partitioned(function, struct(8), in_shardings=P("x")).to_html()
+    page = partitioned(function, {"<b>&": struct(8)}, in_shardings=P("x")).to_html()
     assert "<b>" not in page
     assert "a&lt;b&gt;&amp;c" in page
+    assert rows(page, "Arguments")[0][0] == "args[0]['<b>&']"
