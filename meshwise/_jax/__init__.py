@@ -154,6 +154,7 @@ from meshwise._jax.on_tpu import as_tpu_compiles as as_tpu_compiles
 from meshwise._jax.on_tpu import as_tpu_runs as as_tpu_runs
 from meshwise._jax.platforms import on_platform as on_platform
 from meshwise._jax.regions import as_regions as as_regions
+from meshwise._jax.regions import axis_sizes_in as axis_sizes_in
 from meshwise._jax.regions import has_region as has_region
 from meshwise._jax.regions import is_same as is_same
 from meshwise._jax.regions import regions_in as regions_in

@@ -143,6 +143,12 @@ def regions_in(jaxpr: Any) -> list[str]:
     return [f"that at {source_summary(eqn)}" for eqn in _regions(jaxpr)]
 
 
+def axis_sizes_in(jaxpr: Any) -> dict[str, int]:
+    """The sizes of the axes that the regions of a jaxpr are over."""
+    meshes = [eqn.params["mesh"] for eqn in _regions(jaxpr) if "mesh" in eqn.params]
+    return {axis: size for mesh in meshes for axis, size in mesh.shape.items()}
+
+
 def _regions(jaxpr: Any) -> Iterator[JaxprEqn]:
     for eqn in opened(jaxpr).eqns:
         if eqn.primitive is region_p or eqn.primitive.name == "shard_map":

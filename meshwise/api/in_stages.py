@@ -1,6 +1,6 @@
 """What may not stand in the stages of a pipeline."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jax.sharding import PartitionSpec
@@ -28,6 +28,18 @@ def check_stages(name: str, closed: Any, mesh: Any) -> None:
         "all of them.",
         "Write the function for whole arrays, and say how they lie with mw.shard or in_shardings: "
         "what is sent over the other axes comes of it.",
+    )
+
+
+def refuse_references(name: str, held: Sequence[Any]) -> None:
+    """An error for references among the values that a loss function closes over."""
+    types = map(_jax.array_type, held)
+    _refuse(
+        f"{name} closes over a reference",
+        [f"{t}" for t in types if t is not None and not isinstance(t, _jax.ShapedArray)],
+        "The stages lie on several devices, and each forward is computed again: none sees what "
+        "another writes.",
+        "Close over what it holds, as ref[...], and return with has_aux what is to be written.",
     )
 
 

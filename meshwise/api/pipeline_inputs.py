@@ -2,13 +2,18 @@
 
 from typing import Any
 
-from meshwise.errors import PipelineError, message
+import jax
+import jax.numpy as jnp
+
+from meshwise import _jax
+from meshwise.api.arguments import describe
+from meshwise.errors import ArgumentError, PipelineError, message
 from meshwise.ir.numbers import whole_number
 from meshwise.pipeline.schedules import SCHEDULES
 
 
 def check_pipeline(
-    loss: Any, microbatches: Any, schedule: Any, chunks: Any, stages: Any
+    loss: Any, axis: Any, microbatches: Any, schedule: Any, chunks: Any, stages: Any
 ) -> tuple[int, int, int | None]:
     """The numbers of microbatches, chunks and stages; an error for what is no pipeline."""
     count, each = whole_number(microbatches), whole_number(chunks)
@@ -31,6 +36,15 @@ def check_pipeline(
                 [f"{loss!r:.60}"],
                 "A pipeline is of a function of (params, batch) that returns the loss.",
                 "Pass the function itself.",
+            )
+        )
+    if not isinstance(axis, str):
+        raise PipelineError(
+            message(
+                "mw.pipeline_value_and_grad was given an axis that is no name",
+                [f"axis={axis!r:.60}"],
+                "The stages of a pipeline lie along one axis of the mesh.",
+                "Give its name, as axis='stage'.",
             )
         )
     if count is None or count < 1:
@@ -58,3 +72,62 @@ def _stages(stages: Any, chunks: int) -> int:
             )
         )
     return count
+
+
+def check_arrays(name: str, what: str, tree: Any, are_types: bool = False) -> None:
+    """An error for leaves of parameters or a batch that are no arrays; types may do for these."""
+    offenders = []
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        is_type = isinstance(leaf, jax.ShapeDtypeStruct)
+        if _type_of(leaf) is None or (is_type and not are_types):
+            found = f"the type {_said(leaf)}" if is_type else _said(leaf)
+            offenders.append(f"{what}{jax.tree_util.keystr(path)} is {found}")
+    if offenders:
+        raise ArgumentError(
+            message(
+                f"{name} was given what is no array",
+                offenders,
+                "Parameters and batches are trees of arrays and numbers; of the batch of `pack` "
+                "types will do.",
+                "Pass arrays, of a Ref what it holds (ref[...]), and let the loss function close "
+                "over the rest. Where only types are wanted, call it under jax.eval_shape.",
+            )
+        )
+
+
+def check_loss(name: str, found: Any, has_aux: bool) -> None:
+    """An error for what a loss function may not return."""
+    is_pair = has_aux and isinstance(found, tuple) and len(found) == 2
+    loss = _type_of(found[0] if is_pair else found)
+    types = [_type_of(leaf) for leaf in jax.tree.leaves(found)]
+    floats = [t is not None and jnp.issubdtype(t.dtype, jnp.floating) for t in types]
+    if loss is None or loss.shape or not all(floats) or is_pair != has_aux:
+        rule = "A loss is one floating-point scalar, the mean over a microbatch"
+        more = "; with has_aux, a pair of it and a tree of floating-point arrays."
+        raise ArgumentError(
+            message(
+                f"{name} is no loss",
+                [f"it returns {jax.tree.map(_said, found)}"],
+                rule + (more if has_aux else "."),
+                "Return these alone." if has_aux else "Return the loss alone.",
+            )
+        )
+
+
+def show_type(t: Any) -> str:
+    """A type, as it is shown."""
+    return f"{t.dtype}[{','.join(map(str, t.shape))}]"
+
+
+def _said(leaf: Any) -> str:
+    """A type, or what there is in the place of an array."""
+    kind = _jax.array_type(leaf)
+    if kind is None:
+        return describe(leaf)
+    return show_type(kind) if isinstance(kind, _jax.ShapedArray) else f"{kind}"
+
+
+def _type_of(leaf: Any) -> Any:
+    """The type of an array or a number; None of anything else, as of a reference."""
+    kind = _jax.array_type(leaf)
+    return kind if isinstance(kind, _jax.ShapedArray) else None

@@ -12,8 +12,9 @@ from meshwise import _jax
 from meshwise._jax.explicit import auto_mesh
 from meshwise._jax.pipelines import hints_as_specs, hints_in, pipeline_p
 from meshwise.api.arguments import name_of
-from meshwise.api.in_stages import axes_named, check_hints, check_stages
-from meshwise.api.pipeline_inputs import check_pipeline
+from meshwise.api.in_stages import axes_named, check_hints, check_stages, refuse_references
+from meshwise.api.options import check_is_mesh
+from meshwise.api.pipeline_inputs import check_arrays, check_loss, check_pipeline, show_type
 from meshwise.api.specs import given_in_specs
 from meshwise.errors import ArgumentError, MeshError, PipelineError, message
 from meshwise.ir.mesh import refine_mesh
@@ -64,7 +65,7 @@ def pipeline_value_and_grad(
     Raises:
         PipelineError, ArgumentError, MeshError: when called, for what does not fit.
     """
-    count, each, cut_into = check_pipeline(loss, microbatches, schedule, chunks, stages)
+    count, each, cut_into = check_pipeline(loss, axis, microbatches, schedule, chunks, stages)
     return PipelinedLoss(loss, axis, count, schedule, each, cut_into, in_shardings, has_aux)
 
 
@@ -92,6 +93,8 @@ class PipelinedLoss:
         `params` is a tree of arrays, which every device along the axis then has all of, or
         `PackedParams`.
         """
+        check_arrays(self.__name__, "params", params)
+        check_arrays(self.__name__, "batch", batch)
         fed = jax.tree.map(self._microbatches, self._checked(batch))
         packed = params if isinstance(params, PackedParams) else None
         tree = packed.tree if packed else jax.tree.structure(params)
@@ -118,6 +121,9 @@ class PipelinedLoss:
         that in context (`jax.set_mesh`), is needed where its other axes shard parameters. Where it
         has devices, each gets its rows; without one, and in a trace, rows lie as they are made.
         """
+        check_is_mesh(mesh, f"pack of {self.__name__}")
+        check_arrays(self.__name__, "params", params)
+        check_arrays(self.__name__, "batch", batch, are_types=True)
         leaves, tree = jax.tree.flatten(params)
         context = auto_mesh(mesh) if mesh is not None else jax.sharding.get_abstract_mesh()
         with jax.sharding.use_abstract_mesh(context):
@@ -133,13 +139,16 @@ class PipelinedLoss:
         """The loss function traced, cut and placed; the values it closes over; the tree of aux."""
         params = jax.tree.unflatten(tree, types)
         self._check_params(params)
+        if self.stages is not None:
+            self._devices(self.stages, [f"stages={self.stages}"])
         parts = jax.tree.map(self._microbatch_type, batch)
         closed, held, aux = self._traced(types, tree, parts)
         closed = hints_as_specs(_jax.without_references(closed))
         if jax.sharding.get_abstract_mesh().axis_names:
             check_stages(self.__name__, closed, jax.sharding.get_abstract_mesh())
         found = cut(closed, len(types), len(held), self.__name__, self.stages)
-        devices = self._devices(len(found.stages), found.lines)
+        lines = [f"a boundary at {line}" for line in found.lines] or ["no boundary at all"]
+        devices = self._devices(len(found.stages), lines)
         placement = self._placed(found, params, parts)
         extra = (self.chunks,) if self.schedule == "interleaved" else ()
         schedule = SCHEDULES[self.schedule](devices, self.microbatches, *extra)
@@ -212,31 +221,20 @@ class PipelinedLoss:
 
         def flat(*args: Any) -> Any:
             leaves, rest = args[: len(types)], args[len(types) :]
-            return self.loss(jax.tree.unflatten(tree, leaves), jax.tree.unflatten(fed_tree, rest))
+            found = self.loss(jax.tree.unflatten(tree, leaves), jax.tree.unflatten(fed_tree, rest))
+            check_loss(self.__name__, found, self.has_aux)
+            return found
 
         closed, shape = jax.make_jaxpr(flat, return_shape=True)(*types, *fed)
-        is_pair = self.has_aux and isinstance(shape, tuple) and len(shape) == 2
-        loss, aux = shape if is_pair else (shape, ())
-        is_loss = isinstance(loss, jax.ShapeDtypeStruct) and not loss.shape
-        floats = [jnp.issubdtype(t.dtype, jnp.floating) for t in jax.tree.leaves(shape)]
-        if not is_loss or not all(floats) or is_pair != self.has_aux:
-            rule = "A loss is one floating-point scalar, the mean over a microbatch"
-            more = "; with has_aux, a pair of it and a tree of floating-point arrays."
-            raise ArgumentError(
-                message(
-                    f"{self.__name__} is no loss",
-                    [f"it returns {jax.tree.map(_show, shape)}"],
-                    rule + (more if self.has_aux else "."),
-                    "Return these alone." if self.has_aux else "Return the loss alone.",
-                )
-            )
+        refuse_references(self.__name__, closed.consts)
+        aux = shape[1] if self.has_aux else ()
         inner = closed.jaxpr
         first = len(types)
         inputs = [*inner.invars[:first], *inner.constvars, *inner.invars[first:]]
         opened = _jax.close_jaxpr([], inputs, inner.outvars, inner.eqns, [])
         return opened, [jnp.asarray(c) for c in closed.consts], jax.tree.structure(aux)
 
-    def _devices(self, stages: int, lines: Sequence[str]) -> int:
+    def _devices(self, stages: int, said: Sequence[str]) -> int:
         """How many devices the stages are for; an error where the mesh has another number."""
         mesh = jax.sharding.get_abstract_mesh()
         sizes = dict(zip(mesh.axis_names, mesh.axis_sizes, strict=True))
@@ -257,7 +255,7 @@ class PipelinedLoss:
             raise PipelineError(
                 message(
                     f"{self.__name__} has {stages} stages, for {along}{each} along {self.axis!r}",
-                    [f"a boundary at {line}" for line in lines] or ["no boundary at all"],
+                    said,
                     "A model with n stage boundaries has n + 1 stages, and there are to be as many "
                     "as devices times chunks.",
                     self._way_out(wanted, bool(devices)),
@@ -299,7 +297,7 @@ class PipelinedLoss:
 
     def _check_params(self, params: Any) -> None:
         leaves = zip(_paths(params), jax.tree.leaves(params), strict=True)
-        offenders = [f"params{p} is {_show(t)}" for p, t in leaves if not has_gradient(t)]
+        offenders = [f"params{p} is {show_type(t)}" for p, t in leaves if not has_gradient(t)]
         if offenders:
             raise ArgumentError(
                 message(
@@ -343,7 +341,3 @@ def _types(leaves: Sequence[Any], are_weak: bool = False) -> list[Any]:
 
 def _dtype(x: Any) -> Any:
     return x.dtype if hasattr(x, "dtype") else jnp.result_type(x)
-
-
-def _show(t: Any) -> str:
-    return f"{t.dtype}[{','.join(map(str, t.shape))}]"

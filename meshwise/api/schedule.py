@@ -51,6 +51,8 @@ def _partitioned(program: Any, args: Sequence[Any]) -> SpmdProgram:
         )
     try:
         inspect.signature(program).bind(*args)
+    except ValueError:
+        pass  # a builtin tells nobody what it takes; where it is called it says what it lacks
     except TypeError as lacking:
         raise ArgumentError(
             message(

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+import jax
+
 from meshwise import _jax
 from meshwise._jax import JaxprEqn, Literal, Var
 from meshwise.cost.hardware import Hardware
@@ -121,10 +123,14 @@ def by_first_reader(
 def seconds_of(
     eqns: Sequence[JaxprEqn], inputs: Sequence[Var], results: Sequence[Any], hardware: Hardware
 ) -> list[float]:
-    """Seconds of each equation on one device; those of a kernel of several count with its last."""
+    """Seconds of each equation on one device; those of a kernel of several count with its last.
+
+    What is sent in regions by hand, or over axes in context, is left out.
+    """
     found = [0.0] * len(eqns)
     jaxpr = _jax.close_jaxpr([], list(inputs), list(results), list(eqns), [])
-    for kernel in kernels_of(jaxpr, {}).kernels:
+    sizes = dict(jax.sharding.get_abstract_mesh().shape) | _jax.axis_sizes_in(jaxpr)
+    for kernel in kernels_of(jaxpr, sizes).kernels:
         found[kernel.equation] += kernel_seconds(kernel.work, hardware)
     return found
 

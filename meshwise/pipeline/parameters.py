@@ -68,7 +68,10 @@ class Rows:
         return self._all(found)
 
     def unpack_sums(self, buffers: Buffers) -> list[Any]:
-        """The leaves, each the sum over the rows that have it; zero where none does."""
+        """The leaves, each the sum over the rows that have it; zero where none does.
+
+        It is added up in 32 bits at least, of parts that were sent in the dtypes of the leaves.
+        """
         found: dict[int, Any] = {}
         for leaf, value in self._parts(buffers):
             more = value.astype(sum_dtype(value.dtype))

@@ -322,3 +322,11 @@ def test_figures_of_no_devices(devices):
         "Pass jax.devices(), some of them, a jax.sharding.Mesh, or nothing.",
         lambda: mw.calibrate(devices),
     )
+
+
+def test_a_builtin_says_itself_what_it_takes():
+    mesh = jax.sharding.AbstractMesh((2,), ("x",))
+    schedule = mw.Schedule(mw.jit(dict, mesh=mesh), {"a": np.ones(2)})
+    assert schedule.program.in_paths == ("args[0]['a']",)
+    with pytest.raises(TypeError, match="getattr expected at least 2 arguments"):
+        mw.Schedule(mw.jit(getattr, mesh=mesh), 1.0)

@@ -106,6 +106,28 @@ def test_a_heavy_head_has_a_stage_of_fewer_layers():
     assert 2 * LAYERS in found.stages[1].params
 
 
+def test_one_stage_of_nothing():
+    step = mw.pipeline_value_and_grad(lambda w, b: w, axis="stage", microbatches=2, stages=1)
+    value, gradient = step(np.float32(3), np.ones((4, 2), np.float32))
+    assert (value, gradient) == (3, 1)
+
+
+def test_regions_by_hand_are_priced_where_there_is_no_mesh():
+    def loss(w, batch):
+        x = np.float32(0.1) * batch @ w
+        less_mean = jax.shard_map(
+            lambda x: x - jax.lax.pmean(x, "d"),
+            mesh=mesh_of(d=2),
+            in_specs=P("d"),
+            out_specs=P("d"),
+        )
+        return (less_mean(x) @ w).sum()
+
+    args = drawn(WIDTH, WIDTH), drawn(8, WIDTH)
+    step = mw.pipeline_value_and_grad(loss, axis="stage", microbatches=1, stages=2)
+    assert_same(step(*args), jax.value_and_grad(loss)(*args))
+
+
 def stages_of(loss, count):
     leaves, tree = jax.tree.flatten((PARAMS, BATCH))
     closed = jax.make_jaxpr(lambda *args: loss(*jax.tree.unflatten(tree, args)))(*leaves)

@@ -157,6 +157,21 @@ def test_short_gradients_are_cast_once_they_are_added_up(dtype, in_rows):
     assert np.asarray(jax.jit(step)(w, rows)[1], np.float32) == 1.0
 
 
+@pytest.mark.parametrize("in_rows", [True, False])
+def test_short_gradients_of_what_several_stages_read(in_rows):
+    """In rows they are cast after the sum over the stages, else before it, too."""
+
+    def loss(w, batch):
+        x = mw.stage_boundary((batch[:, :1] @ w.astype(jnp.float32)).sum())
+        return x + (batch[:, 1:] @ w.astype(jnp.float32)).sum()
+
+    rows, w = np.asarray([[257.0, -256.0]] * 4, np.float32), jnp.ones((1, 1), "bfloat16")
+    step, mesh = mw.pipeline_value_and_grad(loss, axis="stage", microbatches=4), mesh_of(stage=2)
+    _, gradient = mw.jit(step, mesh=mesh)(step.pack(w, rows, mesh) if in_rows else w, rows)
+    gradient = gradient.unpack() if in_rows else gradient
+    assert np.asarray(gradient, np.float32) == (1.0 if in_rows else 0.0)
+
+
 def test_references_and_axes_of_one_device():
     def loss(weights, x):
         for k, w in enumerate(weights):
