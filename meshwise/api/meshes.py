@@ -60,9 +60,9 @@ def refuse_no_mesh(name: str) -> NoReturn:
     raise NoMeshError(
         message(
             f"{name} was called without a mesh",
-            ["mw.jit was given none, no sharding names one, and none is in context"],
+            ["no mesh= was given, no sharding names one, and none is in context"],
             "Every program is made for a mesh.",
-            "Give mw.jit a mesh= or NamedShardings, or call inside jax.set_mesh(mesh).",
+            "Give a mesh= or NamedShardings, or call inside jax.set_mesh(mesh).",
         )
     )
 

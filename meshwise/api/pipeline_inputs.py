@@ -109,7 +109,7 @@ def check_loss(name: str, found: Any, has_aux: bool) -> None:
                 f"{name} is no loss",
                 [f"it returns {jax.tree.map(_said, found)}"],
                 rule + (more if has_aux else "."),
-                "Return these alone." if has_aux else "Return the loss alone.",
+                "Return these alone, counts as floats." if has_aux else "Return the loss alone.",
             )
         )
 

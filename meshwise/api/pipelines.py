@@ -252,9 +252,10 @@ class PipelinedLoss:
             each = "" if self.chunks == 1 else f" of {self.chunks} chunks each"
             devices = sizes.get(self.axis)
             along = f"{devices} devices" if devices else "devices"
+            found = "1 stage" if stages == 1 else f"{stages} stages"
             raise PipelineError(
                 message(
-                    f"{self.__name__} has {stages} stages, for {along}{each} along {self.axis!r}",
+                    f"{self.__name__} has {found}, for {along}{each} along {self.axis!r}",
                     said,
                     "A model with n stage boundaries has n + 1 stages, and there are to be as many "
                     "as devices times chunks.",

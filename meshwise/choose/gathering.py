@@ -183,14 +183,15 @@ def _held(graph: Graph, axes: frozenset[str]) -> set[Var]:
     return found
 
 
-def _after(graph: Graph, nodes: Set[int], held: Set[Var] | None = None) -> set[int]:
+def _after(graph: Graph, nodes: Set[int], held: set[Var] | None = None) -> set[int]:
     """Nodes of little work that read what some nodes make, and what comes of it.
 
     So are products with vectors. And all that reads nothing else but what is `held`, if that is
     said.
     """
     found: set[int] = set()
-    have = set() if held is None else {v for i in nodes for v in graph.nodes[i].results} | held
+    made = {v for index in nodes for v in graph.nodes[index].results}
+    have = set[Var]() if held is None else made | held
     waiting = sorted(nodes)
     while waiting:
         readers = sorted(_readers(graph, graph.nodes[waiting.pop()]) - found)
@@ -202,14 +203,15 @@ def _after(graph: Graph, nodes: Set[int], held: Set[Var] | None = None) -> set[i
     return found
 
 
-def _with_makers(graph: Graph, nodes: Set[int], held: Set[Var]) -> set[int]:
+def _with_makers(graph: Graph, nodes: Set[int], held: set[Var]) -> set[int]:
     """Some nodes, and those that make what is `held` of what they read."""
     found, waiting = set(nodes), sorted(nodes)
     while waiting:
         read = held.intersection(graph.nodes[waiting.pop()].operands)
-        makers = {graph.values[v].maker for v in read} - {None} - found
-        found |= makers
-        waiting += sorted(makers)
+        makers = (graph.values[v].maker for v in read)
+        new = {maker for maker in makers if maker is not None} - found
+        found |= new
+        waiting += sorted(new)
     return found
 
 
@@ -225,7 +227,7 @@ def _may_be_whole(graph: Graph, node: Node) -> bool:
     return _is_of_little_work(graph, node)
 
 
-def _may_follow(graph: Graph, node: Node, have: Set[Var]) -> bool:
+def _may_follow(graph: Graph, node: Node, have: set[Var]) -> bool:
     """Whether every device may do all of a node, of whose operands it has some, or all."""
     if node.index in graph.once(("fixed",), lambda: fixed_axes(graph)):
         return False

@@ -163,10 +163,10 @@ def test_shardings_of_keyword_and_static_arguments(mesh2x4):
 
 
 NO_MESH = (
-    "step was called without a mesh: mw.jit was given none, no sharding names one, and none is in"
+    "step was called without a mesh: no mesh= was given, no sharding names one, and none is in"
     " context\n"
     "Every program is made for a mesh.\n"
-    "Give mw.jit a mesh= or NamedShardings, or call inside jax.set_mesh(mesh)."
+    "Give a mesh= or NamedShardings, or call inside jax.set_mesh(mesh)."
 )
 
 

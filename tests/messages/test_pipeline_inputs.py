@@ -94,7 +94,7 @@ def test_words_are_no_loss_and_no_aux():
         mw.ArgumentError,
         """with_a_word is no loss: it returns ('float32[]', {'a': "a str: 'x'"})\n"""
         f"{rule}; with has_aux, a pair of it and a tree of floating-point arrays.\n"
-        "Return these alone.",
+        "Return these alone, counts as floats.",
         lambda: call(with_a_word, has_aux=True),
     )
 

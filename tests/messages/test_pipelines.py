@@ -102,7 +102,7 @@ def test_what_is_no_loss():
 def test_what_is_no_loss_with_more():
     rule = (
         "A loss is one floating-point scalar, the mean over a microbatch; with has_aux, a pair of"
-        " it and a tree of floating-point arrays.\nReturn these alone."
+        " it and a tree of floating-point arrays.\nReturn these alone, counts as floats."
     )
     check(
         mw.ArgumentError,

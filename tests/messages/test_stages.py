@@ -33,7 +33,7 @@ def test_another_number_of_stages():
     )
     check(
         mw.PipelineError,
-        "uncut has 1 stages, for 2 devices of 3 chunks each along 'data': no boundary at all\n"
+        "uncut has 1 stage, for 2 devices of 3 chunks each along 'data': no boundary at all\n"
         "A model with n stage boundaries has n + 1 stages, and there are to be as many as devices"
         " times chunks.\n"
         "Put mw.stage_boundary in 5 places, or say stages=6 without any.",
@@ -41,7 +41,7 @@ def test_another_number_of_stages():
     )
     check(
         mw.PipelineError,
-        "uncut has 1 stages, for devices of 2 chunks each along 'stage': no boundary at all\n"
+        "uncut has 1 stage, for devices of 2 chunks each along 'stage': no boundary at all\n"
         "A model with n stage boundaries has n + 1 stages, and there are to be as many as devices"
         " times chunks.\n"
         "Put mw.stage_boundary in other places, or choose other chunks.",
