@@ -43,7 +43,9 @@ def calibrate(
 
     Each kind of collective is run at three sizes, for its latency and its bandwidth; a product and
     a sum on all devices at once. That takes some seconds. Of a `jax.sharding.Mesh` the link of each
-    axis is measured too: all groups along it at once. `again` measures although there are figures.
+    axis is measured too, all groups along it at once; its devices' figures are those of any mesh of
+    so many. They are kept in `$XDG_CACHE_HOME/meshwise`, by default `~/.cache/meshwise`. `again`
+    measures although there are figures.
     Raises ArgumentError for what are no devices, and for devices of several processes.
     """
     if isinstance(devices, Mesh):
@@ -54,7 +56,10 @@ def calibrate(
         links = measure_axes(devices)
         axes = [(axis, _dated(figures)) for axis, figures in links.axes]
         links = dataclasses.replace(links, device=_dated(links.device), axes=tuple(axes))
-        _keep(_path(list(devices.devices.flat), devices), links)
+        flat = list(devices.devices.flat)
+        _keep(_path(flat, devices), links)
+        if again or kept(flat) is None:
+            _keep(_path(flat), links.device)
         return links
     chosen = _devices(jax.devices() if devices is None else devices)
     known = None if again else kept(chosen)
@@ -139,7 +144,7 @@ def figures_of(hardware: Hardware | str, mesh: Any) -> Hardware:
                 "Give the figures of a device: hardware=, with what mw.calibrate measured of one.",
             )
         )
-    known = kept(list(mesh.devices.flat)) or getattr(kept_of_mesh(mesh), "device", None)
+    known = kept(list(mesh.devices.flat))
     if known is None:
         raise ArgumentError(
             message(

@@ -86,6 +86,7 @@ def test_the_link_of_each_axis(quick, mesh2x4):
     links = mw.calibrate(mesh2x4)
     assert isinstance(links, Links)
     assert mw.calibrate(mesh2x4) == links
+    assert mw.calibrate(mesh2x4.devices.flat) == links.device
     assert quick == [dict(mesh2x4.shape)]
     assert [axis for axis, _ in links.axes] == list(mesh2x4.axis_names)
     for axis in mesh2x4.axis_names:
