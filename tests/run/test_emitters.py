@@ -84,6 +84,8 @@ PROGRAMS = {
     "numbers that share a byte": (padded, (X > 0).astype(jnp.int2), False),
     "booleans clamped": (lambda x: lax.clamp(x, ~x, ~x), X > 0, False),
     "booleans clamped in a body": (clamped_in_a_body, X > 0, False),
+    "booleans clipped": (lambda x: jnp.clip(x, False, True), X > 0, False),
+    "the greater of booleans": (lambda x: jnp.maximum(x, ~x), X > 0, True),
     "booleans padded": (padded, X > 0, True),
 }
 
