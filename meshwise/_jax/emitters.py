@@ -10,8 +10,8 @@ sums, moves and scatters slower. Behind a product it computes functions as `tanh
 buffer, one number after another; and it is slow to put in order what was gathered along a minor
 dim. Of numbers of two bits it cannot make all kernels, and ends the process; nor can it clamp
 booleans, as XLA has it do for a minimum behind a maximum. What it reads before and behind a choice
-of places, as a pad, a concatenation or a reversal makes, it makes twice, and all that this is made
-of: of many in a row 2**n times.
+of places, as a pad, a concatenation, a reversal or a gather makes, it makes twice, and all that
+this is made of: of many in a row 2**n times.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -55,7 +55,7 @@ MANY_REORDERED = 1500
 MANY_SCATTERED = 2**14
 # Where the older chooses among places, and what begins a new kernel. What is doubled so often is
 # made in a tenth of a second, and each time more takes twice as long.
-_CHOICES = (lax.pad_p, lax.concatenate_p, lax.rev_p)
+_CHOICES = (lax.pad_p, lax.concatenate_p, lax.rev_p, lax.gather_p)
 _OF_THEIR_OWN = (
     lax.dot_general_p,
     lax.conv_general_dilated_p,
