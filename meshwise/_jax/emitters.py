@@ -9,8 +9,9 @@ module, and takes half as long or less. What it makes of most short arrays is as
 sums, moves and scatters slower. Behind a product it computes functions as `tanh` in the product's
 buffer, one number after another; and it is slow to put in order what was gathered along a minor
 dim. Of numbers of two bits it cannot make all kernels, and ends the process; nor can it clamp
-booleans. What it reads before and behind a choice of places, as a pad, a concatenation or a
-reversal makes, it makes twice, and all that this is made of: of many in a row 2**n times.
+booleans, as XLA has it do for a minimum behind a maximum. What it reads before and behind a choice
+of places, as a pad, a concatenation, a reversal or a gather makes, it makes twice, and all that
+this is made of: of many in a row 2**n times.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -54,7 +55,7 @@ MANY_REORDERED = 1500
 MANY_SCATTERED = 2**14
 # Where the older chooses among places, and what begins a new kernel. What is doubled so often is
 # made in a tenth of a second, and each time more takes twice as long.
-_CHOICES = (lax.pad_p, lax.concatenate_p, lax.rev_p)
+_CHOICES = (lax.pad_p, lax.concatenate_p, lax.rev_p, lax.gather_p)
 _OF_THEIR_OWN = (
     lax.dot_general_p,
     lax.conv_general_dilated_p,
@@ -141,7 +142,7 @@ def _older_makes(counted: Sequence[tuple[JaxprEqn, int]], sizes: Mapping[str, in
         return False
     eqns, arrays = [eqn for eqn, _ in counted], _arrays(counted)
     pieces = sum(group_size(eqn, sizes) for eqn in eqns if eqn.primitive is lax.all_to_all_p)
-    is_for_newer = any(map(_array_is_for_newer, arrays)) or any(map(_clamps_booleans, eqns))
+    is_for_newer = any(map(_array_is_for_newer, arrays)) or _clamp_booleans(eqns)
     if pieces > len(eqns) or _are_repeated(eqns) or is_for_newer or _is_slower(counted):
         return False
     return _times_doubled(eqns) <= MOST_DOUBLED
@@ -243,6 +244,8 @@ def _array_is_for_newer(aval: Any) -> bool:
     return bits < 8 or (bits == 8 and jax.numpy.issubdtype(dtype, np.floating))
 
 
-def _clamps_booleans(eqn: JaxprEqn) -> bool:
-    """Whether it is a clamp that the older refuses."""
-    return eqn.primitive is lax.clamp_p and _dtype(eqn.outvars[0].aval) == np.bool_
+def _clamp_booleans(eqns: Sequence[JaxprEqn]) -> bool:
+    """Whether there is a clamp that the older refuses, or what one is made of."""
+    bounds = [eqn for eqn in eqns if eqn.primitive in (lax.clamp_p, lax.max_p, lax.min_p)]
+    found = {eqn.primitive for eqn in bounds if _dtype(eqn.outvars[0].aval) == np.bool_}
+    return lax.clamp_p in found or len(found) > 1

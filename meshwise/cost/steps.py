@@ -2,9 +2,9 @@
 
 Calls (`jit`, `remat`, custom derivatives, `shard_map`) are entered, so that what XLA fuses across
 them is fused here too. A call whose name begins with `fused_` stays one step: it stands for one
-kernel. So do loops and choices, whose bodies are `Steps` of their own. Equations that compute
-nothing (reshapes, casts of a device-variance type, collectives over a single device) are no steps:
-their result is their operand.
+kernel. So do loops and choices, whose bodies are `Steps` of their own; a loop of one trip, which
+XLA drops, is entered as a call is. Equations that compute nothing (reshapes, casts of a
+device-variance type, collectives over a single device) are no steps: their result is their operand.
 """
 
 import math
@@ -162,7 +162,7 @@ class _Walk:
                 else:
                     names[var] = operand
             return
-        body = None if fused_name(eqn) else call_body_of(eqn)
+        body = None if fused_name(eqn) else _runs_once(eqn) or call_body_of(eqn)
         if body is not None:
             self._enter_call(body, index, operands, eqn.outvars, names)
             return
@@ -208,6 +208,12 @@ def call_body_of(eqn: JaxprEqn) -> Any:
         return opened(eqn.params["jaxpr"])
     body = call_body(eqn)
     return None if body is None else opened(body.jaxpr)
+
+
+def _runs_once(eqn: JaxprEqn) -> Any:
+    """The open body of a loop of one trip: operands and results are its own, under other dims."""
+    is_once = eqn.primitive.name == "scan" and eqn.params["length"] == 1
+    return opened(eqn.params["jaxpr"]) if is_once else None
 
 
 def _bodies_of(eqn: JaxprEqn, axis_sizes: Mapping[str, int]) -> Iterator[Body]:

@@ -38,12 +38,33 @@ def read_in_a_loop(x):
     return lax.fori_loop(0, 3, lambda _, c: (x @ ones * c).mean(), x[0, 0])
 
 
+def in_a_loop_of_one_trip(x, c):
+    """As of layers of which there is one: XLA drops the loop."""
+    return (lax.scan(lambda h, _: (x @ h, None), spread(c, 64, 64), None, length=1)[0] ** 2).sum()
+
+
+def spread_in_a_loop_of_one_trip(x, c):
+    twice = lax.scan(lambda h, _: (h * 2, None), spread(c, 64, 64), None, length=1)[0]
+    return (x @ twice).sum()
+
+
+def summed_by_hand(x, c):
+    return lax.reduce((x @ spread(c, 64, 64)) ** 2, np.float32(0), lambda a, b: a + b, (0, 1))
+
+
+def over_all_places(x, c):
+    """A convolution of one row with one column."""
+    left, right = (x @ spread(c, 64, 64))[None, None], x[None, None]
+    return lax.conv_general_dilated(left, right, (1, 1), "VALID")
+
+
 def carried_from_ones(x):
     step = lambda _, c: jnp.tanh(x @ c) / jnp.abs(c).max()  # noqa: E731
     return lax.fori_loop(0, 3, step, jnp.ones((64, 64)))
 
 
 X = f32(64, 64)
+B = jax.ShapeDtypeStruct((64, 64), jnp.uint8)
 # What it is of, and whether it may go wrong.
 CASES = {
     "a spread number": (lambda x, c: ((x @ spread(c, 64, 64)) ** 2).sum(), (X, f32()), True),
@@ -65,6 +86,19 @@ CASES = {
     "in a loop": (in_a_loop, (X, f32()), True),
     "ones that a loop reads": (read_in_a_loop, (X,), True),
     "ones that a loop begins with": (carried_from_ones, (X,), False),
+    "in a loop of one trip": (in_a_loop_of_one_trip, (X, f32()), True),
+    "spread in a loop of one trip": (spread_in_a_loop_of_one_trip, (X, f32()), True),
+    "summed by hand": (summed_by_hand, (X, f32()), True),
+    "times a vector": (
+        lambda x, c: jnp.vdot(x @ spread(c, 64, 64), x), (X, f32()), True,
+    ),
+    "rows times rows": (
+        lambda x, c: jnp.einsum("ij,ij->i", x @ spread(c, 64, 64), x), (X, f32()), True,
+    ),
+    "over all places": (over_all_places, (X, f32()), True),
+    "a vector of a spread number": (
+        lambda x, c: jnp.vdot(x, spread(c, 64, 64)), (X, f32()), False,
+    ),
     "behind a call": (
         lambda x, c: jax.jit(lambda y: (x @ y).sum())(spread(c, 64, 64)), (X, f32()), True,
     ),
@@ -79,6 +113,28 @@ CASES = {
     ),
     "many rows": (lambda a, b: ((a @ b.T) ** 2).sum(0), (f32(3, 3), f32(32769, 3)), BEFORE_11),
     "fewer rows": (lambda a, b: ((a @ b.T) ** 2).sum(0), (f32(3, 3), f32(32768, 3)), False),
+    # Of 8 bits.
+    "a difference": (lambda a, b: (a - b).mean(), (B, B), True),
+    "the extreme of one": (lambda a, b: (a - b).max(1).mean(), (B, B), True),
+    "a remainder's sign": (lambda a, b: jnp.sign((a % b).astype(jnp.int8)).mean(), (B, B), True),
+    "cut off": (lambda x: jnp.abs(x - x.astype(jnp.int8)).max(), (X,), True),
+    "another sign": (lambda a: a.astype(jnp.int8).mean(), (B,), True),
+    "an outer product": (lambda a, b: jnp.outer(a[0], b[0]).mean(), (B, B), True),
+    "added in place": (lambda a, b: a.at[:].add(b).mean(), (B, B), True),
+    "a running sum": (lambda a: jnp.cumsum(a, 0, jnp.uint8).mean(), (B,), True),
+    "times rows": (
+        lambda a, b: jnp.vdot((a - b).astype(jnp.float32), b.astype(jnp.float32)), (B, B), True,
+    ),
+    "few differences": (lambda a, b: (a - b)[:8].mean(), (B, B), False),
+    "differences that nobody sums": (lambda a, b: (a - b).astype(jnp.float32), (B, B), False),
+    "read": (lambda a: (a.astype(jnp.float32) / 255).mean(), (B,), False),
+    "moved and chosen": (
+        lambda a, b: jnp.where(a > b, a.T, jnp.flip(jnp.maximum(a, b)))[1:].mean(), (B, B), False,
+    ),
+    "a mask": (lambda a, b: (a > b).astype(jnp.uint8).mean(), (B, B), False),
+    "of 16 bits": (
+        lambda a, b: (a - b).mean(), (jax.ShapeDtypeStruct((64, 64), jnp.int16),) * 2, False,
+    ),
 }  # fmt: skip
 
 
@@ -107,7 +163,33 @@ def hinted_norm(x):
     return ((x @ spread) ** 2).sum()
 
 
+def vdot_of_hinted(x):
+    """In a loop of one trip, and times a vector."""
+    spread = mw.shard(jnp.broadcast_to(jnp.float32(1 / 64**2), (64, 64)), P())
+    product = lax.scan(lambda _, x: (None, x @ spread), None, x[None])[1][0]
+    return jnp.vdot(product, x)
+
+
+def of_8_bits(*shape):
+    return np.random.default_rng(sum(shape)).integers(0, 256, shape, np.uint8)
+
+
+def cut_off(x):
+    return jnp.abs(x - x.astype(jnp.int8)).max()
+
+
 RUN = {
+    "difference of 8 bits": (
+        lambda a, b: (a - b).mean(), (of_8_bits(512, 64), of_8_bits(512, 65)[:, :-1]),
+        (P("x"), P("x")), lambda a, b: ((a - b) % 256).mean(),
+    ),
+    "cut off at 8 bits": (
+        cut_off, (drawn(512, 64),), P("x"), lambda x: np.abs(x - np.trunc(x)).max(),
+    ),
+    "layers of which there is one": (
+        vdot_of_hinted, (drawn(512, 64),), P("x"),
+        lambda x: ((x.sum(1) / 64**2) * x.sum(1)).sum(),
+    ),
     "norm of a gradient of means": (
         hinted_norm, (drawn(512, 64),), P("x"),
         lambda x: ((x.sum(1) / 64**2) ** 2).sum() * 64,

@@ -79,11 +79,23 @@ PROGRAMS = {
     "rows added one after another": (partial(added_up, times=16), X, False),
     "a few rows added one after another": (partial(added_up, times=4), X, True),
     "added to their reversal many times": (repeated(lambda x: x + x[:, ::-1], 14), X, False),
+    "added to its gathered rows many times": (
+        repeated(lambda x: x + x[:, jnp.arange(64) ^ 3], 14),
+        X,
+        False,
+    ),
+    "added to its gathered rows a few times": (
+        repeated(lambda x: x + x[:, jnp.arange(64) ^ 3], 4),
+        X,
+        True,
+    ),
     "layers, some hundred": (repeated(lambda x: x @ X[:, ::2] @ X[:32], 300), X, True),
     "layers, many hundred": (repeated(lambda x: x @ X[:, ::2] @ X[:32], 600), X, False),
     "numbers that share a byte": (padded, (X > 0).astype(jnp.int2), False),
     "booleans clamped": (lambda x: lax.clamp(x, ~x, ~x), X > 0, False),
     "booleans clamped in a body": (clamped_in_a_body, X > 0, False),
+    "booleans clipped": (lambda x: jnp.clip(x, False, True), X > 0, False),
+    "the greater of booleans": (lambda x: jnp.maximum(x, ~x), X > 0, True),
     "booleans padded": (padded, X > 0, True),
 }
 

@@ -1,5 +1,6 @@
 """What the library of kernels that XLA on CPU calls knows to make (XLA's `YnnMatcher`)."""
 
+from math import prod
 from typing import Any
 
 from jax import numpy as jnp
@@ -30,8 +31,23 @@ def is_reduced_by_library(eqn: JaxprEqn, elements: int) -> bool:
 
 
 def may_be_reduced_by_library(eqn: JaxprEqn, elements: int) -> bool:
-    """Whether XLA may make such a sum or extreme of it: of short floats, or windows, too."""
-    return eqn.primitive.name.startswith("reduce_") and elements >= _LONG_ELEMENTS
+    """Whether XLA may make such a sum or extreme of it: of short floats, windows, vectors, too."""
+    is_known = eqn.primitive.name.startswith("reduce") or _is_of_vectors(eqn)
+    return is_known and elements >= _LONG_ELEMENTS
+
+
+def _is_of_vectors(eqn: Any) -> bool:
+    """Whether it is a product of one row with one column, or many such: XLA makes sums of these."""
+    params = eqn.params
+    match eqn.primitive.name:
+        case "dot_general":
+            (_, _), (batch, _) = params["dimension_numbers"]
+            pairs = prod(eqn.invars[0].aval.shape[d] for d in batch)
+        case "conv_general_dilated":
+            pairs = max(params["feature_group_count"], params["batch_group_count"])
+        case _:
+            return False
+    return eqn.outvars[0].aval.size <= pairs
 
 
 def is_made_by_library(eqn: JaxprEqn, elements: int) -> bool:

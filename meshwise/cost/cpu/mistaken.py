@@ -2,21 +2,34 @@
 
 What it makes around a long sum or extreme (`cost/cpu/library.py`) is wrong, by any amount, where a
 product is in it whose right operand is made there of less than it has elements, as of a number that
-is spread: `sum((x @ broadcast(c)) ** 2)`, the norm of a gradient of means. Until JAX 0.11 also
-where an operand of a product has more than 32,768 rows; and what has seven dims ends the process.
-Products that it makes each for itself are right. What is told here is more than what goes wrong:
-whether it can, by what there is in one body, in whatever kernels.
+is spread: `sum((x @ broadcast(c)) ** 2)`, the norm of a gradient of means. So it is where integers
+of 8 bits are computed in it: as floats, of which none wraps and nothing is cut off. Until JAX 0.11
+also where an operand of a product has more than 32,768 rows; and what has seven dims ends the
+process. Products that it makes each for itself are right. What is told here is more than what goes
+wrong: whether it can, by what there is in one body, in whatever kernels.
 """
 
 from collections.abc import Collection, Iterator, Mapping
 from math import prod
 from typing import Any
 
+from jax import numpy as jnp
+
 from meshwise._jax import LIBRARY_ERRS_OVER
 from meshwise.cost.cpu.known import may_be_reduced_by_library
 from meshwise.cost.cpu.products import free_dims, shape_of
 from meshwise.cost.steps import LITERAL, Step, Steps, longest
-from meshwise.ir.operators import PRODUCTS, is_among
+from meshwise.ir.collectives import is_collective
+from meshwise.ir.operators import (
+    COPIES,
+    CUTS,
+    JOINS,
+    PRODUCTS,
+    RECASTS,
+    SPREADS,
+    TURNS,
+    is_among,
+)
 
 # What XLA may make where it is read, or simplify to what it is made of.
 _MADE = frozenset(
@@ -29,6 +42,18 @@ _MADE = frozenset(
     """.split()
 )
 
+_OF_8_BITS = frozenset(map(jnp.dtype, (jnp.int8, jnp.uint8)))
+# What is right of them as of floats: they are moved, chosen or compared.
+_KEPT = (
+    SPREADS | TURNS | CUTS | JOINS | COPIES | RECASTS
+    | frozenset(
+        """
+        and argmax argmin clamp cummax cummin dynamic_update_slice gather max min not or reduce_max
+        reduce_min scatter select_n sort top_k xor
+        """.split()
+    )
+)  # fmt: skip
+
 
 def may_err(steps: Steps, of_less: Collection[int] = ()) -> bool:
     """Whether a kernel of the library around a sum or extreme may be wrong, in some body.
@@ -38,11 +63,11 @@ def may_err(steps: Steps, of_less: Collection[int] = ()) -> bool:
     largest = dict.fromkeys((*steps.constants, *of_less), 0)  # a constant may be a number, spread
     begins = errs = False
     for step in steps.steps:
-        is_product = is_among(step.eqn, PRODUCTS)
-        errs |= _is_over(step) or (
-            is_product and any(_is_of_less(v, steps, largest) for v in step.reads)
-        )
-        begins |= may_be_reduced_by_library(step.eqn, longest(step, steps.values))
+        is_reduced = may_be_reduced_by_library(step.eqn, longest(step, steps.values))
+        is_product = is_among(step.eqn, PRODUCTS) and not is_reduced
+        is_wrong = is_product and any(_is_of_less(v, steps, largest) for v in step.reads)
+        errs |= is_wrong or _is_over(step) or _is_of_8_bits(step)
+        begins |= is_reduced
         if any(may_err(*body) for body in _bodies(step, steps, largest)):
             return True
         if step.name in _MADE:
@@ -80,6 +105,18 @@ def _is_over(step: Step) -> bool:
     atoms = *step.eqn.invars, *step.eqn.outvars
     dims = max((len(getattr(atom.aval, "shape", ())) for atom in atoms), default=0)
     return dims > most_dims or (step.name == "dot_general" and _most_rows(step.eqn) > most_rows)
+
+
+def _is_of_8_bits(step: Step) -> bool:
+    """Whether it computes integers of 8 bits of numbers: booleans are 0 and 1 as floats, too."""
+    if step.bodies or is_collective(step.eqn) or is_among(step.eqn, _KEPT):
+        return False
+    is_made = any(_dtype(atom) in _OF_8_BITS for atom in step.eqn.outvars)
+    return is_made and any(_dtype(atom) != jnp.bool_ for atom in step.eqn.invars)
+
+
+def _dtype(atom: Any) -> Any:
+    return getattr(atom.aval, "dtype", None)
 
 
 def _most_rows(eqn: Any) -> int:
