@@ -3,7 +3,8 @@
 A region is one decision (`regions.py`), and the descents move it as a whole. Where two parts of it
 would each lie otherwise, and between them is less to send than around them, none of them comes to
 that: a stack of momenta that one product wants by rows, and the next update by columns. So one more
-descent begins at the plan, with every equation a node of its own.
+descent begins at the plan, with every equation of regions at which something moves a node of its
+own.
 """
 
 from dataclasses import replace
@@ -12,6 +13,7 @@ from meshwise.choose.descents import LESS
 from meshwise.choose.found import Found, descended
 from meshwise.choose.graph import Graph, decided_apart
 from meshwise.choose.limits import limits_of
+from meshwise.choose.regions import Node
 from meshwise.choose.search import Search
 from meshwise.choose.weighing import has_too_much
 from meshwise.ir.mesh import Axes
@@ -19,18 +21,33 @@ from meshwise.ir.sharding import DimAxes
 
 
 def cut_where_worth_it(best: Found) -> Found:
-    """What is found from a plan on where each equation is decided by itself; else the plan.
+    """What is found from a plan on where equations are decided by themselves; else the plan.
 
     It has to send `LESS`, and to compute no more, as work is limited by what a node reads.
     """
     graph = best.search.graph
-    apart = decided_apart(graph, replace(graph.apart, equations=True)) if best.sent_bytes else None
+    moved = frozenset(m.equation for node in _moved(best) for m in node.members)
+    apart = decided_apart(graph, replace(graph.apart, equations=moved)) if moved else None
     if apart is None:
         return best
     one = descended(Search(apart, _as_in(best, apart)), limits_of(apart))
     is_no_more = one.work_seconds <= best.work_seconds * (1 + 1e-9)
     is_less = one.seconds <= best.seconds and LESS * one.price <= best.price
     return one if is_less and is_no_more and not has_too_much(one, best) else best
+
+
+def _moved(plan: Found) -> list[Node]:
+    """The regions that read what moves to other dims for them, or make what does for others."""
+    search, found = plan.search, []
+    for node in search.graph.nodes:
+        placed = search.placed[node.index]
+        read = zip(node.operands, placed.operands, strict=True)
+        edges = [(search.produced(search.graph.values[v]), target) for v, target in read]
+        made = set(node.results) & plan.copies.keys()
+        edges += [edge for v in made for edge in plan.copies[v][1]]
+        if node.is_region and any(a.dims != b.dims and not a.unreduced for a, b in edges):
+            found.append(node)
+    return found
 
 
 def _as_in(plan: Found, graph: Graph) -> list[DimAxes]:

@@ -58,7 +58,7 @@ def joined_groups(
         for k, part in enumerate(parts):
             if part.equation in alone:  # what a sum starts from, and a stack, need not follow it
                 continue
-            if apart.equations and not carried[part.equation]:
+            if part.equation in apart.equations and not carried[part.equation]:
                 continue
             if groups.is_of_pairs(part.equation) is not pairs:
                 continue

@@ -14,12 +14,12 @@ from meshwise.rules.registry import OpRule
 class Apart:
     """What is decided by itself, though by its dims it could be with others.
 
-    With `steps` what is computed before a loop binds nothing in it. With `equations` each of these
-    is, but for what goes with a sum, or round a loop.
+    With `steps` what is computed before a loop binds nothing in it. Each of `equations` is, but for
+    what goes with a sum, or round a loop.
     """
 
     steps: bool = False
-    equations: bool = False
+    equations: frozenset[int] = frozenset()
 
 
 TOGETHER = Apart()
