@@ -178,7 +178,7 @@ def _held(graph: Graph, axes: frozenset[str]) -> set[Var]:
     values = graph.values.values()
     found = {v.var for v in values if v.fixed is not None and axes.isdisjoint(v.fixed.used_axes)}
     for node in graph.nodes:
-        if _may_be_whole(graph, node) and found.union(node.results).issuperset(node.operands):
+        if _may_be_whole(graph, node) and _reads_only(node, found):
             found.update(node.results)
     return found
 
@@ -231,12 +231,17 @@ def _may_follow(graph: Graph, node: Node, have: set[Var]) -> bool:
     """Whether every device may do all of a node, of whose operands it has some, or all."""
     if node.index in graph.once(("fixed",), lambda: fixed_axes(graph)):
         return False
-    if have.union(node.results).issuperset(node.operands):
+    if _reads_only(node, have):
         return True
     if node.is_region:
         return _may_be_whole(graph, node)
     once = 2 * sum(prod(graph.values[v].shape) for v in node.operands)  # a product, and added
     return is_light(graph, node) and (not any(node.reduced) or node.own_flops <= once)
+
+
+def _reads_only(node: Node, values: Set[Var]) -> bool:
+    """Whether a node reads nothing but some values, and what it makes itself."""
+    return all(v in values or v in node.results for v in node.operands)
 
 
 def _moving(best: Found, nodes: Set[int]) -> frozenset[str]:
