@@ -103,7 +103,7 @@ def _from_fewest_bytes(graph: Graph, limits: Limits) -> list[Found]:
 
 def _best(found: Sequence[Found]) -> Found:
     """Fewest bytes, however many launches."""
-    return min(found, key=lambda one: (one.large_seconds, one.seconds))
+    return min(found, key=lambda one: (one.price, one.seconds))
 
 
 def _plan(found: Found, completion_seconds: float, driver: str) -> Plan:

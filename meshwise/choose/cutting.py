@@ -23,7 +23,8 @@ from meshwise.ir.sharding import DimAxes
 def cut_where_worth_it(best: Found) -> Found:
     """What is found from a plan on where equations are decided by themselves; else the plan.
 
-    It has to send `LESS`, and to compute no more, as work is limited by what a node reads.
+    It has to be `LESS` times less, of no more seconds with launches, and compute no more, as work
+    is limited by what a node reads; nor may it hold more than that is worth.
     """
     graph = best.search.graph
     moved = frozenset(m.equation for node in _moved(best) for m in node.members)
@@ -59,12 +60,4 @@ def _as_in(plan: Found, graph: Graph) -> list[DimAxes]:
             for factor, own in enumerate(member.factors):
                 if own >= 0:
                     axes[member.equation, factor] = placed.strategy.axes[own]
-    found = []
-    for node in graph.nodes:
-        own_axes: list[Axes] = [()] * len(node.rule.sizes)
-        for member in node.members:
-            for factor, own in enumerate(member.factors):
-                if own >= 0:
-                    own_axes[own] = axes[member.equation, factor]
-        found.append(tuple(own_axes))
-    return found
+    return [node.axes_where(lambda e, f: axes[e, f]) for node in graph.nodes]

@@ -30,22 +30,17 @@ class Found:
     copies: Copies
 
     @cached_property
-    def large_seconds(self) -> float:
-        """Seconds without launches, where hardware compares plans by that; else nothing.
+    def price(self) -> float:
+        """Seconds, but for launches where hardware compares plans without these.
 
         Work counts in steps of a launch, so that a little less of it is worth none.
         """
         graph = self.search.graph
         if not graph.hardware.least_bytes:
-            return 0.0
+            return self.seconds
         sent = self.sent_bytes / graph.hardware.link_bytes_per_s
         launch, work = graph.hardware.launch_s, self.work_seconds
         return round(sent + (work // launch * launch if launch else work), 13)
-
-    @property
-    def price(self) -> float:
-        """What plans are compared by: seconds, where fewest bytes win without launches."""
-        return self.large_seconds if self.search.graph.hardware.least_bytes else self.seconds
 
     @cached_property
     def sent_bytes(self) -> float:

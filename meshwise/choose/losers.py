@@ -27,7 +27,8 @@ def losers(plan: Plan) -> dict[int, tuple[Rejected, ...]]:
         return {}
     what = plan.program, plan.rules, plan.completion, plan.hardware
     graph = returning(build_graph(*what, plan.apart), plan.out_shardings)
-    search = Search(graph, [_taken(plan, node) for node in graph.nodes])
+    taken = [n.axes_where(lambda e, f: plan.equations[e].strategy.axes[f]) for n in graph.nodes]
+    search = Search(graph, taken)
     limits, fixed = limits_of(graph), fixed_axes(graph)
     found = {}
     for node in graph.nodes:
@@ -40,17 +41,6 @@ def losers(plan: Plan) -> dict[int, tuple[Rejected, ...]]:
                 if seconds < IMPOSSIBLE and axes != current
             )
     return found
-
-
-def _taken(plan: Plan, node: Node) -> DimAxes:
-    """The axes of a node's factors, from the strategies of its equations."""
-    axes: list[tuple[str, ...]] = [()] * len(node.rule.sizes)
-    for member in node.members:
-        own = plan.equations[member.equation].strategy.axes
-        for factor, used in zip(member.factors, own, strict=True):
-            if factor >= 0:
-                axes[factor] = used
-    return tuple(axes)
 
 
 def _cheapest(search: Search, node: Node, others: Sequence[DimAxes]) -> list[Priced]:

@@ -17,7 +17,7 @@ What a loop carries along is one value before, in and after the loop: its marks 
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -77,6 +77,15 @@ class Node:
     together: tuple[frozenset[int], ...] = ()
     is_region: bool = False
     bound: tuple[tuple[int, Axes], ...] = ()
+
+    def axes_where(self, lies: Callable[[int, int], Axes]) -> DimAxes:
+        """What its factors are sharded over, where that is said of factors of equations."""
+        axes: list[Axes] = [()] * len(self.rule.sizes)
+        for member in self.members:
+            for factor, own in enumerate(member.factors):
+                if own >= 0:
+                    axes[own] = lies(member.equation, factor)
+        return tuple(axes)
 
 
 def build_nodes(

@@ -56,6 +56,11 @@ class Burden:
         price = self.holding * best.seconds / max(held, 1)
         return [descended(Search(graph, start, seconds_per_byte=price), limits) for start in starts]
 
+    def is_worth(self, one: Found, other: Found) -> bool:
+        """Whether a plan has so much less of it than another one that it may be dearer."""
+        is_less = MUCH * self.of(one) <= self.of(other)
+        return is_less and self.weight(one) <= self.weight(other)
+
     def weight(self, one: Found) -> float:
         """What is least of the plan to take."""
         in_bytes = one.search.graph.hardware.least_bytes
@@ -80,20 +85,11 @@ def weighed(
         if not burden.is_too_much(best, completed):
             continue
         others = [*burden.spared(best, completed, limits), *found]
-        worth = [
-            one
-            for one in others
-            if MUCH * burden.of(one) <= burden.of(best)
-            and one.seconds <= bound
-            and burden.weight(one) <= burden.weight(best)
-        ]
+        worth = [one for one in others if one.seconds <= bound and burden.is_worth(one, best)]
         best = min(worth, key=lambda one: (burden.weight(one), one.seconds), default=best)
     return best
 
 
 def has_too_much(one: Found, other: Found) -> bool:
     """Whether a plan has far more of something than another one, for what it costs less."""
-    return any(
-        MUCH * burden.of(other) <= burden.of(one) and burden.weight(one) >= burden.weight(other)
-        for burden in BURDENS
-    )
+    return any(burden.is_worth(other, one) for burden in BURDENS)
