@@ -124,9 +124,9 @@ def also(error: MeshwiseError, kind: type[Exception]) -> MeshwiseError:
         return error
     try:
         both = _of_both(type(error), kind)
-    except TypeError:  # classes that no class can inherit from together
+        made = both.__new__(both)
+    except TypeError:  # classes that nothing can be of together, as OSError is of none but itself
         return error
-    made = both.__new__(both)
     made.args = error.args
     return made
 

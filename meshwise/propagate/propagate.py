@@ -7,7 +7,7 @@ in the dims the hint leaves open.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import pairwise
@@ -91,6 +91,20 @@ def propagate(program: Program, rules: Sequence[OpRule]) -> Completion:
     return Completion(dims, state.causes, rows_whole, tuple(others))
 
 
+def propagate_from(
+    program: Program, rules: Sequence[OpRule], var: Var, dims: DimAxes, moved: Set[str]
+) -> dict[Var, DimAxes]:
+    """The dims' axes of every value where one of them lies as told.
+
+    What is said of arguments and results that lie over `moved` axes does not count.
+    """
+    tables = [_table(program, i, rule) for i, rule in enumerate(rules)]
+    state = _start(program, Wins.LARGER, moved)
+    state.dims[var], state.pinned[var] = dims, (True,) * len(dims)
+    _settle(rules, tables, state)
+    return _every_value(program, state.dims)
+
+
 def _fixed_point(
     program: Program, rules: Sequence[OpRule], tables: Sequence[list[_Tensor]], wins: Wins
 ) -> tuple[_State, dict[Var, DimAxes] | None]:
@@ -170,17 +184,22 @@ def _shard_row(index: int, row: Var, tensor: int, stack: DimAxes, state: _State)
     return False
 
 
-def _start(program: Program, wins: Wins) -> _State:
+def _start(program: Program, wins: Wins, without: Set[str] = frozenset()) -> _State:
+    """All hints as they stand; but for those of arguments and results that lie over some axes."""
     state = _State(program.mesh, wins)
     for var, hint in zip(program.outputs, program.out_hints, strict=True):
-        if hint is not None and not isinstance(var, Literal):
+        if hint is not None and not isinstance(var, Literal) and not _lies_over(hint, without):
             state.seed(var, hint, pin=False)
     for var, hint in zip(program.inputs, program.in_hints, strict=True):
-        if hint is not None:
+        if hint is not None and not _lies_over(hint, without):
             state.seed(var, hint, pin=True)
     for index, hint in program.hints.items():
         state.seed(program.equations[index].outvars[0], hint, pin=True)
     return state
+
+
+def _lies_over(hint: Hint, axes: Set[str]) -> bool:
+    return any(not axes.isdisjoint(own or ()) for own in hint.dims)
 
 
 def _table(program: Program, index: int, rule: OpRule) -> list[_Tensor]:

@@ -1,0 +1,69 @@
+"""What is found where few arguments are gathered, and the largest value lies along another dim.
+
+Completion has values lie as arguments do. Where these are few, as the parameters of splats, and
+what is computed of each of them with each of many others is far larger, as what a splat is to each
+pixel, sums over the few send the many: it is better to gather the few once, and to share out the
+many. No step of a descent leads there, as all values move at once.
+"""
+
+from collections.abc import Sequence
+
+from meshwise.choose.found import Found, descended
+from meshwise.choose.graph import Graph, Value
+from meshwise.choose.limits import Limits, limits_of
+from meshwise.choose.search import Search
+from meshwise.choose.starts import completion_start
+from meshwise.ir.sharding import DimAxes, local_bytes
+from meshwise.propagate.propagate import propagate_from
+
+# The many are so many times the bytes of the few.
+MANY = 4
+# So many times less is worth it that all values lie otherwise.
+LESS = 1.03
+
+
+def with_few_gathered(graph: Graph, limits: Limits, found: Sequence[Found]) -> list[Found]:
+    """What is found so, if it is worth it; nothing where the gather alone sends as much as a plan.
+
+    Nor where the many are a dim of the few as well, or seconds are a machine's.
+    """
+    best = min(found, key=lambda one: one.seconds)
+    computed = [v for v in graph.values.values() if v.maker is not None and not v.remade]
+    if not graph.hardware.least_bytes or not best.sent_bytes or not computed:
+        return []
+    many = max(computed, key=lambda value: value.bytes)
+    given, dims = graph.nominal(many.var), _along_another_dim(graph, many)
+    moved = {a for own, to in zip(given, dims, strict=True) for a in {*own} - {*to}}
+    few = [v for v in graph.values.values() if v.fixed is not None and moved & v.fixed.used_axes]
+    if not few or many.bytes < MANY * sum(value.bytes for value in few):
+        return []
+    if LESS * sum(_gathered_bytes(graph, value) for value in few) >= best.sent_bytes:
+        return []
+    lying = propagate_from(graph.program, graph.rules, many.var, dims, moved)
+    if any(moved.intersection(own) for value in few for own in lying[value.var]):
+        return []
+    completed = graph.completed_as(lying)
+    wider = limits.or_those_of(limits_of(completed))
+    one = descended(Search(graph, completion_start(completed, wider)), wider)
+    return [one] if LESS * one.seconds <= best.seconds else []
+
+
+def _along_another_dim(graph: Graph, value: Value) -> DimAxes:
+    """A value's dims with all axes on the longest that has not all; as they lie if none is so long.
+
+    Those that lie over it come first, so that these need not move.
+    """
+    given, count = graph.nominal(value.var), graph.mesh.size
+    axes = tuple([a for own in given for a in own])
+    long = [d for d, n in enumerate(value.shape) if given[d] != axes and n >= count(axes)]
+    to = max(long, key=lambda d: value.shape[d], default=None)
+    if to is None:
+        return given
+    others = [a for d, own in enumerate(given) if d != to for a in own]
+    return tuple((*own, *others) if d == to else () for d, own in enumerate(given))
+
+
+def _gathered_bytes(graph: Graph, value: Value) -> int:
+    """What a device receives of a value that lies in shards to have all of it."""
+    assert value.fixed is not None
+    return value.bytes - local_bytes(value.shape, value.itemsize, value.fixed, graph.mesh)
