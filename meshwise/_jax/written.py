@@ -1,4 +1,7 @@
-"""Primitives of libraries that are written in JAX, as what they are written as."""
+"""Primitives that are written in JAX, as what they are written as.
+
+Those of libraries, and sums over an axis of `vmap`.
+"""
 
 from collections.abc import Callable, Container
 from functools import cache, partial
@@ -25,6 +28,8 @@ def spelled_out(closed: Any, known: Container[str]) -> Any:
 
     def change(eqn: JaxprEqn) -> list[JaxprEqn]:
         functions = () if eqn.primitive.name in known else _functions_of(eqn.primitive)
+        if _goes_along_dims(eqn):
+            functions = (eqn.primitive.impl,)
         own = next(filter(None, (_written(eqn, function) for function in functions)), None)
         if own is not None:
             params = {"call_jaxpr": spelled_out(own, known)}
@@ -32,6 +37,12 @@ def spelled_out(closed: Any, known: Container[str]) -> Any:
         return [with_bodies(eqn, lambda body: spelled_out(body, known))]
 
     return with_each(closed, change)
+
+
+def _goes_along_dims(eqn: JaxprEqn) -> bool:
+    """Whether a collective names no axis of a mesh but dims, as `vmap` makes it of its own axis."""
+    is_one = eqn.primitive in (jax.lax.psum_p, jax.lax.pmax_p, jax.lax.pmin_p)
+    return is_one and all(isinstance(axis, int) for axis in eqn.params["axes"])
 
 
 @cache

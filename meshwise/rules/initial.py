@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax import lax
 
 from meshwise._jax import (
     ClosedJaxpr,
@@ -22,7 +23,7 @@ from meshwise._jax import (
 )
 from meshwise.flatten import inline_calls
 from meshwise.ir.program import type_of
-from meshwise.rules.registry import Application
+from meshwise.rules.registry import Application, LocalContext, LocalRule
 
 # What an initial value is tried with, on either side.
 _SAMPLES = (0.0, 0.75, -1.25, 3.0, -2.0)
@@ -53,6 +54,20 @@ def may_count_again(application: Application) -> bool:
         return _same(joins(*initial, *initial), initial) and all(
             _same(joins(*initial, *x), y) for x, y in zip(samples, joined, strict=True)
         )
+
+
+def counting_once(local: LocalRule) -> LocalRule:
+    """A reduction's local rule, its operands apart from what makes them.
+
+    XLA divides a reduction of joined arrays into one of each, which all begin with the initial
+    values, and so it makes one of those of what was padded or reduced before.
+    """
+
+    def apart(context: LocalContext, *operands: Any) -> list[Any]:
+        count = len(operands) // 2
+        return local(context, *lax.optimization_barrier(operands[:count]), *operands[count:])
+
+    return apart
 
 
 def _as(sample: float, dtype: np.dtype) -> np.ndarray:

@@ -16,7 +16,7 @@ from meshwise.ir.sharding import Reduction
 from meshwise.rules.factoring import Dim, Factoring, Kind, shapes, total_size
 from meshwise.rules.halo import Fetch, fetch_filled, shard_entry
 from meshwise.rules.identity import reduction_identity
-from meshwise.rules.initial import may_count_again
+from meshwise.rules.initial import counting_once, may_count_again
 from meshwise.rules.registry import (
     Application,
     Exchange,
@@ -155,13 +155,14 @@ def _reduce_window_function_rule(application: Application) -> OpRule:
     the backend's affair.
     """
     count = len(application.operands) // 2
+    again = may_count_again(application)
     factoring = Factoring()
     before, after = _windowed(
         factoring,
         application.params,
         application.operands[0].shape,
         application.results[0].shape,
-        pads=may_count_again(application),
+        pads=again,
     )
 
     def local(context: LocalContext, *operands: Any) -> list[Any]:
@@ -171,7 +172,7 @@ def _reduce_window_function_rule(application: Application) -> OpRule:
 
     return OpRule(
         factoring.rule([before] * count + [[]] * count, [after] * count),
-        local=local,
+        local=local if again else counting_once(local),
         exchanges=_read_exchanges(count),
         flops=_window_flops(application, application.results[0]) * count,
     )

@@ -21,7 +21,7 @@ from meshwise.ir.program import type_of
 from meshwise.ir.sharding import Reduction
 from meshwise.rules.factoring import Dim, Factoring, Kind, shapes
 from meshwise.rules.identity import OF_BOOLS, mask_padding, reduction_identity
-from meshwise.rules.initial import may_count_again
+from meshwise.rules.initial import counting_once, may_count_again
 from meshwise.rules.registry import Application, Exchange, LocalContext, OpRule, register
 from meshwise.rules.small_exchanges import Meeting, row_count, take_rows
 
@@ -91,12 +91,13 @@ def _reduce_function_rule(application: Application) -> OpRule:
     reduced = application.params["dimensions"]
     shape = application.operands[0].shape
     factoring = Factoring()
-    kind = "permute" if may_count_again(application) else "whole"
+    again = may_count_again(application)
+    kind = "permute" if again else "whole"
     dims = [factoring.new(n, kind if d in reduced else None) for d, n in enumerate(shape)]
     kept = [dim for d, dim in enumerate(dims) if d not in reduced]
     return OpRule(
         factoring.rule([dims] * count + [[]] * count, [kept] * count),
-        local=_function_local,
+        local=_function_local if again else counting_once(_function_local),
         exchanges=_reduce_exchanges,
         flops=float(math.prod(shape) * count),
     )

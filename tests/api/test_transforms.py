@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
 from meshwise.api import transform
+from tests.meshes import mesh_of
 
 X = np.linspace(-1, 1, 32, dtype=np.float32).reshape(4, 8)
 W = np.linspace(-1, 2, 32, dtype=np.float32).reshape(8, 4)
@@ -267,3 +268,31 @@ def test_programs_are_made_anew_under_other_settings(transformed, mesh8):
     for partitionable in (True, False):
         with jax.threefry_partitionable(partitionable):
             close(run(ours, jax.random.key(0)), run(noisy, jax.random.key(0)))
+
+
+COLLECTIVES = {
+    "psum": lambda v: v * lax.psum(v, "i"),
+    "pmax": lambda v: v - lax.pmax(lax.stop_gradient(v), "i"),
+    "pmin": lambda v: (v - lax.pmin(lax.stop_gradient(v), "i")) ** 2,
+    "pmean": lambda v: v / lax.pmean(jnp.exp(v), "i"),
+    "psum of what is none": lambda v: v * lax.psum(2, "i"),
+}
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+@pytest.mark.parametrize(("given", "sums"), [(P("x"), 1), (P(None, "y"), 0)])
+def test_collectives_over_an_axis_of_vmap_go_along_a_dim(name, given, sums):
+    """Over a sharded one they are sums of the whole: a row, and not all rows, is sent."""
+    mesh = mesh_of(x=2, y=4)
+    x = np.random.default_rng(0).normal(size=(6, 8)).astype(np.float32)
+    function = jax.vmap(COLLECTIVES[name], axis_name="i")
+
+    def slope(x):
+        return jax.grad(lambda x: (function(x) ** 2).sum())(x)
+
+    for f in (function, slope):
+        program = mw.jit(f, mesh=mesh, in_shardings=given, out_shardings=given).partition(x)
+        np.testing.assert_allclose(program.simulate(x), f(x), rtol=1e-4, atol=1e-5)
+        if f is function:
+            is_known = name == "psum of what is none"
+            assert program.wire_bytes == (0 if is_known else sums * x[0].nbytes)

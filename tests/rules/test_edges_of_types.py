@@ -65,6 +65,20 @@ def test_arrays_without_words_travel_together(dtype):
         same(lambda *x: lax.reduce(x, zeros, add, (0,)), x, x[::-1] + 1, specs=(S, S))
 
 
+@pytest.mark.parametrize(
+    "reduce",
+    [
+        lambda x: lax.reduce(x, np.float32(1.5), lax.add, (0,)),
+        lambda x: lax.reduce(x, x[0, 0], lambda a, b: a * b, (0, 1)),
+        lambda x: lax.reduce_window(x, np.float32(1.5), lax.add, (16, 1), (1, 1), "VALID"),
+    ],
+)
+def test_initial_values_that_count_do_so_once(reduce):
+    """XLA divides a reduction of what was exchanged, which it joins, into one of each part."""
+    x = 1 + np.random.default_rng(4).uniform(size=(16, 8)).astype(np.float32) / 8
+    same(lambda x: (reduce(x), reduce(x * 2 - 1)), x, specs=(S,))
+
+
 @pytest.mark.parametrize("at", [[0, 1, 2], [2, 0, 1], [3, 2, 0]])
 @pytest.mark.parametrize("specs", [(S, None, None), (P("x"), P("y"), P(None, "y"))])
 def test_the_last_of_overlapping_windows_wins(at, specs):
