@@ -63,11 +63,12 @@ def counting_once(local: LocalRule) -> LocalRule:
     values, and so it makes one of those of what was padded or reduced before.
     """
 
-    def apart(context: LocalContext, *operands: Any) -> list[Any]:
+    def counting(context: LocalContext, *operands: Any) -> Sequence[Any]:
         count = len(operands) // 2
-        return local(context, *lax.optimization_barrier(operands[:count]), *operands[count:])
+        apart = lax.optimization_barrier(operands[:count])
+        return local(context, *apart, *operands[count:])
 
-    return apart
+    return counting
 
 
 def _as(sample: float, dtype: np.dtype) -> np.ndarray:
