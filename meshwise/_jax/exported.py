@@ -6,7 +6,7 @@ from typing import Any
 from meshwise._jax.jaxprs import bodies_of, opened, source_summary
 
 # How the text of a saved program begins what devices do by themselves, for either partitioner.
-_BY_THEMSELVES = ("manual_computation", "SPMDFullToShardShape")
+_BY_THEMSELVES = ("= sdy.manual_computation(", "custom_call @SPMDFullToShardShape(")
 
 
 def saved_with_regions(jaxpr: Any) -> Iterator[str]:

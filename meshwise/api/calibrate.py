@@ -50,14 +50,13 @@ def calibrate(
     """
     if isinstance(devices, Mesh):
         _check_is_one_process(devices.devices.flat)
-        known = None if again else kept_of_mesh(devices)
-        if known is not None:
-            return known
-        links = measure_axes(devices)
-        axes = [(axis, _dated(figures)) for axis, figures in links.axes]
-        links = dataclasses.replace(links, device=_dated(links.device), axes=tuple(axes))
         flat = list(devices.devices.flat)
-        _keep(_path(flat, devices), links)
+        links = None if again else kept_of_mesh(devices)
+        if links is None:
+            links = measure_axes(devices)
+            axes = [(axis, _dated(figures)) for axis, figures in links.axes]
+            links = dataclasses.replace(links, device=_dated(links.device), axes=tuple(axes))
+            _keep(_path(flat, devices), links)
         if again or kept(flat) is None:
             _keep(_path(flat), links.device)
         return links

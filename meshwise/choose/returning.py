@@ -7,10 +7,10 @@ moved to another, nor is a sum left in terms or in shards; and what is returned 
 over whole axes of the user's mesh, as any array of JAX.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import replace
 
-from meshwise._jax import Literal
+from meshwise._jax import Literal, Var
 from meshwise.choose.found import Found, as_placed
 from meshwise.choose.graph import Graph, Value
 from meshwise.choose.search import Search
@@ -22,21 +22,28 @@ from meshwise.ir.sharding import Sharding
 def returned_as_made(found: Found) -> Found:
     """The plan without gathers that only unhinted results want."""
     graph = found.search.graph
-    lie = tuple(_lies(found.search, position) for position in range(len(graph.out_shardings)))
+    hinted = _hinted(graph.program)
+    lie = tuple(_lies(found.search, k, hinted) for k in range(len(graph.out_shardings)))
     if lie == graph.out_shardings:
         return found
     one = as_placed(Search(returning(graph, lie), found.search.axes))
     return one if one.seconds < found.seconds else found
 
 
-def _lies(search: Search, position: int) -> Sharding:
+def _hinted(program: Program) -> set[Var]:
+    """The values that have hints, where they are made or as any of the results that they are."""
+    found = {v for index in program.hints for v in program.equations[index].outvars}
+    results = zip(program.outputs, program.out_hints, strict=True)
+    return found | {v for v, hint in results if hint is not None and not isinstance(v, Literal)}
+
+
+def _lies(search: Search, position: int, hinted: Set[Var]) -> Sharding:
     """How a result is returned: as it is made, if nobody reads it as it was to be."""
     graph, program = search.graph, search.graph.program
     var, given = program.outputs[position], graph.out_shardings[position]
-    if program.out_hints[position] is not None or isinstance(var, Literal):
+    if isinstance(var, Literal):
         return given
     value = graph.values[var]
-    hinted = {v for index in program.hints for v in program.equations[index].outvars}
     if value.maker is None or value.remade or var in hinted or value.returned != (given,):
         return given
     made = search.produced(value)

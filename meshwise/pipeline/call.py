@@ -146,7 +146,7 @@ class PipelineCall:
 
         def step(sums: list[Any], microbatch: Sequence[Any]) -> tuple[Any, None]:
             more = zip(sums, run(*leaves, *held, *microbatch), strict=True)
-            return [total + x.astype(total.dtype) for total, x in more], None
+            return [total + jnp.asarray(x, total.dtype) for total, x in more], None
 
         count = self.schedule.microbatches
         types = [*self.result_types[: self.means], *tilings]

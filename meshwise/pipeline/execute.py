@@ -190,7 +190,7 @@ class _Passes:
         types = [(t.shape, sum_dtype(t.dtype)) for t in self.loop.stages[-1].results]
         results = [jnp.zeros(*t) for t in types]
         if stage.is_last:
-            results = [x.astype(d) for x, (_, d) in zip(found, types, strict=False)]
+            results = [jnp.asarray(x, d) for x, (_, d) in zip(found, types, strict=False)]
             del found[: len(results)]
         count = len(stage.params)
         own = stage.row.pack(found[:count], self.loop.rows, self.loop.sums)

@@ -96,6 +96,8 @@ def test_the_link_of_each_axis(quick, mesh2x4):
         assert figures.start_s("all_to_all") > 0
     x = np.ones((16, 16), np.float32)
     options = {"mesh": mesh2x4, "in_shardings": (P("x", "y"), P("x"))}
+    api._path(jax.devices()).unlink()
+    assert mw.calibrate(mesh2x4) == links, "and keeps its devices' figures again"
     program = mw.jit(lambda a, b: a @ b, **options, hardware="measured").partition(x, x)
     assert links.device.name in program.explain()
     assert links.device.name in str(mw.autotune(program, x, x, rounds=1))

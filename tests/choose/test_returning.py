@@ -84,6 +84,19 @@ def test_a_hint_for_the_result_is_kept():
     assert whole.wire_bytes == 9 * EXCHANGED
 
 
+@pytest.mark.parametrize("out", [(P(), None), (None, P()), (P(), None, None), (None, P("x"), None)])
+def test_a_value_that_is_returned_twice_comes_back_as_one_hint_says(out):
+    def twice(x, w):
+        return (x @ w,) * len(out)
+
+    random = np.random.default_rng(1)
+    x, w = (random.normal(size=(16, 16)).astype(np.float32) for _ in range(2))
+    step = mw.jit(twice, mesh=MESH, in_shardings=(P(), P("x")), out_shardings=out)
+    program = step.partition(x, w)
+    for result in program.simulate(x, w):
+        np.testing.assert_allclose(result, x @ w, rtol=1e-5, atol=1e-5)
+
+
 def test_what_was_beaten_is_priced_with_results_as_they_come_back():
     """Whole, what is solved would be completion's plan, eight times as dear; and not gathered."""
     text = mw.jit(solved, mesh=MESH, in_shardings=ROWS).partition(*SQUARES).explain()

@@ -248,6 +248,12 @@ def test_exported_programs_inside_of_others():
 
     expected = jnp.sin(X @ X) * 2
     np.testing.assert_allclose(inside(twice[jax.jit])(*given), expected, rtol=1e-5)
+
+    def manual_computation(x, y):
+        return x @ y
+
+    named = export.export(jax.jit(manual_computation))(*given).call
+    np.testing.assert_allclose(inside(named)(*given), expected, rtol=1e-5)
     with pytest.warns(mw.FallbackWarning, match="saved for several devices"):
         np.testing.assert_allclose(inside(twice[mw.jit])(*given), expected, rtol=1e-5)
 

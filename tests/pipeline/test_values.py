@@ -215,6 +215,21 @@ def test_more_results_than_the_loss(in_rows):
     assert inside == {(8,)}, "what a stage sends on is whole; means are taken after the loop"
 
 
+@pytest.mark.parametrize("error", [None, 1.0])
+def test_results_that_are_numbers_of_python(error):
+    def with_numbers(params, batch):
+        x = layer(params[1], mw.stage_boundary(layer(params[0], batch["x"])))
+        return (jnp.square(x).mean() if error is None else error), {"rate": 0.1, "steps": 3.0}
+
+    model, batch = mlp(2), rows(12)
+    options = {"axis": "stage", "microbatches": 3, "has_aux": True}
+    step = mw.pipeline_value_and_grad(with_numbers, **options)
+    want = jax.jit(jax.value_and_grad(with_numbers, has_aux=True))(model.params, batch)
+    assert_same(jax.jit(step)(model.params, batch), want)
+    program = mw.jit(step, mesh=mesh_of(stage=2)).partition(model.params, batch)
+    assert_same(program.simulate(model.params, batch), want)
+
+
 def test_it_is_the_same_without_a_mesh():
     model = language_model(2, tied=True)
     batch = model.batch(8)
