@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from meshwise.choose.cutting import cut_where_worth_it
 from meshwise.choose.descents import descents
+from meshwise.choose.few_with_many import with_few_gathered
 from meshwise.choose.found import Found, as_placed, descended
 from meshwise.choose.gathering import gathered_once
 from meshwise.choose.graph import Graph, build_graph, decided_apart
@@ -81,6 +82,9 @@ def _improved(found: Sequence[Found], completed: Found, limits: Limits) -> Found
     if gathered is not None:
         one, bound = gathered
         best = weighed(_best([one, *found]), [one, *found], completed, limits, bound)
+    few = with_few_gathered(best, limits)
+    if few is not None:
+        best = weighed(few, [few, *found], completed, limits, best.seconds)
     best = spread_out(best, limits)
     idle = with_idle_axes(completed.search.graph, best, limits)
     cheaper = [one for one in idle if one.seconds <= completed.seconds]

@@ -8,7 +8,6 @@ itself. What lies otherwise throughout, or sends more often, has to be worth it.
 from collections.abc import Callable, Sequence
 
 from meshwise.choose.candidates import Reach, may_move_behind, natural_candidates
-from meshwise.choose.few_with_many import with_few_gathered
 from meshwise.choose.found import Found, descended
 from meshwise.choose.graph import Graph
 from meshwise.choose.limits import Limits, limits_of, nominal, read_bytes
@@ -23,6 +22,7 @@ from meshwise.choose.starts import (
     forward_start,
     moved_starts,
 )
+from meshwise.ir.sharding import local_bytes
 
 # So many times less is worth it that values lie otherwise throughout.
 LESS = 1.03
@@ -118,13 +118,30 @@ def _with_steps_gathered(graph: Graph, limits: Limits, found: Sequence[Found]) -
 def _with_arguments_moved(graph: Graph, limits: Limits, found: Sequence[Found]) -> list[Found]:
     """What is found where arguments move to other dims first.
 
-    Where launches count for much, or steps of a loop would exchange along their dims each time.
+    Where launches count for much, or steps of a loop would exchange along their dims each time, or
+    what is exchanged along dims is more than arguments, there and back.
     """
-    if graph.hardware.least_bytes and not graph.program.has_loops:
+    best = min(found, key=lambda one: one.seconds)
+    often = graph.program.has_loops or _exchanges_more(best, graph)
+    if graph.hardware.least_bytes and not often:
         return []
-    least = min(one.seconds for one in found)
+    least = best.seconds
     moved = [descended(Search(graph, start), limits) for start in moved_starts(graph, limits)]
     return [one for one in moved if LESS * one.seconds < least]
+
+
+def _exchanges_more(plan: Found, graph: Graph) -> bool:
+    """Whether a plan exchanges along dims, and sends more than all arguments moved, and back."""
+    given = ((v, v.fixed) for v in graph.values.values() if v.fixed is not None)
+    moved = sum(
+        local_bytes(value.shape, value.itemsize, sharding, graph.mesh)
+        for value, sharding in given
+        if sharding.used_axes
+    )
+    placed = zip(graph.nodes, plan.search.placed, strict=True)
+    return plan.sent_bytes > 2 * moved and any(
+        own.strategy.axes[factor] for node, own in placed for factor in node.rule.permuted
+    )
 
 
 DESCENTS: tuple[Descent, ...] = (
@@ -135,6 +152,5 @@ DESCENTS: tuple[Descent, ...] = (
     _with_steps_gathered,
     _with_arguments_moved,
     with_work_repeated,
-    with_few_gathered,
     with_regions_last,
 )

@@ -6,46 +6,43 @@ pixel, sums over the few send the many: it is better to gather the few once, and
 many. No step of a descent leads there, as all values move at once.
 """
 
-from collections.abc import Sequence
-
 from meshwise.choose.found import Found, descended
 from meshwise.choose.graph import Graph, Value
 from meshwise.choose.limits import Limits, limits_of
 from meshwise.choose.search import Search
 from meshwise.choose.starts import completion_start
-from meshwise.ir.sharding import DimAxes, local_bytes
+from meshwise.ir.sharding import DimAxes, Sharding, local_bytes
 from meshwise.propagate.propagate import propagate_from
 
-# The many are so many times the bytes of the few.
-MANY = 4
 # So many times less is worth it that all values lie otherwise.
 LESS = 1.03
 
 
-def with_few_gathered(graph: Graph, limits: Limits, found: Sequence[Found]) -> list[Found]:
-    """What is found so, if it is worth it; nothing where the gather alone sends as much as a plan.
+def with_few_gathered(best: Found, limits: Limits) -> Found | None:
+    """What is found so, if it is worth it; None where the gather alone sends as much as the plan.
 
-    Nor where the many are a dim of the few as well, or seconds are a machine's.
+    Nor where a device would receive more than its share of the many, or the dim of these that is to
+    be shared out is one of the few as well, or seconds are a machine's.
     """
-    best = min(found, key=lambda one: one.seconds)
+    graph = best.search.graph
     computed = [v for v in graph.values.values() if v.maker is not None and not v.remade]
     if not graph.hardware.least_bytes or not best.sent_bytes or not computed:
-        return []
+        return None
     many = max(computed, key=lambda value: value.bytes)
     given, dims = graph.nominal(many.var), _along_another_dim(graph, many)
     moved = {a for own, to in zip(given, dims, strict=True) for a in {*own} - {*to}}
     few = [v for v in graph.values.values() if v.fixed is not None and moved & v.fixed.used_axes]
-    if not few or many.bytes < MANY * sum(value.bytes for value in few):
-        return []
-    if LESS * sum(_gathered_bytes(graph, value) for value in few) >= best.sent_bytes:
-        return []
+    share = local_bytes(many.shape, many.itemsize, Sharding(dims), graph.mesh)
+    gathered = sum(_gathered_bytes(graph, value) for value in few)
+    if not few or gathered > share or LESS * gathered >= best.sent_bytes:
+        return None
     lying = propagate_from(graph.program, graph.rules, many.var, dims, moved)
     if any(moved.intersection(own) for value in few for own in lying[value.var]):
-        return []
+        return None
     completed = graph.completed_as(lying)
     wider = limits.or_those_of(limits_of(completed))
     one = descended(Search(graph, completion_start(completed, wider)), wider)
-    return [one] if LESS * one.seconds <= best.seconds else []
+    return one if LESS * one.seconds <= best.seconds else None
 
 
 def _along_another_dim(graph: Graph, value: Value) -> DimAxes:
