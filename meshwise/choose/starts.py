@@ -42,12 +42,12 @@ def forward_start(
     """Nodes in the program's order, each where its operands already are.
 
     What is not placed yet is taken as completion has it, and arguments that are `moved` as these
-    say.
+    say: then what is not placed yet may lie anyhow.
     """
-    fixed, moved = fixed_axes(graph), moved or {}
+    fixed, is_moved, moved = fixed_axes(graph), moved is not None, moved or {}
     placed: list[DimAxes] = []
     for node in graph.nodes:
-        sources = nominal(graph, node)
+        sources: list[DimAxes | None] = [*nominal(graph, node)]
         for k, var in enumerate(node.operands):
             value = graph.values[var]
             if value.fixed is not None:
@@ -55,6 +55,8 @@ def forward_start(
             elif value.maker is not None and value.maker < len(placed):
                 maker = graph.nodes[value.maker]
                 sources[k] = dims_sharding(maker.rule.results[value.result], placed[value.maker])
+            elif value.maker is not None and is_moved:
+                sources[k] = None
         placed.append(
             fixed[node.index]
             if node.index in fixed

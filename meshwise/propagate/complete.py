@@ -7,6 +7,7 @@ from meshwise.propagate.additions import add_apart
 from meshwise.propagate.completion import Completion
 from meshwise.propagate.constants import split_constants
 from meshwise.propagate.extremes import join_extremes
+from meshwise.propagate.ghosts import rows_beside
 from meshwise.propagate.pads import pad_inside
 from meshwise.propagate.propagate import propagate
 from meshwise.propagate.reversals import cancel_reversals
@@ -30,6 +31,9 @@ def complete(program: Program, rules: Sequence[OpRule] | None = None) -> Complet
     other = pad_inside(program, described, completion)
     other = join_extremes(split_transforms(other, completion), completion)
     if other is not program:
+        program, described, completion = _completed(other)
+    # Of what has rows beside others along several dims, along one of these at a time.
+    while (other := rows_beside(program, described, completion)) is not program:
         program, described, completion = _completed(other)
     other = add_apart(program, described, completion)
     return (program, described, completion) if other is program else _completed(other)

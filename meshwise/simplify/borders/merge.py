@@ -37,8 +37,8 @@ from jax import lax
 from meshwise._jax import JaxprEqn, Literal, Var
 from meshwise.ir.bodies import OUTERMOST, Scope, scopes
 from meshwise.simplify.borders import copies, ends, joins, rows, sums, updates, windows
-from meshwise.simplify.borders.equations import Makers
-from meshwise.simplify.borders.shifts import choose_shifts
+from meshwise.simplify.borders.equations import Makers, any_maker
+from meshwise.simplify.borders.shifts import choose_shifts, near_shifts
 from meshwise.simplify.counts import Counts
 
 Merge = Callable[[JaxprEqn, Makers, Counts], list[JaxprEqn] | None]
@@ -95,19 +95,46 @@ def merge_moves(eqns: Sequence[JaxprEqn], constants: Mapping[Var, Any]) -> list[
 def _merged(
     eqns: Sequence[JaxprEqn], merges: Mapping[str, Merge], counts: Counts
 ) -> list[JaxprEqn]:  # fmt: skip
-    known: dict[Var, JaxprEqn] = {}
-    others = (e for e in eqns if e.primitive is not lax.slice_p)
-    made_in: dict[Var, Scope] = {}
-    makers = Makers(
-        known, {a for e in others for a in e.invars if not isinstance(a, Literal)}, made_in
-    )
+    merging = Merging(eqns, counts)
     found: list[JaxprEqn] = []
     for eqn, scope in zip(eqns, scopes(eqns), strict=True):
-        merge = merges.get(eqn.primitive.name)
-        merged = merge(eqn, replace(makers, here=scope), counts) if merge else None
-        made = [eqn] if merged is None else merged
-        known.update((v, e) for e in made for v in e.outvars)
-        if scope != OUTERMOST:
-            made_in.update((v, scope) for e in made for v in e.outvars)
+        made = merging.merged(eqn, scope, merges)
+        merging.add(made, scope)
         found += made
     return found
+
+
+class Merging:
+    """What is known of equations, one after the other, to merge the next one with what it is of."""
+
+    def __init__(self, eqns: Sequence[JaxprEqn], counts: Counts):
+        """Of all of these nothing is known yet but what reads values otherwise than in part."""
+        others = (e for e in eqns if e.primitive is not lax.slice_p)
+        read = {a for e in others for a in e.invars if not isinstance(a, Literal)}
+        self._known: dict[Var, JaxprEqn] = {}
+        self._made_in: dict[Var, Scope] = {}
+        self._makers = Makers(self._known, read, self._made_in)
+        self._counts = counts
+
+    def merged(
+        self, eqn: JaxprEqn, scope: Scope, merges: Mapping[str, Merge] = _MERGES
+    ) -> list[JaxprEqn]:
+        """What is written in the place of an equation; it itself where nothing is merged."""
+        merge = merges.get(eqn.primitive.name)
+        found = merge(eqn, replace(self._makers, here=scope), self._counts) if merge else None
+        return [eqn] if found is None else found
+
+    def maker(self, atom: Any) -> JaxprEqn | None:
+        """The equation that makes a value, if it is one of these."""
+        return any_maker(atom, self._makers)
+
+    def shifted(self, eqn: JaxprEqn) -> list[JaxprEqn]:
+        """Rows side by side near where they were, as shifts of these; others as they are."""
+        return near_shifts(eqn, self._makers) or [eqn]
+
+    def add(self, eqns: Sequence[JaxprEqn], scope: Scope) -> None:
+        """Take in equations that follow, in a body."""
+        results = [(v, eqn) for eqn in eqns for v in eqn.outvars]
+        self._known.update(results)
+        if scope != OUTERMOST:
+            self._made_in.update((v, scope) for v, _ in results)

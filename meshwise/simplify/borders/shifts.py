@@ -29,7 +29,7 @@ def choose_shifts(eqns: Sequence[JaxprEqn]) -> list[JaxprEqn]:
     found: list[JaxprEqn] = []
     for eqn in eqns:
         is_apart = eqn.primitive is lax.concatenate_p and eqn.outvars[0] not in in_memory
-        made = _chosen(eqn, makers) if is_apart else None
+        made = near_shifts(eqn, makers) if is_apart else None
         found += [eqn] if made is None else made
     return found
 
@@ -45,7 +45,7 @@ def _read_in_memory(eqns: Sequence[JaxprEqn]) -> set[Var]:
     return found
 
 
-def _chosen(eqn: JaxprEqn, makers: Makers) -> list[JaxprEqn] | None:
+def near_shifts(eqn: JaxprEqn, makers: Makers) -> list[JaxprEqn] | None:
     """Rows of one value side by side, each a few places from where it was."""
     dim, shape = eqn.params["dimension"], shape_of(eqn.outvars[0])
     found = near_runs(eqn, makers)

@@ -1,0 +1,381 @@
+"""Rows with few others beside them, as ghosts of a grid: computed where the rows of the grid are.
+
+A scheme in fluxes lays ghosts beside its rows and computes of pairs of neighbours: of `n` rows with
+two on either side come `n + 1` fluxes, and of these `n` differences. By itself each of these arrays
+is shared out anew, its rows a few places from where their neighbours are, and most rows travel
+every time. So `n` of the rows, the main ones, are computed where the rows of the grid lie, and
+those before and after them by themselves. Where two arrays are a few places apart, the main rows of
+one are shifted, which sends as many rows.
+"""
+
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from jax import lax
+
+from meshwise import _jax
+from meshwise._jax import JaxprEqn, Literal, Var
+from meshwise.ir.bodies import OUTERMOST, Scope, scopes
+from meshwise.ir.operators import ELEMENTWISE, REDUCTIONS, SPREADS, is_among
+from meshwise.ir.program import Program, shape_of, type_of
+from meshwise.propagate.completion import Completion
+from meshwise.propagate.rewriting import rewritten, without_unread
+from meshwise.rules.registry import OpRule
+from meshwise.simplify.borders.merge import Merging
+from meshwise.simplify.counts import Counts
+
+# Operators that treat each row alone, if the rows' dim is none that they are about.
+_BY_ROWS = ELEMENTWISE | REDUCTIONS | SPREADS | {"concatenate", "transpose", "squeeze", "pad"}
+
+
+# So many rows beside the main ones are few: of each all is computed by itself.
+FEW = 8
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Rows along a dim as parts side by side: the main ones, and single ones before and after.
+
+    `region` is all that is computed of the same grids: the equations that laid rows beside them.
+    """
+
+    dim: int
+    parts: tuple[Any, ...]
+    first: int
+    region: frozenset[int]
+
+    @property
+    def count(self) -> int:
+        """How many main rows there are."""
+        return _size(self.parts[self.first], self.dim)
+
+    @property
+    def sizes(self) -> list[int]:
+        """How many rows each part has."""
+        return [_size(part, self.dim) for part in self.parts]
+
+
+def rows_beside(program: Program, rules: Sequence[OpRule], completion: Completion) -> Program:
+    """The program with such rows in parts; itself where there are none.
+
+    What somebody reads in another way than row by row stays as it is, with all that it is of.
+    """
+    as_they_are: set[int] = set()
+    while True:
+        ghosts = _Ghosts(program, rules, completion, as_they_are)
+        for index, eqn in enumerate(program.equations):
+            ghosts.visit(index, eqn)
+        left = ghosts.left()
+        if not left:
+            return rewritten(program, without_unread(program, ghosts.instead, set()))
+        as_they_are |= left
+
+
+@dataclass
+class _Ghosts:
+    """What is known of rows in parts, and what is written in their place.
+
+    `as_they_are` are the equations that lay rows beside others in vain.
+    """
+
+    given: Program
+    rules: Sequence[OpRule]
+    completion: Completion
+    as_they_are: Set[int]
+    rows: dict[Var, _Rows] = field(default_factory=dict)
+    instead: dict[int, Sequence[JaxprEqn]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Nothing is written yet."""
+        flat = self.given.jaxpr.jaxpr
+        constants = dict(zip(flat.constvars, self.given.jaxpr.consts, strict=True))
+        equations = self.given.equations
+        self._merging = Merging(equations, Counts(equations, constants))
+        self._scopes = scopes(equations)
+        made_in = zip(equations, self._scopes, strict=True)
+        self._scope_of = {v: scope for eqn, scope in made_in for v in eqn.outvars}
+        self._here: Scope = OUTERMOST
+        self._made: list[JaxprEqn] = []
+        self._read_otherwise: set[int] = set()
+        self._laid: set[int] = set()
+        self._computed: set[int] = set()
+
+    def left(self) -> set[int]:
+        """The equations that laid rows beside others, and had better not."""
+        flat = self.given.jaxpr.jaxpr
+        self._leave(a for a in flat.outvars if not isinstance(a, Literal))
+        return (self._laid - self._computed) | self._read_otherwise
+
+    def _leave(self, atoms: Iterable[Any]) -> None:
+        for atom in atoms:
+            if isinstance(atom, Var) and atom in self.rows:
+                self._read_otherwise |= self.rows[atom].region
+
+    def visit(self, index: int, eqn: JaxprEqn) -> None:
+        """Write an equation in parts, if it lays rows beside others or is of such, row by row."""
+        self._here, self._made = self._scopes[index], []
+        is_plain = not eqn.effects and index not in self.given.hints and not _jax.is_mark(eqn)
+        # What is computed in another body stays there.
+        is_here = all(self._scope_of[a] == self._here for a in self._read(eqn))
+        is_written = is_plain and is_here and (self._lay(index, eqn) or self._follow(index, eqn))
+        if is_written:
+            self.instead[index] = self._made
+        else:
+            self._leave(eqn.invars)
+            self._merging.add([eqn], self._here)
+
+    def _lay(self, index: int, eqn: JaxprEqn) -> bool:
+        """Begin with rows that an equation lays beside others that are in shards."""
+        if index in self.as_they_are or self._read(eqn):
+            return False
+        found = self._joined(eqn) or self._padded(eqn)
+        if found is None:
+            return False
+        dim, parts, count, first = found
+        self._laid.add(index)
+        self._keep(eqn, dim, parts, count, first, frozenset({index}))
+        return True
+
+    def _joined(self, eqn: JaxprEqn) -> tuple[int, list[Any], int, int] | None:
+        """Along which dim rows are joined; these, how many are main ones, and the first of them."""
+        if eqn.primitive is not lax.concatenate_p:
+            return None
+        dim = eqn.params["dimension"]
+        sizes = [_size(a, dim) for a in eqn.invars]
+        most = sizes.index(max(sizes))
+        grid, start = self._cut_of(eqn.invars[most], dim)
+        count, total = _size(grid, dim), sum(sizes)
+        if not self._is_few(grid, dim, total - count):
+            return None
+        first = min(max(sum(sizes[:most]) - start, 0), total - count)
+        return dim, list(eqn.invars), count, first
+
+    def _padded(self, eqn: JaxprEqn) -> tuple[int, list[Any], int, int] | None:
+        """The same where rows are padded."""
+        if eqn.primitive is not lax.pad_p or isinstance(eqn.invars[0], Literal):
+            return None
+        config = [tuple(map(int, amounts)) for amounts in eqn.params["padding_config"]]
+        if any(min(amounts) < 0 or amounts[2] for amounts in config):
+            return None
+        operand, fill = eqn.invars
+        few = (d for d, own in enumerate(config) if self._is_few(operand, d, sum(own)))
+        dim = next(few, None)
+        if dim is None:
+            return None
+        low, high, _ = config[dim]
+        if any(any(own) for d, own in enumerate(config) if d != dim):
+            others = tuple([(0, 0, 0) if d == dim else own for d, own in enumerate(config)])
+            shape = [n + sum(own) for n, own in zip(shape_of(operand), others, strict=True)]
+            what = lax.pad_p, [operand, fill], {"padding_config": others}
+            operand = self._emit(eqn, *what, _like(operand, shape))
+        row = self._row_of(eqn, fill, operand, dim)
+        parts = [*[row] * low, operand, *[row] * high]
+        return dim, parts, _size(operand, dim), low
+
+    def _is_few(self, grid: Any, dim: int, rows: int) -> bool:
+        """Whether so many rows beside an array are few, and no more than a shard of it has."""
+        axes = () if isinstance(grid, Literal) else self.completion.dims[grid][dim]
+        shards = self.given.mesh.size(axes)
+        return shards > 1 and 0 < rows <= min(FEW, _size(grid, dim) // shards)
+
+    def _cut_of(self, atom: Any, dim: int) -> tuple[Any, int]:
+        """Of what something is a part along one dim, and from which row on; maybe of itself."""
+        cut = self._merging.maker(atom)
+        if cut is None or cut.primitive is not lax.slice_p or _strides(cut):
+            return atom, 0
+        source, starts = cut.invars[0], cut.params["start_indices"]
+        same = [d for d, n in enumerate(shape_of(atom)) if n == _size(source, d)]
+        if len(same) < len(starts) - 1 or dim in same or source not in self.completion.dims:
+            return atom, 0
+        return source, starts[dim]
+
+    def _follow(self, index: int, eqn: JaxprEqn) -> bool:
+        """Go on with rows in parts that an equation reads."""
+        read = self._read(eqn)
+        if not read or len(eqn.outvars) > 1 or 0 in shape_of(eqn.outvars[0]):
+            return False
+        rows = self.rows[read[0]]
+        if eqn.primitive is lax.slice_p and not _strides(eqn):
+            return self._sliced(eqn, rows)
+        if eqn.primitive is lax.pad_p and any(eqn.params["padding_config"][rows.dim]):
+            return self._padded_more(eqn, rows)
+        return self._by_rows(index, eqn, read)
+
+    def _read(self, eqn: JaxprEqn) -> list[Var]:
+        return [a for a in eqn.invars if isinstance(a, Var) and a in self.rows]
+
+    def _sliced(self, eqn: JaxprEqn, rows: _Rows) -> bool:
+        starts, limits = list(eqn.params["start_indices"]), list(eqn.params["limit_indices"])
+        start, limit = starts[rows.dim], limits[rows.dim]
+        parts = self._cut(eqn, rows.parts, rows.dim, start, limit)
+        shape = shape_of(eqn.outvars[0])
+        for k, part in enumerate(parts):
+            starts[rows.dim], limits[rows.dim] = 0, _size(part, rows.dim)
+            own = [*shape[: rows.dim], limits[rows.dim], *shape[rows.dim + 1 :]]
+            if list(shape_of(part)) != own:
+                parts[k] = self._slice(eqn, part, starts, limits)
+        if limit - start > rows.count:
+            first = min(max(rows.first - start, 0), limit - start - rows.count)
+            self._keep(eqn, rows.dim, parts, rows.count, first, rows.region)
+        else:
+            self._join(eqn, parts, rows.dim, eqn.outvars[0])
+        return True
+
+    def _padded_more(self, eqn: JaxprEqn, rows: _Rows) -> bool:
+        config = [tuple(map(int, amounts)) for amounts in eqn.params["padding_config"]]
+        low, high, gap = config.pop(rows.dim)
+        is_few = len(rows.parts) + low + high <= FEW + 1
+        if min(low, high) < 0 or gap or any(map(any, config)) or not is_few:
+            return False
+        row = self._row_of(eqn, eqn.invars[1], rows.parts[rows.first], rows.dim)
+        parts = [*[row] * low, *rows.parts, *[row] * high]
+        self._keep(eqn, rows.dim, parts, rows.count, rows.first + low, rows.region)
+        return True
+
+    def _by_rows(self, index: int, eqn: JaxprEqn, read: Sequence[Var]) -> bool:
+        """An operator that treats each row alone, of each of the parts."""
+        rule = self.rules[index]
+        if not is_among(eqn, _BY_ROWS) or rule.opaque:
+            return False
+        found = [self.rows[a] for a in read]
+        factors = rule.factors
+        pairs = zip(eqn.invars, factors.operands, strict=True)
+        along = {
+            dims[self.rows[a].dim] for a, dims in pairs if isinstance(a, Var) and a in self.rows
+        }
+        special = {*factors.reduction_of, *factors.whole, *factors.permuted, *factors.compound}
+        dim = next(iter(along))
+        if len(along) > 1 or len(dim) != 1 or dim[0] in special or dim not in factors.results[0]:
+            return False
+        count, at = found[0].count, factors.results[0].index(dim)
+        if any(rows.count != count for rows in found):
+            return False
+        total = _size(eqn.outvars[0], at)
+        first = _between([rows.first for rows in found], total - count)
+        operands: list[Sequence[Any]] = []
+        for atom, dims in zip(eqn.invars, factors.operands, strict=True):
+            if dim in dims:
+                known = self.rows.get(atom) if isinstance(atom, Var) else None
+                parts = [atom] if known is None else known.parts
+                operands.append(self._parted(eqn, parts, dims.index(dim), count, first))
+            else:
+                operands.append((atom,) * (total - count + 1))
+        made = [
+            self._part(eqn, part, at, count if k == first else 1)
+            for k, part in enumerate(zip(*operands, strict=True))
+        ]
+        region = frozenset[int]().union(*(rows.region for rows in found))
+        self.rows[eqn.outvars[0]] = _Rows(at, tuple(made), first, region)
+        self._computed |= region
+        return True
+
+    def _part(self, eqn: JaxprEqn, operands: Sequence[Any], dim: int, rows: int) -> Any:
+        """An operator of one of the parts."""
+        shape = list(shape_of(eqn.outvars[0]))
+        shape[dim] = rows
+        params = dict(eqn.params)
+        if eqn.primitive is lax.broadcast_in_dim_p:
+            params["shape"] = tuple(shape)
+        return self._emit(eqn, eqn.primitive, operands, params, _like(eqn.outvars[0], shape))
+
+    def _keep(
+        self,
+        eqn: JaxprEqn,
+        dim: int,
+        parts: Sequence[Any],
+        count: int,
+        first: int,
+        region: frozenset[int],
+    ) -> None:
+        made = self._parted(eqn, parts, dim, count, first)
+        self.rows[eqn.outvars[0]] = _Rows(dim, made, first, region)
+
+    def _parted(
+        self, eqn: JaxprEqn, parts: Sequence[Any], dim: int, count: int, first: int
+    ) -> tuple[Any, ...]:
+        """What lies side by side as so many main rows from one on, and single ones around them."""
+        total = sum(_size(part, dim) for part in parts)
+        ends = [*range(first + 1), *range(first + count, total + 1)]
+        return tuple(
+            [self._join(eqn, self._cut(eqn, parts, dim, *pair), dim) for pair in pairwise(ends)]
+        )
+
+    def _cut(
+        self, eqn: JaxprEqn, parts: Sequence[Any], dim: int, start: int, limit: int
+    ) -> list[Any]:
+        """Of what lies side by side the rows between two."""
+        found, at = [], 0
+        for part in parts:
+            size = _size(part, dim)
+            begin, end = max(start - at, 0), min(limit - at, size)
+            if end - begin == size:
+                found.append(part)
+            elif end > begin:
+                starts, limits = [0] * len(shape_of(part)), list(shape_of(part))
+                starts[dim], limits[dim] = begin, end
+                found.append(self._slice(eqn, part, starts, limits))
+            at += size
+        return found
+
+    def _slice(self, eqn: JaxprEqn, atom: Any, starts: Sequence[int], limits: Sequence[int]) -> Any:
+        """A part of an array; of a number that is repeated so many of it."""
+        shape = [end - start for start, end in zip(starts, limits, strict=True)]
+        maker = self._merging.maker(atom)
+        if maker is not None and is_among(maker, SPREADS) and not shape_of(maker.invars[0]):
+            return self._spread(eqn, maker.invars[0], shape, atom)
+        params = {"start_indices": tuple(starts), "limit_indices": tuple(limits), "strides": None}
+        return self._emit(eqn, lax.slice_p, [atom], params, _like(atom, shape))
+
+    def _join(self, eqn: JaxprEqn, parts: Sequence[Any], dim: int, result: Any = None) -> Any:
+        """Rows side by side, of one array maybe."""
+        if len(parts) == 1:
+            return parts[0] if result is None else self._emit(eqn, lax.copy_p, parts, {}, result)
+        shape = list(shape_of(parts[0]))
+        shape[dim] = sum(_size(part, dim) for part in parts)
+        made = _like(eqn.outvars[0], shape) if result is None else result
+        return self._emit(eqn, lax.concatenate_p, parts, {"dimension": dim}, made)
+
+    def _row_of(self, eqn: JaxprEqn, number: Any, like: Any, dim: int) -> Any:
+        """A row of a number, as those of an array are."""
+        shape = list(shape_of(like))
+        shape[dim] = 1
+        return self._spread(eqn, number, shape, like)
+
+    def _spread(self, eqn: JaxprEqn, number: Any, shape: Sequence[int], like: Any) -> Any:
+        params = {"shape": tuple(shape), "broadcast_dimensions": (), "sharding": None}
+        return self._emit(eqn, lax.broadcast_in_dim_p, [number], params, _like(like, shape))
+
+    def _emit(
+        self, eqn: JaxprEqn, primitive: Any, operands: Sequence[Any], params: Any, result: Any
+    ) -> Any:
+        """One more equation in place of another, merged with what it is of."""
+        made = _jax.new_eqn(primitive, list(operands), [result], params, eqn)
+        found = self._merging.merged(made, self._here)
+        if primitive is lax.concatenate_p and found == [made]:
+            found = self._merging.shifted(made)
+        self._merging.add(found, self._here)
+        self._made += found
+        return result
+
+
+def _between(firsts: Sequence[int], most: int) -> int:
+    """Of some numbers of rows before the main ones that from which others are least away.
+
+    In the middle, if several are; there are at `most` so many before them.
+    """
+    away = {one: sum(abs(one - first) for first in firsts) for one in firsts}
+    return min(away, key=lambda one: (away[one], abs(most - 2 * one), one))
+
+
+def _size(atom: Any, dim: int) -> int:
+    return shape_of(atom)[dim]
+
+
+def _like(atom: Any, shape: Sequence[int]) -> Var:
+    return _jax.new_var(type_of(atom).update(shape=tuple(shape)))
+
+
+def _strides(eqn: JaxprEqn) -> bool:
+    return any(step != 1 for step in eqn.params["strides"] or ())

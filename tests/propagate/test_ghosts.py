@@ -1,0 +1,183 @@
+"""Rows with ghosts beside them are computed where the rows of the grid are."""
+
+import random
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+import meshwise as mw
+from tests.meshes import mesh_of, mesh_of_sizes
+
+
+def cut(x, dim, start, stop):
+    """Rows of a dim; those at the end are counted from there."""
+    return lax.slice_in_dim(x, start, x.shape[dim] + stop, axis=dim)
+
+
+def minmod(a, b):
+    return jnp.where(a * b > 0, jnp.where(jnp.abs(a) < jnp.abs(b), a, b), 0)
+
+
+def fluxes(ghosts, dim=0):
+    """Differences of a scheme of second order (MUSCL) of rows with two ghosts on either side."""
+    inside = cut(ghosts, dim, 1, -1)
+    slope = minmod(inside - cut(ghosts, dim, 0, -2), cut(ghosts, dim, 2, 0) - inside) / 2
+    left, right = cut(inside + slope, dim, 0, -1), cut(inside - slope, dim, 1, 0)
+    speed = jnp.maximum(jnp.abs(left), jnp.abs(right))
+    flux = (left**2 + right**2) / 4 - speed * (right - left) / 2
+    return cut(flux, dim, 1, 0) - cut(flux, dim, 0, -1)
+
+
+def circle(u):
+    return u - 0.1 * fluxes(jnp.concatenate([u[-2:], u, u[:2]]))
+
+
+def plate(mode):
+    def step(u):
+        ghosts = jnp.pad(u, 2, mode=mode)
+        return u - 0.1 * (fluxes(ghosts[:, 2:-2], 0) + fluxes(ghosts[2:-2], 1))
+
+    return step
+
+
+def central(u):
+    """Of components that are stacked, and with one ghost on either side."""
+    ghosts = jnp.pad(u, ((0, 0), (1, 1), (0, 0)), mode="wrap")
+    first, second = ghosts
+    moved = jnp.stack([jnp.tanh(first * second), jnp.sin(second)])
+    between = moved[:, 1:] * moved[:, :-1]
+    return u - (between[:, 1:] - between[:, :-1])
+
+
+def also_whole(u):
+    """All rows are read together as well."""
+    ghosts = jnp.tanh(jnp.concatenate([u[-1:], u, u[:1]]))
+    return (ghosts[1:] * ghosts[:-1])[1:], jnp.sort(ghosts, 0)
+
+
+def read_after_a_loop(u):
+    ghosts = jnp.tanh(jnp.concatenate([u[-1:], u, u[:1]]))
+
+    def step(u, _):
+        return u * (ghosts[1:] - ghosts[:-1])[1:], (u[1:] * ghosts[:-3]).sum()
+
+    return lax.scan(step, u, None, length=3)
+
+
+def slope_of(step):
+    return jax.grad(lambda u: (step(u) ** 2).sum())
+
+
+CASES = {
+    "a circle": (circle, (64, 16), P("x"), (8,)),
+    "uneven": (circle, (61, 16), P("x"), (8,)),
+    "a circle in columns": (lambda u: circle(u.T).T, (16, 64), P(None, "x"), (8,)),
+    "its gradient": (slope_of(circle), (64, 16), P("x"), (8,)),
+    "a plate": (plate("wrap"), (32, 32), P("x", "y"), (2, 4)),
+    "a plate with edges": (plate("edge"), (32, 32), P("x", "y"), (2, 4)),
+    "a plate in nothing": (plate("constant"), (32, 32), P("x", "y"), (2, 4)),
+    "a mirrored plate": (plate("reflect"), (24, 32), P("y", "x"), (2, 4)),
+    "gradient of a plate": (slope_of(plate("constant")), (32, 32), P("x", "y"), (2, 4)),
+    "components": (central, (2, 32, 8), P(None, ("x", "y")), (2, 4)),
+    "also whole": (also_whole, (32, 8), P("x"), (8,)),
+    "read after a loop": (read_after_a_loop, (32, 8), P("x"), (8,)),
+    "in a loop": (
+        lambda u: lax.scan(lambda u, _: (circle(u), u[0]), u, None, length=3),
+        (64, 256), P("x"), (8,),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values(name):
+    function, shape, spec, mesh = CASES[name]
+    u = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    program = mw.jit(function, mesh=mesh_of_sizes(*mesh), in_shardings=spec).partition(u)
+    got, want = program.simulate(u), function(u)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), got, want)
+
+
+def one_row(u):
+    ghosts = jnp.concatenate([u[-1:], u])
+    return jnp.sin(ghosts[1:]) * ghosts[:-1]
+
+
+def several(u):
+    ghosts = jnp.concatenate([u[-2:], u, u[:2]])
+    inside = jnp.tanh(ghosts[1:-1])
+    return inside[2:] - inside[:-2] + ghosts[4:] - ghosts[:-4]
+
+
+# Rows that a device sends.
+SENT = {"a row of ghosts": (one_row, 1), "a circle": (circle, 8), "several cuts": (several, 7)}
+
+
+@pytest.mark.parametrize("name", SENT)
+def test_what_is_sent(name):
+    """Only rows at the ends of shards: not those that lie elsewhere as there are more of them."""
+    function, rows = SENT[name]
+    u = np.random.default_rng(0).normal(size=(512, 128)).astype(np.float32)
+    options = {"mesh": mesh_of(x=8), "in_shardings": P("x"), "out_shardings": P("x")}
+    program = mw.jit(function, **options).partition(u)
+    assert program.wire_bytes == rows * u[0].nbytes
+    np.testing.assert_allclose(program.simulate(u), function(u), rtol=1e-4, atol=1e-5)
+
+
+ONE = (jnp.sin, lambda x: -x, lambda x: jnp.where(x > 0, x, x / 2), lambda x: jnp.maximum(x, 0.1))
+TWO = (lambda a, b: a - b, lambda a, b: a * b, lambda a, b: jnp.where(a > b, a, 2 * b))
+MODES = ("wrap", "edge", "reflect", "constant")
+
+
+def by_chance(seed, shape):
+    """Rows laid beside others, cut, and computed with, along any dims; all as many in the end."""
+
+    def function(u):
+        draw = random.Random(seed)
+        values = [u]
+        for _ in range(draw.randint(3, 9)):
+            x, dim = draw.choice(values[-3:]), draw.randrange(u.ndim)
+            more, kind = x.shape[dim] - shape[dim], draw.random()
+            if kind < 0.3 and more < 4:
+                pads = [(0, 0)] * u.ndim
+                pads[dim] = draw.choice([(1, 1), (2, 2), (0, 1), (2, 1)])
+                x = jnp.pad(x, pads, mode=draw.choice(MODES))
+            elif kind < 0.5:
+                start = draw.randint(0, max(more, 0))
+                x = cut(x, dim, start, -draw.randint(0, max(more - start, 0)))
+            elif kind < 0.7:
+                x = draw.choice(ONE)(x)
+            else:
+                alike = [y for y in values if y.shape == x.shape]
+                x = draw.choice(TWO)(x, draw.choice(alike))
+            values.append(x)
+        results = []
+        for x in values[-3:]:
+            starts = [draw.randint(0, n - m) for n, m in zip(x.shape, shape, strict=True)]
+            ends = [start + m for start, m in zip(starts, shape, strict=True)]
+            results.append(lax.slice(x, starts, ends))
+        return results
+
+    return function
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_values_by_chance(seed):
+    draw = random.Random(seed)
+    shape = [draw.choice([16, 17, 24, 32]) for _ in range(draw.choice([1, 2, 2, 3]))]
+    function, mesh = by_chance(seed, shape), draw.choice([(8,), (2, 4), (2, 2, 2)])
+    lie = [()] * len(shape)
+    for axis in "xyz"[: len(mesh)]:
+        lie[draw.randrange(len(shape))] += (axis,)
+    if draw.random() < 0.4:
+        values = function
+        function = jax.grad(lambda u: sum((x * jnp.cos(x)).sum() for x in values(u)))
+    u = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+    program = mw.jit(function, mesh=mesh_of_sizes(*mesh), in_shardings=P(*lie)).partition(u)
+    for got, want in zip(
+        jax.tree.leaves(program.simulate(u)), jax.tree.leaves(function(u)), strict=True
+    ):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
