@@ -22,7 +22,7 @@ from meshwise._jax import Literal, Var
 from meshwise.choose.plan import Plan
 from meshwise.ir.mesh import Mesh
 from meshwise.ir.program import shape_of, type_of
-from meshwise.ir.sharding import Sharding, local_shape
+from meshwise.ir.sharding import Sharding, is_part_of_rows, local_shape
 
 
 def parts_kept(plan: Plan) -> dict[int, Sharding]:
@@ -48,9 +48,7 @@ def parts_kept(plan: Plan) -> dict[int, Sharding]:
 def _is_part(plan: Plan, stack: Var, whole: Sharding, part: Sharding) -> bool:
     """Whether one sharding is cut out of the other along the steps, and there are any."""
     return (
-        bool(part.dims[0])
-        and part.dims[1:] == whole.dims[1:]
-        and (part.unreduced, part.reduction) == (whole.unreduced, whole.reduction)
+        is_part_of_rows(whole, part)
         and (whole, part) in plan.copies.get(stack, ())
         and 0 not in shape_of(stack)
         and not jnp.issubdtype(type_of(stack).dtype, _jax.extended)
