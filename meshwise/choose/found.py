@@ -76,8 +76,8 @@ class Found:
 
     @property
     def made_bytes(self) -> int:
-        """What a device holds at once beside the arguments."""
-        return self.peak_bytes - self._argument_bytes
+        """What a device holds at once beside the arguments; half of these and results at least."""
+        return max(self.peak_bytes - self._argument_bytes, self._lasting_bytes // 2)
 
     @property
     def temporary_bytes(self) -> int:
@@ -85,9 +85,14 @@ class Found:
 
         Less than that is none to speak of.
         """
-        graph = self.search.graph
-        lasting = self._argument_bytes + graph.once(("results",), lambda: result_bytes(graph))
+        lasting = self._lasting_bytes
         return max(self.peak_bytes - lasting, lasting // LITTLE_PART, LITTLE_BYTES)
+
+    @property
+    def _lasting_bytes(self) -> int:
+        """Of arguments and results."""
+        graph = self.search.graph
+        return self._argument_bytes + graph.once(("results",), lambda: result_bytes(graph))
 
     @property
     def _argument_bytes(self) -> int:

@@ -3,8 +3,9 @@
 Counted are the arguments and what lies on the edges of the cost graph: each value as it is made,
 from there to its last reader, and each copy in another sharding, from its first reader to its last.
 What a loop reads from around it is held until the loop ends. What each reader makes for itself is
-held where it is no element-wise one: zeros that are scattered into. What is cut, joined or laid
-otherwise, and so only read once more, is made as it is read, and what it is of is held until then.
+held where it is no element-wise one: zeros that are scattered into. Of a stack of which each device
+reads its own steps only these are held. What is cut, joined or laid otherwise, and so only read
+once more, is made as it is read, and what it is of is held until then.
 So are its parts, where nothing else is read of it.
 What stays inside a region is not counted, as it is mostly fused, but for what a loop carries and
 stacks, which is written in each of its steps; nor is what a reshard takes on its way. So this
@@ -22,7 +23,7 @@ from meshwise.cost.fusion import is_laid
 from meshwise.ir.bodies import nest
 from meshwise.ir.factors import result_sharding
 from meshwise.ir.program import itemsize_of, shape_of
-from meshwise.ir.sharding import Sharding, is_part, local_bytes
+from meshwise.ir.sharding import Sharding, is_part, is_part_of_rows, local_bytes
 
 Span = tuple[int, int]  # positions of the first and last mark of a loop or choice
 
@@ -122,12 +123,32 @@ def _lifetimes(search: Search, value: Value, order: _Order) -> Iterator[tuple[Sh
         if read
     }
     produced = search.produced(value)
+    if _keeps_own_steps(search, value, produced, held):
+        ((part, (_, last)),) = held.items()
+        yield part, made, last
+        return
     if produced in held or not _is_cut_as_made(search, value, produced, held):
         _, last = held.pop(produced, (made, made))
         last = max([last, *(first for first, _ in held.values())])
         yield produced, made, end if value.fixed is not None else last
     for sharding, (first, last) in held.items():
         yield sharding, first, last
+
+
+def _keeps_own_steps(
+    search: Search, value: Value, produced: Sharding, wanted: Collection[Sharding]
+) -> bool:
+    """Whether of what a loop stacks a device puts only its own steps in their place."""
+    if value.maker is None or len(wanted) != 1:
+        return False
+    graph, (part,) = search.graph, wanted
+    own = graph.nodes[value.maker].members
+    is_stack = any(
+        graph.program.equations[m.equation].outvars == [value.var]
+        and graph.program.equations[m.equation].primitive is _jax.stack_p
+        for m in own
+    )
+    return is_stack and is_part_of_rows(produced, part)
 
 
 def _is_cut_as_made(

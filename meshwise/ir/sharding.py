@@ -141,6 +141,13 @@ def is_part(held: Sharding, wanted: Sharding) -> bool:
     )
 
 
+def is_part_of_rows(whole: Sharding, part: Sharding) -> bool:
+    """Whether one sharding is the other one but for axes of the leading dim, which was whole."""
+    (first, *rest), (own, *others) = part.dims, whole.dims
+    terms, as_whole = (part.unreduced, part.reduction), (whole.unreduced, whole.reduction)
+    return bool(first) and not own and rest == others and terms == as_whole
+
+
 def local_bytes(shape: Sequence[int], itemsize: int, sharding: Sharding, mesh: Mesh) -> int:
     """Bytes that each device holds, padding included."""
     return math.prod(local_shape(shape, sharding, mesh)) * itemsize

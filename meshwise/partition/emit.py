@@ -28,7 +28,7 @@ from meshwise.partition.hoist import LoopRead, read_anyway, read_before
 from meshwise.partition.once import send_once
 from meshwise.partition.one_term import added_values
 from meshwise.partition.order import emission_order
-from meshwise.partition.stacks import Part, parts_kept
+from meshwise.partition.stacks import Part, kept_with_padding, parts_kept, row_of
 from meshwise.partition.walk import Walk, compute, copy_of, exchange_reason, store
 from meshwise.reshard.emit import as_term
 
@@ -37,8 +37,13 @@ def emit(
     plan: Plan, most_hoisted_bytes: int | None = None
 ) -> tuple[ClosedJaxpr, list[Reason], list[LoopRead]]:
     """The per-device program of a plan, the reason of each of its reshards, and loops' reads."""
-    limit, parts = most_hoisted_bytes, parts_kept(plan)
-    walk = Walk(plan, added_values(plan), most_hoisted_bytes=limit, parts=parts)
+    walk = Walk(
+        plan,
+        added_values(plan),
+        most_hoisted_bytes=most_hoisted_bytes,
+        parts=parts_kept(plan),
+        padded=kept_with_padding(plan),
+    )
     program = plan.program
     for var, edges in plan.copies.items():
         walk.sources.update({(var, target): source for source, target in edges})
@@ -132,27 +137,32 @@ def _scan(walk: Walk, loop: Nested) -> None:
     begins, steps = loop.of(_jax.carry_p), loop.of(_jax.step_p)
     ends, stacks = _ends(walk, loop), loop.of(_jax.stack_p)
     starts = _read(walk, begins, 0)
-    stacked = _read(walk, steps, 0)
+    read = dict(zip(steps, _read(walk, steps, 0), strict=True))
     _read_before(walk, loop)
     params = {k: loop.control.eqn.params[k] for k in ("length", "reverse", "unroll")}
+    shapes = {mark: _shape_read(walk, mark) for mark in steps}
+    padded = {m: x for m, x in read.items() if x.shape != shapes[m]}
     whole = [mark for mark in stacks if mark not in walk.parts]
     own = [mark for mark in stacks if mark in walk.parts]
     parts = [_part(walk, mark) for mark in own]
-    # The number of the step goes round where a device asks whether it is one of its own.
+    # The number of the step goes round where a device asks whether it is one of its own, or reads
+    # rows of more than there are steps.
     first = params["length"] - 1 if params["reverse"] else 0
-    begun = ([np.int32(first)] if own else [], [part.start for part in parts])
+    begun = [np.int32(first)] if own or padded else [], [part.start for part in parts]
 
-    def step(state: Any, rows: Sequence[Any]) -> tuple[Any, list[Any]]:
+    def step(state: Any, rows: Any) -> tuple[Any, list[Any]]:
         carried, (number, held) = state
         with walk.within():
             _bind(walk, begins, carried)
-            _bind(walk, steps, rows)
+            rows = rows | {m: row_of(x, shapes[m], number[0]) for m, x in padded.items()}
+            _bind(walk, steps, [rows[mark] for mark in steps])
             _run_items(walk, loop.bodies[1])
             made = zip(parts, held, _read(walk, own, 0), strict=True)
             held = [part.with_row(rows, row, number[0]) for part, rows, row in made]
             number = [n - 1 if params["reverse"] else n + 1 for n in number]
             return (_read(walk, ends, 1), (number, held)), _read(walk, whole, 0)
 
+    stacked = {m: x for m, x in read.items() if m not in padded}
     (last, (_, held)), rows = lax.scan(step, (starts, begun), stacked, **params)
     _bind(walk, ends, last)
     _bind(walk, whole, rows)
@@ -166,6 +176,12 @@ def _ends(walk: Walk, loop: Nested) -> list[int]:
     carried = walk.plan.program.carried
     end_of = {carried[mark]: mark for mark in loop.of(_jax.next_p)}
     return [end_of[mark] for mark in loop.of(_jax.carry_p)]
+
+
+def _shape_read(walk: Walk, mark: int) -> tuple[int, ...]:
+    """The local shape of the stack that a mark reads a row of, padding that it may have aside."""
+    program, (sharding,) = walk.plan.program, walk.plan.equations[mark].operands
+    return local_shape(shape_of(program.equations[mark].invars[0]), sharding, program.mesh)
 
 
 def _part(walk: Walk, mark: int) -> Part:

@@ -1,11 +1,16 @@
-"""Stacks of a loop of which a device keeps its own steps only.
+"""Stacks of a loop: of what is made a device keeps its own steps, of what is read the padding.
 
 A loop stacks what its steps make, and along the steps a stack is whole. Where all that is read of
 it is each device's part of the steps, the rest is never held: each row is put where it belongs by
 the device whose step it is.
+
+What a loop goes through may have been gathered of shards that do not divide it. Cut to its size it
+would be held once more while the loop runs. So where only loops read it, they take their rows of
+what was gathered, with the padding behind them.
 """
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +22,7 @@ from meshwise._jax import Literal, Var
 from meshwise.choose.plan import Plan
 from meshwise.ir.mesh import Mesh
 from meshwise.ir.program import shape_of, type_of
-from meshwise.ir.sharding import Sharding, local_shape
+from meshwise.ir.sharding import Sharding, is_part_of_rows, local_shape
 
 
 def parts_kept(plan: Plan) -> dict[int, Sharding]:
@@ -43,13 +48,35 @@ def parts_kept(plan: Plan) -> dict[int, Sharding]:
 def _is_part(plan: Plan, stack: Var, whole: Sharding, part: Sharding) -> bool:
     """Whether one sharding is cut out of the other along the steps, and there are any."""
     return (
-        bool(part.dims[0])
-        and part.dims[1:] == whole.dims[1:]
-        and (part.unreduced, part.reduction) == (whole.unreduced, whole.reduction)
+        is_part_of_rows(whole, part)
         and (whole, part) in plan.copies.get(stack, ())
         and 0 not in shape_of(stack)
         and not jnp.issubdtype(type_of(stack).dtype, _jax.extended)
     )
+
+
+def kept_with_padding(plan: Plan) -> set[tuple[Var, Sharding]]:
+    """The copies of values that only loops read, row by row, and nothing else is made of."""
+    program = plan.program
+    read: dict[tuple[Var, Sharding], bool] = {}
+    for eqn, decided in zip(program.equations, plan.equations, strict=True):
+        for atom, sharding in zip(eqn.invars, decided.operands, strict=True):
+            if not isinstance(atom, Literal):
+                by_rows = eqn.primitive is _jax.step_p
+                read[atom, sharding] = by_rows and read.get((atom, sharding), True)
+    for atom, sharding in zip(program.outputs, plan.out_shardings, strict=True):
+        if not isinstance(atom, Literal):
+            read[atom, sharding] = False
+    for var, edges in plan.copies.items():
+        read.update({(var, source): False for source, _ in edges})
+    return {copy for copy, by_rows in read.items() if by_rows}
+
+
+def row_of(stack: Any, shape: Sequence[int], step: Any) -> Any:
+    """The row of a step of a stack of some shape, behind which there may be padding."""
+    starts = [step, *[np.int32(0)] * (len(shape) - 1)]
+    row = lax.dynamic_slice(stack, starts, (1, *shape[1:]), allow_negative_indices=False)
+    return lax.squeeze(row, (0,))
 
 
 class Part:

@@ -7,7 +7,7 @@ are ready at that moment and go over the same axes travel together, in one colle
 
 import math
 from collections import ChainMap, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -48,7 +48,7 @@ class Walk:
     holds, by (axes, operator, dtype), the reductions of values that exist already and will be
     wanted later; `loop_reads` what each loop (by where it is opened) reads in another sharding, of
     which it may hold `most_hoisted_bytes`; `parts` the stacks, by mark, of which a device keeps its
-    own steps.
+    own steps; `padded` the copies that are kept with the padding that comes of gathering them.
     """
 
     plan: Plan
@@ -61,6 +61,7 @@ class Walk:
     most_hoisted_bytes: int | None = None
     loop_reads: dict[int, list[LoopRead]] = field(default_factory=dict)
     parts: dict[int, Sharding] = field(default_factory=dict)
+    padded: Set[tuple[Var, Sharding]] = frozenset()
 
     @contextmanager
     def within(self) -> Iterator[None]:
@@ -191,9 +192,10 @@ def _reshard(walk: Walk, var: Var, edge: Edge, array: Any, user: JaxprEqn | None
     if not any(step.kind is not StepKind.SLICE for step in steps.steps):
         with _at_maker(walk, var, user):
             return apply_steps(array, steps, mesh)
+    padded = (var, target) in walk.padded
     with _at_maker(walk, var, user), _reason(walk, [(var, edge)], user):
         if not source.unreduced or var in walk.added:
-            return apply_steps(array, steps, mesh)
+            return apply_steps(array, steps, mesh, keeps_padding=padded)
         joined = mesh.size(set(source.unreduced).difference(target.unreduced))
         return sum_of_bits(lambda terms: apply_steps(terms, steps, mesh), array, joined)
 

@@ -25,15 +25,18 @@ from meshwise.rules.identity import nothing_like
 from meshwise.rules.ordered import extreme_as_integers
 
 
-def apply_steps(x: jax.Array, plan: ReshardPlan, mesh: Mesh) -> jax.Array:
+def apply_steps(
+    x: jax.Array, plan: ReshardPlan, mesh: Mesh, keeps_padding: bool = False
+) -> jax.Array:  # fmt: skip
     """The local array under the target sharding, from the local array under the source's.
 
     The axes of the mesh must be bound (`shard_map`, or `vmap` with `axis_name`). Typed PRNG keys
-    go through their key data, whose trailing dims belong to the element.
+    go through their key data, whose trailing dims belong to the element. Where it `keeps_padding`,
+    what was gathered last is not copied to be cut, but has its padding behind it.
     """
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         impl = jax.random.key_impl(x)
-        data = apply_steps(jax.random.key_data(x), plan, mesh)
+        data = apply_steps(jax.random.key_data(x), plan, mesh, keeps_padding)
         return jax.random.wrap_key_data(data, impl=impl)
     if 0 in plan.shape:
         rest = x.shape[len(plan.shape) :]
@@ -44,6 +47,8 @@ def apply_steps(x: jax.Array, plan: ReshardPlan, mesh: Mesh) -> jax.Array:
         x = x.reshape((*plan.steps[0].source_shape, *element))
     for step in plan.steps:
         x = _EMIT[step.kind](x, step, plan, mesh)
+        is_last = step is plan.steps[-1] and not is_apart
+        x = x if keeps_padding and is_last and _is_as_gathered(step) else _cut(x, step)
     if is_apart:
         x = x.reshape((*local_shape(plan.shape, plan.target, mesh), *element))
     return x
@@ -90,7 +95,7 @@ def _all_gather(x: jax.Array, step: Step, plan: ReshardPlan, mesh: Mesh) -> jax.
         x = _gather(x, step.axes, _losing(step.parts[0]))
     else:
         x = _merge_front(lax.all_gather(x, step.axes, axis=0, tiled=False), step, mesh)
-    return _cut(x, step)
+    return x
 
 
 def _gather(x: jax.Array, axes: Axes, dim: int) -> jax.Array:
@@ -102,14 +107,19 @@ def _gather(x: jax.Array, axes: Axes, dim: int) -> jax.Array:
     return x.reshape((*before, *x.shape))
 
 
+def _is_as_gathered(step: Step) -> bool:
+    """Whether an all_gather makes what is wanted, and not a copy after it, which cuts as well."""
+    if step.kind is StepKind.ALL_GATHER and len(step.parts) == 1:
+        return math.prod(step.target_shape[: _losing(step.parts[0])]) == 1
+    return False
+
+
 def _all_to_all(x: jax.Array, step: Step, plan: ReshardPlan, mesh: Mesh) -> jax.Array:
     x = _pad_gaining(x, step, mesh)
     if len(step.parts) == 1:
-        x = _exchange(x, step.parts[0], mesh)
-    else:
-        x = lax.all_to_all(_split_front(x, step, mesh), step.axes, 0, 0, tiled=True)
-        x = _merge_front(x, step, mesh)
-    return _cut(x, step)
+        return _exchange(x, step.parts[0], mesh)
+    x = lax.all_to_all(_split_front(x, step, mesh), step.axes, 0, 0, tiled=True)
+    return _merge_front(x, step, mesh)
 
 
 def _exchange(x: jax.Array, part: Part, mesh: Mesh) -> jax.Array:

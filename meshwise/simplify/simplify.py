@@ -19,6 +19,7 @@ from meshwise.simplify.redundancy import (
 )
 from meshwise.simplify.residuals import remake_residuals
 from meshwise.simplify.splats import propagate_splats
+from meshwise.simplify.turned_products import read_unturned
 
 
 def simplify(
@@ -33,7 +34,7 @@ def simplify(
     eqns = remake_residuals(propagate_splats(eqns, constants), outputs)
     eqns, outputs = read_parts(eqns, outputs)
     eqns, outputs = cancel_inverse_layouts(eqns, outputs)
-    eqns = broadcast_after_products(eqns)
+    eqns = broadcast_after_products(read_unturned(eqns))
     eqns = cut_known_positions(pair_batches(eqns, constants), constants)
     eqns = unflatten_products(eqns)
     eqns = _with_moves_merged(eqns, outputs, constants)

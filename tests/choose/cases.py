@@ -200,7 +200,9 @@ CASES = {
         [("all_gather", "d", (8, 64))],
     ),
     "what one branch reads whole, and the other in parts, is exchanged for the other": (
-        lambda q, x, w: lax.cond(q[0, 0] > 5, lambda: x @ w, lambda: x @ w.T),
+        lambda q, x, w: lax.cond(
+            q[0, 0] > 5, lambda: x @ w, lambda: x @ lax.optimization_barrier(w.T)
+        ),
         (f32(1, 1), f32(64, 64), f32(64, 64)),
         (P(), P(None, "d"), P("d")),
         P("d"),

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
@@ -11,7 +12,10 @@ from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
 from meshwise.choose.graph import build_graph
+from meshwise.choose.holding import peak_bytes
 from meshwise.choose.parts import Apart
+from meshwise.choose.search import Search
+from meshwise.cost.hardware import GENERIC
 from tests.meshes import mesh_of
 
 STATES, ROWS, SYMBOLS, STEPS = 32, 16, 20, 11
@@ -120,3 +124,39 @@ def test_what_lost_is_priced_in_the_graph_of_the_plan():
     assert program.wire_bytes == 22_098  # 37,138 where what is made before binds the steps
     assert is_of_its_graph(program.plan)
     assert not is_of_its_graph(replace(program.plan, apart=Apart()))
+
+
+def test_of_a_stack_in_shards_of_steps_a_device_holds_its_own():
+    def states(w, rows):
+        def step(state, row):
+            state = jnp.tanh(state @ w + row)
+            return state, state
+
+        return lax.scan(step, jnp.zeros(rows.shape[1:]), rows)[1]
+
+    def held(out):
+        fn = mw.jit(states, mesh=mesh_of(x=8), in_shardings=P(), out_shardings=out)
+        plan = fn.partition(np.ones((8, 8), "f"), np.ones((64, 8), "f")).plan
+        graph = build_graph(plan.program, plan.rules, plan.completion, GENERIC)
+        return peak_bytes(Search(graph, [((),) * len(n.rule.sizes) for n in graph.nodes]))
+
+    rows = 64 * 8 * 4
+    assert held(P()) - held(P("x")) == rows - rows // 8
+
+
+def test_a_part_of_an_argument_is_little_to_hold_for_what_each_step_sends():
+    """Half of the shard of a matrix is cut, and both products of a step send less for it."""
+
+    def powers(a, v):
+        def one(v, _):
+            v = a.T @ (a @ v)
+            return v / jnp.linalg.norm(v), None
+
+        return lax.scan(one, v, None, length=5)[0]
+
+    hints = {"in_shardings": P("y"), "out_shardings": P("x")}
+    program = mw.jit(powers, mesh=mesh_of(x=2, y=4), **hints).partition(
+        np.ones((48, 64), "f"), np.ones(64, "f")
+    )
+    rows, columns, number = 48 // 4 * 4, 3 / 2 * 64 // 2 * 4, 4
+    assert program.wire_bytes == 5 * (rows + columns + number) + 2 * 64

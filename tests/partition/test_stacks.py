@@ -68,3 +68,54 @@ def test_rows_that_are_numbers(made):
     total, stack = fn.partition(rows).simulate(rows)
     np.testing.assert_allclose(total, rows.sum(), rtol=1e-5)
     np.testing.assert_array_equal(stack, jnp.full(8, made))
+
+
+def padded_reads(program):
+    """The shapes of what loops read whole, and of what is cut to its size before them."""
+    eqns = program.jaxpr.jaxpr.eqns
+    loops = [e for e in eqns if e.primitive.name == "scan"]
+    read = [v.aval.shape for e in loops for v in e.invars if len(v.aval.shape) == 2]
+    return read, [e.outvars[0].aval.shape for e in eqns if e.primitive.name == "slice"]
+
+
+def normed(rows, reverse=False):
+    def step(state, row):
+        state = state / 2 + row
+        return state / (1 + abs(state).sum()), state.sum()
+
+    return lax.scan(step, jnp.zeros_like(rows[0]), rows, reverse=reverse)
+
+
+def added(rows):
+    return lax.scan(lambda c, row: (jnp.tanh(c + row), None), jnp.zeros_like(rows[0]), rows)[0]
+
+
+CASES = {
+    "gathered": (normed, (7, 3), [(8, 3)], []),
+    "in reverse": (lambda rows: normed(rows, reverse=True), (7, 3), [(8, 3)], []),
+    "moved to columns": (added, (7, 4), [(7, 1)], [(7, 1)]),
+    "also returned": (lambda rows: (normed(rows), rows), (7, 3), [(7, 3)], [(7, 3)]),
+}
+
+
+@pytest.mark.parametrize("function, shape, read, cut", CASES.values(), ids=CASES)
+def test_rows_are_read_of_what_was_gathered(function, shape, read, cut):
+    fn = mw.jit(function, mesh=MESH, in_shardings=P("x"), out_shardings=P())
+    rows = np.random.default_rng(0).normal(size=shape).astype("f")
+    program = fn.partition(rows)
+    assert padded_reads(program) == (read, cut)
+    found, wanted = jax.tree.leaves(program.simulate(rows)), jax.tree.leaves(function(rows))
+    for own, one in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(own, one, atol=1e-5)
+
+
+def test_keys_with_padding_behind_them():
+    def drawn(keys):
+        draw = jax.vmap(jax.random.normal)
+        return lax.scan(lambda c, key: (c + draw(key).sum(), c), 0.0, keys)
+
+    keys = jax.random.split(jax.random.key(0), (7, 3))
+    fn = mw.jit(drawn, mesh=MESH, in_shardings=P("x"), out_shardings=P())
+    found = fn.partition(keys).simulate(keys)
+    for own, one in zip(found, drawn(keys), strict=True):
+        np.testing.assert_allclose(own, one, atol=1e-5)

@@ -107,7 +107,7 @@ def of_neighbours() -> Table:
                           "iota pad lt ge select_n select_n"),
         "mirrored far away": (lambda x, u: jnp.concatenate([x, x[::-1]]), "rev concatenate"),
         "read by a product": (lambda x, u: jnp.concatenate([x[1:], x[-1:]]) @ u.T,
-                              "slice slice concatenate transpose dot_general"),
+                              "slice slice concatenate dot_general"),
         "of two values": (lambda x, u: jnp.concatenate([u[:1], x[:-1]]), "pad set_rows"),
         "pairs, neither of which is most": (
             lambda x, u: jnp.concatenate([jnp.sin(x[:1]), jnp.cos(u[:1])]),
