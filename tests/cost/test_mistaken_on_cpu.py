@@ -144,6 +144,29 @@ def test_what_may_go_wrong_is_told(name):
     assert may_err(steps_of(jax.make_jaxpr(function)(*args), {})) == wanted
 
 
+def cast_behind(sent):
+    """As of a scale of quantisation: what is cast is not in the kernel of the extreme."""
+    return lambda x: (x / sent(jnp.abs(x).max(0))).astype(jnp.int8)
+
+
+def cast_before(x):
+    return lax.psum(jnp.abs(x - x.astype(jnp.int8)).max(0), "x")
+
+
+@pytest.mark.parametrize(
+    ("function", "devices", "wanted"),
+    [
+        (cast_behind(lambda s: lax.pmax(s, "x")), 8, False),
+        (cast_behind(lambda s: lax.pmax(s, "x")), 1, True),
+        (cast_behind(lambda s: s), 8, True),
+        (cast_before, 8, True),
+    ],
+)
+def test_nothing_is_sent_inside_a_kernel(function, devices, wanted):
+    jaxpr = jax.make_jaxpr(function, axis_env=[("x", devices)])(X)
+    assert may_err(steps_of(jaxpr, {"x": devices})) == wanted
+
+
 def test_limits_are_of_the_version():
     assert (LIBRARY_ERRS_OVER[0] < 7) == BEFORE_11
 

@@ -6,7 +6,8 @@ is spread: `sum((x @ broadcast(c)) ** 2)`, the norm of a gradient of means. So i
 of 8 bits are computed in it: as floats, of which none wraps and nothing is cut off. Until JAX 0.11
 also where an operand of a product has more than 32,768 rows; and what has seven dims ends the
 process. Products that it makes each for itself are right. What is told here is more than what goes
-wrong: whether it can, by what there is in one body, in whatever kernels.
+wrong: whether it can, by what there is in one body with nothing sent in between, in whatever
+kernels. That it loses NaN is mended one by one (`cost/cpu/kept_nans.py`).
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -61,21 +62,47 @@ def may_err(steps: Steps, of_less: Collection[int] = ()) -> bool:
     Inputs `of_less` are made of fewer elements than they have, and may be made again.
     """
     largest = dict.fromkeys((*steps.constants, *of_less), 0)  # a constant may be a number, spread
-    begins = errs = False
+    place = places_of(steps)
+    begun: set[int] = set()
+    wrong: set[int] = set()
     for step in steps.steps:
+        if any(may_err(*body) for body in _bodies(step, steps, largest)):
+            return True
+        if not step.writes:
+            continue
         is_reduced = may_be_reduced_by_library(step.eqn, longest(step, steps.values))
         is_product = is_among(step.eqn, PRODUCTS) and not is_reduced
         is_wrong = is_product and any(_is_of_less(v, steps, largest) for v in step.reads)
-        errs |= is_wrong or _is_over(step) or _is_of_8_bits(step)
-        begins |= is_reduced
-        if any(may_err(*body) for body in _bodies(step, steps, largest)):
-            return True
+        if is_reduced:
+            begun.add(place[step.writes[0]])
+        if is_wrong or _is_over(step) or _is_of_8_bits(step):
+            wrong.add(place[step.writes[0]])
         if step.name in _MADE:
             own = [_largest(v, steps, largest) for v in step.reads]
             # Of what is joined, each is all there is of its part.
             most = sum(own) if step.name == "concatenate" else max(own, default=0)
             largest.update(dict.fromkeys(step.writes, most))
-    return begins and errs
+    return not begun.isdisjoint(wrong)
+
+
+def places_of(steps: Steps) -> dict[int, int]:
+    """A number for each value that is made: the same for all that one kernel may make.
+
+    No kernel has in it what is sent between devices, and what is given to all is made by none.
+    """
+    next_to: dict[int, int] = {}
+
+    def place(value: int) -> int:
+        while next_to[value] != value:
+            next_to[value] = value = next_to[next_to[value]]
+        return value
+
+    for step in steps.steps:
+        next_to.update(dict.fromkeys(step.writes, step.writes[0] if step.writes else 0))
+        for value in step.reads if step.writes and step.devices == 1 else ():
+            if value in next_to:
+                next_to[place(value)] = place(step.writes[0])
+    return {value: place(value) for value in next_to}
 
 
 def _bodies(
