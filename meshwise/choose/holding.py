@@ -139,16 +139,17 @@ def _keeps_own_steps(
     search: Search, value: Value, produced: Sharding, wanted: Collection[Sharding]
 ) -> bool:
     """Whether of what a loop stacks a device puts only its own steps in their place."""
-    if value.maker is None or len(wanted) != 1:
+    stacked = search.graph.once(("stacked",), lambda: _stacked(search.graph))
+    if value.var not in stacked or len(wanted) != 1:
         return False
-    graph, (part,) = search.graph, wanted
-    own = graph.nodes[value.maker].members
-    is_stack = any(
-        graph.program.equations[m.equation].outvars == [value.var]
-        and graph.program.equations[m.equation].primitive is _jax.stack_p
-        for m in own
-    )
-    return is_stack and is_part_of_rows(produced, part)
+    (part,) = wanted
+    return is_part_of_rows(produced, part)
+
+
+def _stacked(graph: Graph) -> set[_jax.Var]:
+    """What loops stack."""
+    stacks = (e for e in graph.program.equations if e.primitive is _jax.stack_p)
+    return {v for eqn in stacks for v in eqn.outvars}
 
 
 def _is_cut_as_made(

@@ -37,14 +37,17 @@ def whole_start(graph: Graph, limits: Limits, repeated: Set[int]) -> list[DimAxe
 
 
 def forward_start(
-    graph: Graph, limits: Limits, moved: Mapping[Var, DimAxes] | None = None
+    graph: Graph,
+    limits: Limits,
+    moved: Mapping[Var, DimAxes] | None = None,
+    rest_anyhow: bool = False,
 ) -> list[DimAxes]:
     """Nodes in the program's order, each where its operands already are.
 
-    What is not placed yet is taken as completion has it, and arguments that are `moved` as these
-    say: then what is not placed yet may lie anyhow.
+    What is not placed yet is taken as completion has it, or does not count (`rest_anyhow`), and
+    arguments that are `moved` as these say.
     """
-    fixed, is_moved, moved = fixed_axes(graph), moved is not None, moved or {}
+    fixed, moved = fixed_axes(graph), moved or {}
     placed: list[DimAxes] = []
     for node in graph.nodes:
         sources: list[DimAxes | None] = [*nominal(graph, node)]
@@ -55,7 +58,7 @@ def forward_start(
             elif value.maker is not None and value.maker < len(placed):
                 maker = graph.nodes[value.maker]
                 sources[k] = dims_sharding(maker.rule.results[value.result], placed[value.maker])
-            elif value.maker is not None and is_moved:
+            elif value.maker is not None and rest_anyhow:
                 sources[k] = None
         placed.append(
             fixed[node.index]
@@ -68,7 +71,8 @@ def forward_start(
 def moved_starts(graph: Graph, limits: Limits) -> list[tuple[DimAxes, ...]]:
     """The same where arguments are moved to other dims first: to the first one free, or the last.
 
-    What is exchanged along a dim again and again is then whole in each shard.
+    What is exchanged along a dim again and again is then whole in each shard. So is all that goes
+    round a loop, where what the loop computes of it later does not hold it back.
     """
     given = {v.var: v.fixed.dims for v in graph.values.values() if v.fixed is not None}
     found = []
@@ -77,7 +81,8 @@ def moved_starts(graph: Graph, limits: Limits) -> list[tuple[DimAxes, ...]]:
             v: _on_another_dim(graph, graph.values[v], dims, last) for v, dims in given.items()
         }
         if moved != given:
-            found.append(tuple(forward_start(graph, limits, moved)))
+            anyhow = (False, True) if graph.program.has_loops else (False,)
+            found += [tuple(forward_start(graph, limits, moved, own)) for own in anyhow]
     return list(dict.fromkeys(found))
 
 

@@ -54,12 +54,18 @@ def in_a_loop(name: str, config: model.Config) -> Case:
     return replace(case, step=partial(model.steps, config=config, count=20), outs=(case.outs, P()))
 
 
+# Fields of short rows may go to columns before the loop and back after it: their edges cost more.
+LESS = {("rows", EVEN): {"ppermute": (80, 10_240), "all_to_all": (6, 4_032)}}
+
+
 @NAMES
 @CONFIGS
 def test_a_loop_sends_as_much_as_its_steps_and_the_energies_once(name: str, config: model.Config):
     count, total = edges(hints.case(name, config), config)
     found = sent(in_a_loop(name, config))
-    assert found == {"ppermute": (20 * count, 20 * total), "all_reduce": (1, all_reduce(20, 8))}
+    assert found.pop("all_reduce") == (1, all_reduce(20, 8))
+    assert found == LESS.get((name, config), {"ppermute": (20 * count, 20 * total)})
+    assert sum(sent for _, sent in found.values()) <= 20 * total
 
 
 @pytest.mark.parametrize("config", [UNEVEN])
