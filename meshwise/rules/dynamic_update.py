@@ -6,8 +6,11 @@ A scatter of a single window is written so, too (`scattering.py`).
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from jax import lax
+from jax.dtypes import extended
+from jax.numpy import issubdtype
 
 from meshwise.rules.factoring import Dim, Factoring, shapes
 from meshwise.rules.positions import all_of, from_offset, in_bounds, inside_starts, local_start
@@ -110,11 +113,22 @@ def _write_part(
     for d, start, window in reached:
         position = lax.broadcasted_iota(start.dtype, sizes, d)
         masks.append(in_bounds(lax.sub(position, start), window - 1))
-    padded = lax.pad(update, lax.full((), 0, update.dtype), around)
-    part = lax.dynamic_slice(padded, begins, sizes, allow_negative_indices=False)
+    part = lax.dynamic_slice(
+        _surrounded(update, around), begins, sizes, allow_negative_indices=False
+    )
     old = lax.dynamic_slice(operand, starts, sizes, allow_negative_indices=False)
     part = part if join is None else join(old, part)
     return [_write(operand, lax.select(all_of(masks), part, old), starts)]
+
+
+def _surrounded(update: Any, around: Sequence[tuple[int, int, int]]) -> Any:
+    """An array with zeros around it; keys, which cannot be padded, with what is made of zeros."""
+    if not issubdtype(update.dtype, extended):
+        return lax.pad(update, lax.full((), 0, update.dtype), around)
+    data = jax.random.key_data(update)
+    within = [*around, *[(0, 0, 0)] * (data.ndim - update.ndim)]
+    padded = lax.pad(data, lax.full((), 0, data.dtype), within)
+    return jax.random.wrap_key_data(padded, impl=jax.random.key_impl(update))
 
 
 def _write(operand: Any, update: Any, starts: list[Any]) -> Any:

@@ -113,3 +113,17 @@ def test_what_a_generator_with_a_state_draws_is_the_same_on_all_devices(mesh8):
     assert len(set(together.tolist())) == 20
     assert together.min() >= 0
     assert together.max() < 1
+
+
+@pytest.mark.parametrize("count", [24, 13])
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
+def test_keys_are_written_over_keys_at_a_place_that_is_data(mesh8, impl, count):
+    keys = jax.random.split(jax.random.key(1, impl=impl), count)
+
+    def written(keys, place):
+        return lax.dynamic_update_slice(keys, keys[:3], (place,)), keys.at[3:].set(keys[:-3])
+
+    ours = mw.jit(written, mesh=mesh8, in_shardings=(P("x"), P()))(keys, np.int32(9))
+    data = jax.random.key_data
+    for found, wanted in zip(ours, written(keys, np.int32(9)), strict=True):
+        np.testing.assert_array_equal(data(found), data(wanted))
