@@ -122,12 +122,11 @@ def _with_arguments_moved(graph: Graph, limits: Limits, found: Sequence[Found]) 
     what is exchanged along dims is more than arguments, there and back.
     """
     best = min(found, key=lambda one: one.seconds)
-    often = graph.program.has_loops or _exchanges_more(best, graph)
-    if graph.hardware.least_bytes and not often:
+    by_bytes = graph.hardware.least_bytes
+    if by_bytes and not graph.program.has_loops and not _exchanges_more(best, graph):
         return []
-    least = best.seconds
     moved = [descended(Search(graph, start), limits) for start in moved_starts(graph, limits)]
-    return [one for one in moved if LESS * one.seconds < least]
+    return [one for one in moved if LESS * one.seconds < best.seconds]
 
 
 def _exchanges_more(plan: Found, graph: Graph) -> bool:

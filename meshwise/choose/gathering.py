@@ -68,8 +68,8 @@ def _with_whole(
     whole = _without_sharded(best, whole, moving, gathering)
     given = best.search.axes
     start = [_without(axes, moving) if i in whole else axes for i, axes in enumerate(given)]
-    held = zip(graph.nodes, start, strict=True)
-    if start == given or not all(limits.allow_held(graph, *one) for one in held):
+    placed = zip(graph.nodes, start, strict=True)
+    if start == given or not all(limits.allow_held(graph, *one) for one in placed):
         return None
     as_it_stands = as_placed(Search(graph, start))
     seconds = as_it_stands.seconds

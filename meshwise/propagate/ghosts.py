@@ -18,8 +18,8 @@ from jax import lax
 from meshwise import _jax
 from meshwise._jax import JaxprEqn, Literal, Var
 from meshwise.ir.bodies import OUTERMOST, Scope, scopes
-from meshwise.ir.operators import ELEMENTWISE, REDUCTIONS, SPREADS, is_among
-from meshwise.ir.program import Program, shape_of, type_of
+from meshwise.ir.operators import ELEMENTWISE, JOINS, REDUCTIONS, SPREADS, is_among
+from meshwise.ir.program import Program, shape_of
 from meshwise.propagate.completion import Completion
 from meshwise.propagate.rewriting import rewritten, without_unread
 from meshwise.rules.registry import OpRule
@@ -27,7 +27,7 @@ from meshwise.simplify.borders.merge import Merging
 from meshwise.simplify.counts import Counts
 
 # Operators that treat each row alone, if the rows' dim is none that they are about.
-_BY_ROWS = ELEMENTWISE | REDUCTIONS | SPREADS | {"concatenate", "transpose", "squeeze", "pad"}
+_BY_ROWS = ELEMENTWISE | REDUCTIONS | SPREADS | JOINS | {"transpose", "squeeze"}
 
 
 # So many rows beside the main ones are few: of each all is computed by itself.
@@ -51,17 +51,14 @@ class _Rows:
         """How many main rows there are."""
         return _size(self.parts[self.first], self.dim)
 
-    @property
-    def sizes(self) -> list[int]:
-        """How many rows each part has."""
-        return [_size(part, self.dim) for part in self.parts]
-
 
 def rows_beside(program: Program, rules: Sequence[OpRule], completion: Completion) -> Program:
     """The program with such rows in parts; itself where there are none.
 
     What somebody reads in another way than row by row stays as it is, with all that it is of.
     """
+    if not any(is_among(eqn, JOINS) for eqn in program.equations):
+        return program
     as_they_are: set[int] = set()
     while True:
         ghosts = _Ghosts(program, rules, completion, as_they_are)
@@ -169,7 +166,7 @@ class _Ghosts:
             others = tuple([(0, 0, 0) if d == dim else own for d, own in enumerate(config)])
             shape = [n + sum(own) for n, own in zip(shape_of(operand), others, strict=True)]
             what = lax.pad_p, [operand, fill], {"padding_config": others}
-            operand = self._emit(eqn, *what, _like(operand, shape))
+            operand = self._emit(eqn, *what, _jax.var_like(operand, shape))
         row = self._row_of(eqn, fill, operand, dim)
         parts = [*[row] * low, operand, *[row] * high]
         return dim, parts, _size(operand, dim), low
@@ -183,7 +180,7 @@ class _Ghosts:
     def _cut_of(self, atom: Any, dim: int) -> tuple[Any, int]:
         """Of what something is a part along one dim, and from which row on; maybe of itself."""
         cut = self._merging.maker(atom)
-        if cut is None or cut.primitive is not lax.slice_p or _strides(cut):
+        if cut is None or cut.primitive is not lax.slice_p or _is_strided(cut):
             return atom, 0
         source, starts = cut.invars[0], cut.params["start_indices"]
         same = [d for d, n in enumerate(shape_of(atom)) if n == _size(source, d)]
@@ -197,7 +194,7 @@ class _Ghosts:
         if not read or len(eqn.outvars) > 1 or 0 in shape_of(eqn.outvars[0]):
             return False
         rows = self.rows[read[0]]
-        if eqn.primitive is lax.slice_p and not _strides(eqn):
+        if eqn.primitive is lax.slice_p and not _is_strided(eqn):
             return self._sliced(eqn, rows)
         if eqn.primitive is lax.pad_p and any(eqn.params["padding_config"][rows.dim]):
             return self._padded_more(eqn, rows)
@@ -278,7 +275,9 @@ class _Ghosts:
         params = dict(eqn.params)
         if eqn.primitive is lax.broadcast_in_dim_p:
             params["shape"] = tuple(shape)
-        return self._emit(eqn, eqn.primitive, operands, params, _like(eqn.outvars[0], shape))
+        return self._emit(
+            eqn, eqn.primitive, operands, params, _jax.var_like(eqn.outvars[0], shape)
+        )
 
     def _keep(
         self,
@@ -326,7 +325,7 @@ class _Ghosts:
         if maker is not None and is_among(maker, SPREADS) and not shape_of(maker.invars[0]):
             return self._spread(eqn, maker.invars[0], shape, atom)
         params = {"start_indices": tuple(starts), "limit_indices": tuple(limits), "strides": None}
-        return self._emit(eqn, lax.slice_p, [atom], params, _like(atom, shape))
+        return self._emit(eqn, lax.slice_p, [atom], params, _jax.var_like(atom, shape))
 
     def _join(self, eqn: JaxprEqn, parts: Sequence[Any], dim: int, result: Any = None) -> Any:
         """Rows side by side, of one array maybe."""
@@ -334,7 +333,7 @@ class _Ghosts:
             return parts[0] if result is None else self._emit(eqn, lax.copy_p, parts, {}, result)
         shape = list(shape_of(parts[0]))
         shape[dim] = sum(_size(part, dim) for part in parts)
-        made = _like(eqn.outvars[0], shape) if result is None else result
+        made = _jax.var_like(eqn.outvars[0], shape) if result is None else result
         return self._emit(eqn, lax.concatenate_p, parts, {"dimension": dim}, made)
 
     def _row_of(self, eqn: JaxprEqn, number: Any, like: Any, dim: int) -> Any:
@@ -345,7 +344,7 @@ class _Ghosts:
 
     def _spread(self, eqn: JaxprEqn, number: Any, shape: Sequence[int], like: Any) -> Any:
         params = {"shape": tuple(shape), "broadcast_dimensions": (), "sharding": None}
-        return self._emit(eqn, lax.broadcast_in_dim_p, [number], params, _like(like, shape))
+        return self._emit(eqn, lax.broadcast_in_dim_p, [number], params, _jax.var_like(like, shape))
 
     def _emit(
         self, eqn: JaxprEqn, primitive: Any, operands: Sequence[Any], params: Any, result: Any
@@ -373,9 +372,5 @@ def _size(atom: Any, dim: int) -> int:
     return shape_of(atom)[dim]
 
 
-def _like(atom: Any, shape: Sequence[int]) -> Var:
-    return _jax.new_var(type_of(atom).update(shape=tuple(shape)))
-
-
-def _strides(eqn: JaxprEqn) -> bool:
+def _is_strided(eqn: JaxprEqn) -> bool:
     return any(step != 1 for step in eqn.params["strides"] or ())

@@ -7,7 +7,7 @@ of 8 bits are computed in it: as floats, of which none wraps and nothing is cut 
 also where an operand of a product has more than 32,768 rows; and what has seven dims ends the
 process. Products that it makes each for itself are right. What is told here is more than what goes
 wrong: whether it can, by what there is in one body with nothing sent in between, in whatever
-kernels. That it loses NaN is mended one by one (`cost/cpu/kept_nans.py`).
+kernels.
 """
 
 from collections.abc import Collection, Iterator, Mapping
