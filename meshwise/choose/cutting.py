@@ -9,6 +9,7 @@ own.
 
 from dataclasses import replace
 
+from meshwise._jax import Var
 from meshwise.choose.descents import LESS
 from meshwise.choose.found import Found, descended
 from meshwise.choose.graph import Graph, decided_apart
@@ -24,10 +25,14 @@ def cut_where_worth_it(best: Found) -> Found:
     """What is found from a plan on where equations are decided by themselves; else the plan.
 
     It has to be `LESS` times less, of no more seconds with launches, and compute no more, as work
-    is limited by what a node reads; nor may it hold more than that is worth.
+    is limited by what a node reads; nor may it hold more than that is worth. Where what moves at
+    regions is less than that of all that is sent, nothing is looked for.
     """
     graph = best.search.graph
-    moved = frozenset(m.equation for node in _moved(best) for m in node.members)
+    regions, sent = _moved(best)
+    if LESS * (best.sent_bytes - sent) > best.sent_bytes:
+        return best
+    moved = frozenset(m.equation for node in regions for m in node.members)
     apart = decided_apart(graph, replace(graph.apart, equations=moved)) if moved else None
     if apart is None:
         return best
@@ -37,18 +42,23 @@ def cut_where_worth_it(best: Found) -> Found:
     return one if is_less and is_no_more and not has_too_much(one, best) else best
 
 
-def _moved(plan: Found) -> list[Node]:
-    """The regions that read what moves to other dims for them, or make what does for others."""
-    search, found = plan.search, []
-    for node in search.graph.nodes:
+def _moved(plan: Found) -> tuple[list[Node], float]:
+    """Regions that read what moves to other dims for them, or make what does for others.
+
+    And the bytes that a device sends of that.
+    """
+    search, found, moving = plan.search, list[Node](), set[Var]()
+    for node in filter(lambda node: node.is_region, search.graph.nodes):
         placed = search.placed[node.index]
         read = zip(node.operands, placed.operands, strict=True)
-        edges = [(search.produced(search.graph.values[v]), target) for v, target in read]
+        edges = [(v, search.produced(search.graph.values[v]), target) for v, target in read]
         made = set(node.results) & plan.copies.keys()
-        edges += [edge for v in made for edge in plan.copies[v][1]]
-        if node.is_region and any(a.dims != b.dims and not a.unreduced for a, b in edges):
+        edges += [(v, *edge) for v in made for edge in plan.copies[v][1]]
+        moved = {v for v, a, b in edges if a.dims != b.dims and not a.unreduced}
+        if moved:
             found.append(node)
-    return found
+            moving |= moved
+    return found, search.sent_bytes({v: plan.copies[v][1] for v in moving & plan.copies.keys()})
 
 
 def _as_in(plan: Found, graph: Graph) -> list[DimAxes]:

@@ -74,3 +74,20 @@ def test_a_stack_of_momenta_moves_to_layers_and_the_update_back():
         program.simulate(*args),
         updated(*args),
     )
+
+
+def test_where_little_moves_at_regions_none_is_cut(monkeypatch):
+    """A hundredth of what is sent: what cutting could save is not worth a descent."""
+
+    def never(*_):
+        raise AssertionError("a region is cut")
+
+    monkeypatch.setattr("meshwise.choose.cutting.decided_apart", never)
+    step = mw.jit(
+        lambda p, g, t, x: (*halved(p, g, t), x),
+        mesh=MESH,
+        in_shardings=(BLOCKS, BLOCKS, ROWS, ROWS),
+        out_shardings=(*CASES["made anew of what was moved"][1], BLOCKS),
+    )
+    small, large = (jax.ShapeDtypeStruct((n, n), jnp.float32) for n in (32, 512))
+    assert step.partition(small, small, small, large).wire_bytes > 50 * 2 * MOVED

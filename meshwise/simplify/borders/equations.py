@@ -20,12 +20,16 @@ class Makers:
     """The equations that make values, and the values that something reads which is no slice.
 
     Values of other bodies than the outermost are made in `scopes`; it is looked at from `here`.
+    Each value is read so many times over (`times_read`); slices are `kept` for several readers, by
+    what they are of and its dims' ranges (`slices.py`).
     """
 
     of: Mapping[Var, JaxprEqn]
     read_whole: Set[Var]
     scopes: Mapping[Var, Scope] = field(default_factory=dict)
     here: Scope = OUTERMOST
+    times_read: dict[Var, float] = field(default_factory=dict)
+    kept: dict[Any, Var] = field(default_factory=dict)
 
     def get(self, var: Var) -> JaxprEqn | None:
         """The equation that makes a value; None of an input."""

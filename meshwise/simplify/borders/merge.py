@@ -3,8 +3,9 @@
 Each of these would be right as it stands, and send more than it must: of a slice of a pad the pad
 is shared out anew over the devices, and then the slice again. So, in a traced program,
 
-- a slice of a slice, a slice of a pad and a pad of a slice become one slice or pad, a slice of rows
-  laid side by side what it takes of each, laid side by side;
+- a slice of a slice, a slice of a pad and a pad of a slice become one slice or pad, but along dims
+  that only one of them changes, where several read it; a slice of rows laid side by side what it
+  takes of each, laid side by side;
 - a pad with what a window over it would pad with (the gradient of average pooling, `jnp.pad` before
   a convolution) becomes the window's own padding and dilation;
 - a split into unlike parts becomes a slice for each, which sends what its own part needs;
@@ -39,6 +40,7 @@ from meshwise.ir.bodies import OUTERMOST, Scope, scopes
 from meshwise.simplify.borders import copies, ends, joins, rows, sums, updates, windows
 from meshwise.simplify.borders.equations import Makers, any_maker
 from meshwise.simplify.borders.shifts import choose_shifts, near_shifts
+from meshwise.simplify.borders.slices import times_read
 from meshwise.simplify.counts import Counts
 
 Merge = Callable[[JaxprEqn, Makers, Counts], list[JaxprEqn] | None]
@@ -113,7 +115,7 @@ class Merging:
         read = {a for e in others for a in e.invars if not isinstance(a, Literal)}
         self._known: dict[Var, JaxprEqn] = {}
         self._made_in: dict[Var, Scope] = {}
-        self._makers = Makers(self._known, read, self._made_in)
+        self._makers = Makers(self._known, read, self._made_in, times_read=times_read(eqns))
         self._counts = counts
 
     def merged(

@@ -16,11 +16,14 @@ from meshwise.simplify.borders.equations import (
     one_equation,
 )
 from meshwise.simplify.borders.joins import merge_concatenate, zero_pad
+from meshwise.simplify.borders.slices import (
+    cut_dims,
+    is_read_again,
+    slice_equation,
+    strides_of,
+    to_merge,
+)
 from meshwise.simplify.counts import Counts
-
-
-def _strides(eqn: JaxprEqn) -> tuple[int, ...]:
-    return eqn.params["strides"] or (1,) * len(eqn.params["start_indices"])
 
 
 def merge_slice(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn] | None:
@@ -30,14 +33,8 @@ def merge_slice(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn]
         return None
     inner = maker_of(eqn.invars[0], makers, "slice")
     if inner is not None:
-        first, step = inner.params["start_indices"], _strides(inner)
-        begin = [f + k * s for f, k, s in zip(first, starts, step, strict=True)]
-        end = [f + (m - 1) * s + 1 for f, m, s in zip(first, limits, step, strict=True)]
-        end = [max(b, e) for b, e in zip(begin, end, strict=True)]
-        strides = tuple(a * b for a, b in zip(step, _strides(eqn), strict=True))
-        (cut,) = _slice(eqn, inner.invars[0], begin, end, strides)
-        return merge_slice(cut, makers, counts) or [cut]
-    if any(s != 1 for s in _strides(eqn)):
+        return _slice_cut(eqn, inner, makers, counts)
+    if any(s != 1 for s in strides_of(eqn)):
         return None
     inner = maker_of(eqn.invars[0], makers, "concatenate")
     if inner is not None:
@@ -54,7 +51,8 @@ def merge_slice(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn]
     if inner is None:
         return None
     padded = [d for d, amounts in enumerate(inner.params["padding_config"]) if any(amounts)]
-    if _is_selected(eqn, padded, makers):
+    is_along_others = cut_dims(eqn).isdisjoint(padded) and is_read_again(inner, makers)
+    if is_along_others or _is_selected(eqn, padded, makers):
         return None
     config = []
     shape = shape_of(eqn.invars[0])
@@ -66,6 +64,24 @@ def merge_slice(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn]
             return None
         config.append((low - first, high - (n - limit), interior))
     return one_equation(eqn, lax.pad_p, inner.invars, padding_config=tuple(config))
+
+
+def _slice_cut(
+    eqn: JaxprEqn, inner: JaxprEqn, makers: Makers, counts: Counts
+) -> list[JaxprEqn] | None:
+    """One slice of what another one is of."""
+    merged = to_merge(inner, cut_dims(eqn), makers)
+    if merged is None:
+        return None
+    made, inner = merged
+    starts, limits = eqn.params["start_indices"], eqn.params["limit_indices"]
+    first, step = inner.params["start_indices"], strides_of(inner)
+    begin = [f + k * s for f, k, s in zip(first, starts, step, strict=True)]
+    end = [f + (m - 1) * s + 1 for f, m, s in zip(first, limits, step, strict=True)]
+    end = [max(b, e) for b, e in zip(begin, end, strict=True)]
+    strides = tuple(a * b for a, b in zip(step, strides_of(eqn), strict=True))
+    (cut,) = slice_equation(eqn, inner.invars[0], begin, end, strides)
+    return [*made, *(merge_slice(cut, makers.beside(made), counts) or [cut])]
 
 
 def _is_selected(eqn: JaxprEqn, moved: Sequence[int], makers: Makers) -> bool:
@@ -102,7 +118,7 @@ def _sliced(split: JaxprEqn) -> list[JaxprEqn]:
         starts[axis], limits[axis] = end, end + size
         end += size
         own = split.replace(outvars=[part])
-        found += _slice(own, split.invars[0], starts, limits, [1] * len(starts))
+        found += slice_equation(own, split.invars[0], starts, limits, [1] * len(starts))
     return found
 
 
@@ -128,7 +144,7 @@ def _slice_joined(
         part = _jax.new_var(aval.update(shape=sizes))
         is_all = sizes == aval.shape
         own = eqn if is_all else eqn.replace(outvars=[part])
-        (cut,) = _slice(own, atom, first, last, [1] * len(first))
+        (cut,) = slice_equation(own, atom, first, last, [1] * len(first))
         if is_all:
             return merge_slice(cut, makers, counts) or [cut]
         if sizes == shape:
@@ -149,29 +165,21 @@ def _slice_turned(
         n = shape_of(eqn.invars[0])[d]
         starts[d], limits[d] = n - limits[d], n - starts[d]
     part = eqn.replace(outvars=[_jax.new_var(eqn.outvars[0].aval)])
-    (cut,) = _slice(part, inner.invars[0], starts, limits, [1] * len(starts))
+    (cut,) = slice_equation(part, inner.invars[0], starts, limits, [1] * len(starts))
     turned = one_equation(eqn, lax.rev_p, part.outvars, **inner.params)
     return [*(merge_slice(cut, makers, counts) or [cut]), *turned]
-
-
-def _slice(
-    eqn: JaxprEqn, x: Any, starts: Sequence[int], limits: Sequence[int], strides: Sequence[int]
-) -> list[JaxprEqn]:
-    return one_equation(
-        eqn,
-        lax.slice_p,
-        [x],
-        start_indices=tuple(starts),
-        limit_indices=tuple(limits),
-        strides=None if all(s == 1 for s in strides) else tuple(strides),
-    )
 
 
 def merge_pad(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn] | None:
     """A pad of a slice, unless it puts fill where the slice left rows out."""
     inner = maker_of(eqn.invars[0], makers, "slice")
-    if inner is None or any(s != 1 for s in _strides(inner)):
+    if inner is None or any(s != 1 for s in strides_of(inner)):
         return None
+    padded = {d for d, amounts in enumerate(eqn.params["padding_config"]) if any(amounts)}
+    merged = to_merge(inner, padded, makers)
+    if merged is None:
+        return None
+    made, inner = merged
     config = []
     shape, params = shape_of(inner.invars[0]), inner.params
     for (low, high, interior), n, first, limit in zip(
@@ -186,7 +194,7 @@ def merge_pad(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn] |
             return None
         config.append((low - before, high - after, interior))
     operands = [inner.invars[0], eqn.invars[1]]
-    return one_equation(eqn, lax.pad_p, operands, padding_config=tuple(config))
+    return [*made, *one_equation(eqn, lax.pad_p, operands, padding_config=tuple(config))]
 
 
 def merge_convolution(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn] | None:
@@ -223,4 +231,4 @@ def merge_dynamic_slice(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[J
     sizes, shape = eqn.params["slice_sizes"], shape_of(eqn.invars[0])
     begin = [min(max(s, 0), n - w) for s, n, w in zip(starts, shape, sizes, strict=True)]
     end = [s + w for s, w in zip(begin, sizes, strict=True)]
-    return _slice(eqn, eqn.invars[0], begin, end, (1,) * len(sizes))
+    return slice_equation(eqn, eqn.invars[0], begin, end, (1,) * len(sizes))
