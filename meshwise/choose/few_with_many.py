@@ -16,6 +16,8 @@ from meshwise.propagate.propagate import propagate_from
 
 # So many times less is worth it that all values lie otherwise.
 LESS = 1.03
+# A dim is shared out if it is padded by at most this part of it.
+MOST_PADDING = 16
 
 
 def with_few_gathered(best: Found, limits: Limits) -> Found | None:
@@ -48,14 +50,16 @@ def with_few_gathered(best: Found, limits: Limits) -> Found | None:
 def _along_another_dim(graph: Graph, value: Value) -> DimAxes:
     """A value's dims with all axes on the longest that has not all; as they lie if none is so long.
 
-    Those that lie over it come first, so that these need not move.
+    Nor if it would be padded by much: that is work as well. Those that lie over it come first, so
+    that these need not move.
     """
-    given, count = graph.nominal(value.var), graph.mesh.size
+    given = graph.nominal(value.var)
     axes = tuple([a for own in given for a in own])
-    long = [d for d, n in enumerate(value.shape) if given[d] != axes and n >= count(axes)]
-    to = max(long, key=lambda d: value.shape[d], default=None)
-    if to is None:
+    shards = graph.mesh.size(axes)
+    size = max((n for d, n in enumerate(value.shape) if given[d] != axes), default=0)
+    if size < shards or MOST_PADDING * (-size % shards) > size:
         return given
+    to = next(d for d, n in enumerate(value.shape) if n == size and given[d] != axes)
     others = [a for d, own in enumerate(given) if d != to for a in own]
     return tuple((*own, *others) if d == to else () for d, own in enumerate(given))
 

@@ -164,6 +164,7 @@ def _reduce_scatter(x: jax.Array, step: Step, plan: ReshardPlan, mesh: Mesh) -> 
     """A sum by `psum_scatter`; another operator by an exchange of pieces and a local reduction."""
     x = _pad_gaining(x, step, mesh)
     is_sum = plan.source.reduction is Reduction.SUM
+    assert not is_sum or x.dtype != jnp.bool_, "booleans are joined by `or`: JAX counts a sum"
     if is_sum and len(step.parts) == 1:
         dim = _gaining(step.parts[0])
         return lax.psum_scatter(x, step.axes, scatter_dimension=dim, tiled=True)
@@ -186,6 +187,7 @@ def all_reduce(x: jax.Array, axes: Axes, reduction: Reduction) -> jax.Array:
     """
     is_bool = x.dtype == jnp.bool_
     if reduction is Reduction.SUM:
+        assert not is_bool, "booleans are joined by `or`: JAX counts a sum"
         return lax.psum(x, axes)
     bitwise = reduction in (Reduction.AND, Reduction.OR) and not is_bool
     if reduction is Reduction.PROD or bitwise:

@@ -88,12 +88,12 @@ def _ragged_dot_general_rule(application: Application) -> OpRule:
     ragged, group_dims = numbers.lhs_ragged_dimensions, numbers.rhs_group_dimensions
     left, right, sizes = shapes(application.operands)
     groups = sizes[len(sizes) - 1]
-    factoring = Factoring()
-    lhs = [factoring.new(n, Reduction.SUM if d in contract_l else None) for d, n in enumerate(left)]
+    factoring, reduction = Factoring(), sum_of(application.results[0].dtype)
+    lhs = [factoring.new(n, reduction if d in contract_l else None) for d, n in enumerate(left)]
     paired = dict(zip((*contract_r, *batch_r), (*contract_l, *batch_l), strict=True))
     rhs = []
     for d, n in enumerate(right):
-        kind = Reduction.SUM if d in group_dims else None
+        kind = reduction if d in group_dims else None
         rhs.append(lhs[paired[d]] if d in paired else factoring.new(n, kind))
     result = [lhs[d] for d in batch_l]
     result += [dim for d, dim in enumerate(lhs) if d not in batch_l and d not in contract_l]

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from meshwise.ir.sharding import Reduction
+from meshwise.rules.contraction import sum_of
 from meshwise.rules.elementwise import keeps_sums
 from meshwise.rules.factoring import Dim, Factoring, shapes
 from meshwise.rules.identity import mask_padding
@@ -31,10 +32,10 @@ def _convolution_rule(application: Application) -> OpRule:
     (out,) = shapes(application.results)
     lhs_spec, rhs_spec, out_spec = params["dimension_numbers"]
     feature_groups, batch_groups = params["feature_group_count"], params["batch_group_count"]
-    factoring = Factoring()
+    factoring, reduction = Factoring(), sum_of(application.results[0].dtype)
     group = factoring.new(max(feature_groups, batch_groups))
     batch = factoring.new(left[lhs_spec[0]] // batch_groups)
-    inner = factoring.new(right[rhs_spec[1]], Reduction.SUM)
+    inner = factoring.new(right[rhs_spec[1]], reduction)
     outer = factoring.new(right[rhs_spec[0]] // max(feature_groups, batch_groups))
     lhs: list[Dim] = [()] * len(left)
     rhs: list[Dim] = [()] * len(right)
@@ -45,7 +46,7 @@ def _convolution_rule(application: Application) -> OpRule:
     result[out_spec[0]], result[out_spec[1]] = batch, group + outer
     for d in range(len(left) - 2):
         sizes = left[lhs_spec[d + 2]], right[rhs_spec[d + 2]], out[out_spec[d + 2]]
-        dims = _spatial_dims(factoring, sizes, _is_untouched(params, d, sizes))
+        dims = _spatial_dims(factoring, sizes, _is_untouched(params, d, sizes), reduction)
         lhs[lhs_spec[d + 2]], rhs[rhs_spec[d + 2]], result[out_spec[d + 2]] = dims
     kernel = math.prod(right[d] for d in rhs_spec[1:])
     return OpRule(
@@ -64,7 +65,7 @@ def _is_untouched(params: dict[str, Any], d: int, sizes: tuple[int, int, int]) -
 
 
 def _spatial_dims(
-    factoring: Factoring, sizes: tuple[int, int, int], untouched: bool
+    factoring: Factoring, sizes: tuple[int, int, int], untouched: bool, reduction: Reduction
 ) -> tuple[Dim, ...]:
     """Dims of the input, kernel and output: which two are split together."""
     size, kernel, out = sizes
@@ -74,7 +75,7 @@ def _spatial_dims(
     if not out:
         return tuple(factoring.dims(sizes, "whole"))
     if kernel > out:
-        dim = factoring.new(kernel, Reduction.SUM, permuted=True)
+        dim = factoring.new(kernel, reduction, permuted=True)
         return dim, dim, factoring.new(out, "whole")
     dim = factoring.new(size, "permute")
     return dim, factoring.new(kernel, "whole"), dim

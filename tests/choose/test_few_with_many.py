@@ -71,3 +71,22 @@ def test_what_sums_to_less_than_the_few_is_summed():
     program = step.partition(mean, pixels)
     assert program.wire_bytes < 7 / 8 * mean.nbytes
     np.testing.assert_allclose(program.simulate(mean, pixels), density(mean, pixels), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("queries", "is_shared_out"), [(17, False), (130, True)])
+def test_many_that_would_be_padded_by_much_are_not_shared_out(queries, is_shared_out):
+    """17 over eight devices are three for each, and a third of the work is padding."""
+
+    def shifted(points, seeds):
+        def step(seeds, _):
+            near = jnp.exp(-((seeds[:, None] - points) ** 2).sum(-1))
+            return near @ points / near.sum(1, keepdims=True), None
+
+        return jax.lax.scan(step, seeds, None, length=4)[0]
+
+    points, seeds = drawn(64)[3], drawn(queries)[3]
+    step = mw.jit(shifted, mesh=mesh_of(x=8), in_shardings=(P("x"), P()), out_shardings=P())
+    program = step.partition(points, seeds)
+    kinds = {c.kind.value for c in program.collectives}
+    assert (kinds == {"all_gather"}) is is_shared_out
+    np.testing.assert_allclose(program.simulate(points, seeds), shifted(points, seeds), rtol=1e-4)

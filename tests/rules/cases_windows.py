@@ -49,6 +49,10 @@ def grouped_kernel_gradient(cotangent, x):
 CONVOLUTION = [
     Case("conv", "conv_general_dilated", conv(), "f32[3,4,6,5] f32[5,4,3,2]",
          "i j k l, m j n o -> i m k l | sum=j whole=n o permute=k l"),
+    Case("conv of booleans", "conv_general_dilated", conv(padding="SAME"),
+         "bool[3,4,6,5] bool[5,4,3,2]", "i j k l, m j n o -> i m k l | or=j whole=n o permute=k l"),
+    Case("conv of booleans over the whole image", "conv_general_dilated", conv(),
+         "bool[3,4,6,5] bool[5,4,6,5]", "i j k l, m j k l -> i m 1 1 | or=j k l permute=k l"),
     Case("conv of channels last", "conv_general_dilated", conv(("NHWC", "HWIO", "NHWC")),
          "f32[3,6,5,4] f32[3,2,4,5]", "i j k l, m n l o -> i j k o | sum=l whole=m n permute=j k"),
     Case("conv of size one", "conv_general_dilated", conv(), "f32[3,4,6,5] f32[5,4,1,1]",
