@@ -82,12 +82,13 @@ def trace_function(
 def traced_over(mesh: Callable[[], AbstractContextManager[Any]], trace: Callable[[], Any]) -> Any:
     """What is traced over a mesh; in no mesh, where the function itself names another one.
 
-    Raises what is wrong over the mesh that is given.
+    Nor where JAX knows a derivative or a batch in no mesh alone, as of grouped convolutions. Raises
+    what is wrong over the mesh that is given.
     """
     try:
         with mesh():
             return trace()
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, NotImplementedError) as error:
         ours = isinstance(error, MeshwiseError)
         if ours or not jax.sharding.get_abstract_mesh().empty:
             raise

@@ -296,3 +296,18 @@ def test_collectives_over_an_axis_of_vmap_go_along_a_dim(name, given, sums):
         if f is function:
             is_known = name == "psum of what is none"
             assert program.wire_bytes == (0 if is_known else sums * x[0].nbytes)
+
+
+def test_batches_of_grouped_convolutions(mesh8):
+    """JAX knows their batches in no mesh alone, and so they are traced."""
+
+    def jacobian(x, w):
+        def of(w):
+            return lax.conv_general_dilated(x, 2 * w, (1,), "SAME", feature_group_count=2)
+
+        return jax.jacrev(of)(w)
+
+    random = np.random.default_rng(0)
+    x, w = (random.normal(size=s).astype(np.float32) for s in ((8, 4, 6), (4, 2, 3)))
+    program = mw.jit(jacobian, mesh=mesh8, in_shardings=(P("x"), None)).partition(x, w)
+    close(program.simulate(x, w), jax.jit(jacobian)(x, w))

@@ -17,6 +17,7 @@ from meshwise.simplify.borders.equations import (
 )
 from meshwise.simplify.borders.joins import merge_concatenate, zero_pad
 from meshwise.simplify.borders.slices import (
+    along,
     cut_dims,
     is_read_again,
     slice_equation,
@@ -38,7 +39,7 @@ def merge_slice(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn]
         return None
     inner = maker_of(eqn.invars[0], makers, "concatenate")
     if inner is not None:
-        if _is_selected(eqn, [inner.params["dimension"]], makers):
+        if _is_selected(eqn, inner, [inner.params["dimension"]], makers):
             return None
         return _slice_joined(eqn, inner, makers, counts)
     scattered = updates.merge_cut(eqn, makers)
@@ -51,8 +52,7 @@ def merge_slice(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn]
     if inner is None:
         return None
     padded = [d for d, amounts in enumerate(inner.params["padding_config"]) if any(amounts)]
-    is_along_others = cut_dims(eqn).isdisjoint(padded) and is_read_again(inner, makers)
-    if is_along_others or _is_selected(eqn, padded, makers):
+    if _is_selected(eqn, inner, padded, makers):
         return None
     config = []
     shape = shape_of(eqn.invars[0])
@@ -84,15 +84,17 @@ def _slice_cut(
     return [*made, *(merge_slice(cut, makers.beside(made), counts) or [cut])]
 
 
-def _is_selected(eqn: JaxprEqn, moved: Sequence[int], makers: Makers) -> bool:
+def _is_selected(
+    eqn: JaxprEqn, inner: JaxprEqn, moved: Sequence[int], makers: Makers
+) -> bool:
     """Whether a slice only selects, beside the dims that are moved, of what is moved whole anyway.
 
-    Such are fields of a state whose borders are padded: cut before, they would be sent once more.
+    Such are fields of a state whose borders are padded, and the taps of a filter of what is joined:
+    cut before, they would be sent once more.
     """
-    starts, limits = eqn.params["start_indices"], eqn.params["limit_indices"]
-    shape = shape_of(eqn.invars[0])
-    is_all = all((starts[d], limits[d]) == (0, shape[d]) for d in moved)
-    return is_all and eqn.invars[0] in makers.read_whole
+    is_along_others = cut_dims(eqn).isdisjoint(moved)
+    is_whole = eqn.invars[0] in makers.read_whole or is_read_again(inner, makers)
+    return is_along_others and is_whole
 
 
 def slice_splits(eqns: list[JaxprEqn]) -> list[JaxprEqn]:
@@ -176,7 +178,7 @@ def merge_pad(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn] |
     if inner is None or any(s != 1 for s in strides_of(inner)):
         return None
     padded = {d for d, amounts in enumerate(eqn.params["padding_config"]) if any(amounts)}
-    merged = to_merge(inner, padded, makers)
+    merged = along(inner, padded, makers)
     if merged is None:
         return None
     made, inner = merged

@@ -79,12 +79,19 @@ def to_merge(
     None where there is nothing to merge with.
     """
     cut, shape = cut_dims(inner), shape_of(inner.outvars[0])
-    if not is_read_again(inner, makers) or any(shape[d] <= MOST_ROWS for d in cut):
+    if not is_read_again(inner, makers) or any(shape[d] == 1 for d in cut):
         return [], inner
-    own = {d for d in cut & moved if not _leaves_much(inner, d)}
-    if own == cut:
+    return along(inner, {d for d in moved if not _leaves_much(inner, d)}, makers)
+
+
+def along(
+    inner: JaxprEqn, moved: Set[int], makers: Makers
+) -> tuple[list[JaxprEqn], JaxprEqn] | None:
+    """A slice along some dims only, of one along all others that it cuts; None of none of these."""
+    cut = cut_dims(inner)
+    if cut <= moved:
         return [], inner
-    return _apart(inner, own, makers) if own else None
+    return _apart(inner, cut & moved, makers) if cut & moved else None
 
 
 def _leaves_much(eqn: JaxprEqn, dim: int) -> bool:
