@@ -8,6 +8,7 @@ itself. What lies otherwise throughout, or sends more often, has to be worth it.
 from collections.abc import Callable, Sequence
 
 from meshwise.choose.candidates import Reach, may_move_behind, natural_candidates
+from meshwise.choose.even_groups import with_even_groups
 from meshwise.choose.found import Found, descended
 from meshwise.choose.graph import Graph
 from meshwise.choose.limits import Limits, limits_of, nominal, read_bytes
@@ -148,6 +149,7 @@ DESCENTS: tuple[Descent, ...] = (
     _with_axes_behind,
     _completed_otherwise,
     _backward,
+    with_even_groups,
     _with_steps_gathered,
     _with_arguments_moved,
     with_work_repeated,

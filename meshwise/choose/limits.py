@@ -4,7 +4,7 @@ And nodes with nothing to decide.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -76,6 +76,16 @@ def with_work_of(limits: Limits, graph: Graph, axes: Sequence[DimAxes]) -> Limit
     """The limits where no node may be given more work than under these strategies."""
     given = zip(limits.work, graph.nodes, axes, strict=True)
     most = [min(w, _limited_seconds(graph, n, a) * (1 + 1e-9)) for w, n, a in given]
+    return Limits(most, limits.held)
+
+
+def with_work_at(limits: Limits, graph: Graph, axes: Sequence[DimAxes], nodes: Set[int]) -> Limits:
+    """The limits where some nodes may be given as much work as under these strategies."""
+    given = zip(limits.work, graph.nodes, axes, strict=True)
+    most = [
+        max(w, _limited_seconds(graph, n, a) * (1 + 1e-9)) if n.index in nodes else w
+        for w, n, a in given
+    ]
     return Limits(most, limits.held)
 
 

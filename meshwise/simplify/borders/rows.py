@@ -84,9 +84,7 @@ def _slice_cut(
     return [*made, *(merge_slice(cut, makers.beside(made), counts) or [cut])]
 
 
-def _is_selected(
-    eqn: JaxprEqn, inner: JaxprEqn, moved: Sequence[int], makers: Makers
-) -> bool:
+def _is_selected(eqn: JaxprEqn, inner: JaxprEqn, moved: Sequence[int], makers: Makers) -> bool:
     """Whether a slice only selects, beside the dims that are moved, of what is moved whole anyway.
 
     Such are fields of a state whose borders are padded, and the taps of a filter of what is joined:

@@ -18,7 +18,7 @@ from meshwise import _jax
 from meshwise._jax import JaxprEqn, Literal, Var
 from meshwise.ir.program import shape_of
 from meshwise.simplify.borders.equations import Makers, one_equation
-from meshwise.simplify.borders.shifts import MOST_PART, MOST_ROWS
+from meshwise.simplify.borders.shifts import MOST_PART
 
 _MOVES = lax.slice_p, lax.pad_p
 
