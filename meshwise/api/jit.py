@@ -22,7 +22,7 @@ from meshwise.api.options import Choices, Options, check_is_mesh
 from meshwise.api.spmd_program import SpmdProgram
 from meshwise.cost.hardware import GENERIC, Hardware
 from meshwise.errors import ArgumentError, message
-from meshwise.ir.numbers import whole_number
+from meshwise.ir.numbers import number_of_bytes
 
 _NOTHING: Any = object()
 
@@ -105,7 +105,7 @@ def _read(fun: Callable[..., Any], given: dict[str, Any]) -> Options:
 
 
 def _check_hoist_bytes(most: Any) -> None:
-    number = whole_number(most)
+    number = number_of_bytes(most)
     if most is not None and (number is None or number < 0):
         raise ArgumentError(
             message(

@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
 from tests.messages.exactly import check
-from tests.messages.test_reshard import ABSTRACT, ARRAYS, MESHES, SPECS
+from tests.messages.test_reshard import ABSTRACT, ARRAYS, MESHES, rule_of
 
 NO_ARRAYS = {
     "below zero": ((-1,), "int8", " shape=(-1,)"),
@@ -83,7 +83,7 @@ ENDS = {
 @pytest.mark.parametrize("case", ENDS)
 def test_shardings_that_do_not_fit(case):
     source, target, said = ENDS[case]
-    text = f"mw.reshard_plan was given shardings that do not fit:{said}\n{SPECS}"
+    text = f"mw.reshard_plan was given shardings that do not fit:{said}\n{rule_of(said)}"
     check(mw.HintError, text, lambda: mw.reshard_plan((8, 4), "int8", ABSTRACT, source, target))
 
 
