@@ -96,12 +96,13 @@ def _hints_inside(eqns: Sequence[JaxprEqn], mesh: Mesh, wrong: Problems) -> dict
 
 
 def _read_inside(eqn: JaxprEqn, spec: Any, mesh: Mesh, wrong: Problems) -> Hint | None:
-    """The hint that an equation says; what the user said comes first, of a batch that it is in."""
+    """The hint that an equation says; what the user wrote, where it is another, is read first."""
     aval, source = type_of(eqn.outvars[0]), _jax.source_summary(eqn)
     path = f"value {aval.str_short()} at {source}"
-    if (one := eqn.params.get("of_one")) is not None:
-        said, shape = one
-        if read_hint(said, shape, mesh, f"{path}, under vmap", source, wrong) is None:
+    if (written := eqn.params.get("written")) is not None:
+        place, said, shape = written
+        place = place or f"{path}, under vmap"
+        if read_hint(said, shape, mesh, place, source, wrong) is None:
             return None
     return read_hint(spec, aval.shape, mesh, path, source, wrong)
 

@@ -100,12 +100,12 @@ def _hint_batcher(
 ) -> tuple[Any, int]:
     """A mapped dim is sharded over vmap's `spmd_axis_name`, or left open where it has none.
 
-    What was said of one of the batch is kept for messages, with its shape: `of_one`.
+    What was said of one of the batch is kept for messages, with its shape: `written`.
     """
     (x,), (dim,) = values, dims
     batched = batched_spec(sharding, dim, axis_data.spmd_name)
     if isinstance(dim, int) and sharding is not None:
-        rest.setdefault("of_one", (sharding, (*x.shape[:dim], *x.shape[dim + 1 :])))
+        rest.setdefault("written", (None, sharding, (*x.shape[:dim], *x.shape[dim + 1 :])))
     return hint_p.bind(x, sharding=batched, **rest), dim
 
 
