@@ -118,6 +118,7 @@ class Tuned:
         return "\n".join([title, *candidates_table(rows), "", self.script().rstrip()])
 
 
+@_jax.hides_frames
 def autotune(
     program: Any,
     *args: Any,

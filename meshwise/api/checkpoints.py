@@ -9,6 +9,7 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding
 
+from meshwise import _jax
 from meshwise.run.transfers import held_by, shown_as, transfer_between
 
 
@@ -29,6 +30,7 @@ def padded(tree: Any) -> Any:
     return jax.tree.map(_padded, tree)
 
 
+@_jax.hides_frames
 def unpadded(tree: Any, like: Any) -> Any:
     """The logical arrays of a tree that was read as `padded(like)` says; moves nothing.
 
@@ -46,9 +48,11 @@ def unpadded(tree: Any, like: Any) -> Any:
 
 
 def _padded(leaf: Any) -> Any:
-    lies = getattr(leaf, "sharding", None)
-    if not isinstance(leaf, jax.ShapeDtypeStruct) or not isinstance(lies, NamedSharding):
+    if not isinstance(leaf, jax.ShapeDtypeStruct):
         return held_by(leaf)
+    lies = leaf.sharding
+    if not isinstance(lies, NamedSharding):
+        return leaf
     shape = tuple(leaf.shape)
     held = transfer_between(shape, shape, leaf.dtype, lies, lies).target_padded
     return leaf.update(shape=held)

@@ -15,6 +15,7 @@ import jax
 from meshwise import _jax
 from meshwise.api.arguments import name_of
 from meshwise.api.build import DRIVER_OF
+from meshwise.api.calibrate import check_figures
 from meshwise.api.calls import Calls
 from meshwise.api.deleted import base_of
 from meshwise.api.dispatch import Dispatch
@@ -27,6 +28,7 @@ from meshwise.ir.numbers import number_of_bytes
 _NOTHING: Any = object()
 
 
+@_jax.hides_frames
 def jit(
     fun: Callable[..., Any] = _NOTHING,
     /,
@@ -95,6 +97,7 @@ def _read(fun: Callable[..., Any], given: dict[str, Any]) -> Options:
     _check_completion(choices.completion)
     _check_hoist_bytes(choices.hoist_bytes)
     _check_strict(choices.strict)
+    check_figures(choices.hardware)
     placed = ("in_shardings", "out_shardings") if mesh is not None else ()  # read when called
     jax.jit(fun, **{k: v for k, v in given.items() if k not in placed})  # raises, warns as it does
     for kind in ("static", "donate"):

@@ -25,6 +25,7 @@ from meshwise.pipeline.stacking import StackedLayers
 MOST_SHOWN = 4
 
 
+@_jax.hides_frames
 def pipeline(
     stage: Callable[[Any, Any], Any],
     params: Any,
