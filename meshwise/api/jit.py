@@ -25,7 +25,15 @@ from meshwise.cost.hardware import GENERIC, Hardware
 from meshwise.errors import ArgumentError, message
 from meshwise.ir.numbers import number_of_bytes
 
-_NOTHING: Any = object()
+
+class _NotGiven:
+    """What stands for a function that comes later, to a decorator."""
+
+    def __repr__(self) -> str:
+        return "<not given>"
+
+
+_NOTHING: Any = _NotGiven()
 
 
 @_jax.hides_frames

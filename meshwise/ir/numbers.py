@@ -1,4 +1,4 @@
-"""Numbers as users write them: of Python, NumPy or JAX."""
+"""Numbers as users write them, of Python, NumPy or JAX; and as they are shown."""
 
 import operator
 from typing import Any
@@ -43,3 +43,9 @@ def real_number(number: Any) -> float | None:
         return float(number)
     except (TypeError, ValueError):
         return None
+
+
+def microseconds(seconds: float) -> str:
+    """Seconds as microseconds with three digits, e.g. `12.3 us`."""
+    value = seconds * 1e6
+    return f"{value:,.0f} us" if value >= 100 else f"{value:.3g} us"

@@ -177,3 +177,9 @@ def test_processes_are_not_to_plan_each_with_figures_of_its_own(quick, mesh8, mo
         mw.jit(lambda a: a @ a, mesh=mesh8, in_shardings=P("x"), hardware="measured").partition(x)
     with pytest.raises(mw.ArgumentError, match="a clock of its own"):
         mw.autotune(program, x)
+
+
+def test_of_one_device_no_link_is_measured():
+    assert measured((jax.devices()[0],)).source == (
+        "measured; one device sends nothing, links: generic"
+    )
