@@ -269,6 +269,7 @@ def test_wrong_padding_is_refused(mesh):
         "It wraps what devices hold where a dim does not divide: the dim rounded up to a multiple"
         " of its shards.\n"
         "Have one made of an ordinary array: mw.reshard(x, sharding), or a step's argument."
+        " What was written on another mesh is read as mw.padded says of the types on this one."
     )
     with pytest.raises(ValueError, match=r"dim 1 of size 1 over 1 devices is padded to 1"):
         UnevenArray(zeros, (17, 1))
