@@ -38,8 +38,8 @@ def _no_padding(offender: str) -> MeshwiseError:
             [offender],
             "It wraps what devices hold where a dim does not divide: the dim rounded up to a "
             "multiple of its shards.",
-            "Have one made of an ordinary array: mw.reshard(x, sharding), or a step's argument. What "
-            "was written on another mesh is read as mw.padded says of the types on this one.",
+            "Have one made of an ordinary array: mw.reshard(x, sharding), or a step's argument. "
+            "What was written on another mesh is read as mw.padded says of the types on this one.",
         )
     )
     return also(error, ValueError)
