@@ -7,6 +7,7 @@ array, and each process can write and read its shards of it.
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import NamedSharding
 
 from meshwise import _jax
@@ -59,4 +60,4 @@ def _padded(leaf: Any) -> Any:
 
 
 def _unpadded(leaf: Any, like: Any) -> Any:
-    return shown_as(leaf, tuple(like.shape)) if isinstance(leaf, jax.Array) else leaf
+    return shown_as(leaf, np.shape(like)) if isinstance(leaf, jax.Array) else leaf

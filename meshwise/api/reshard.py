@@ -74,8 +74,8 @@ def reshard(
     >>> mesh = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
     >>> P = jax.sharding.PartitionSpec
     >>> rows = jax.device_put(jax.numpy.arange(8.0), NamedSharding(mesh, P("x")))
-    >>> reshard(rows, P()).sharding.spec
-    PartitionSpec()
+    >>> reshard(rows, P()).is_fully_replicated
+    True
     """
     limits = limits_of("mw.reshard", max_bytes, hardware)
     is_traced = _jax.is_tracing()

@@ -57,6 +57,8 @@ def test_other_leaves_stay_as_they_are():
     tree = {"number": 3, "host": W, "nothing": None, "whole": whole, "on one": jnp.ones(3)}
     assert all(mw.padded(tree)[name] is tree[name] for name in tree)
     assert mw.unpadded(tree, tree)["on one"] is tree["on one"]
+    step = jnp.int32(3)
+    assert mw.unpadded(step, 3) is step
 
 
 def test_what_was_padded_for_another_mesh_is_refused(mesh8):
