@@ -64,7 +64,7 @@ def calibrate(devices: Sequence[Any] | None = None, sizes: Sizes | None = None) 
     mesh = jax.sharding.Mesh(np.array(devices), (_AXIS,), axis_types=(AxisType.Auto,))
     return replace(
         _link(mesh, _AXIS, sizes),
-        name=f"{len(devices)} {devices[0].platform} devices, measured",
+        name=f"{len(devices)} {devices[0].platform} device{'s' * (len(devices) > 1)}, measured",
         flops_per_s=_flops_per_s(mesh, sizes.repeats),
         serial_flops_per_s=_serial_flops_per_s(mesh, sizes.repeats),
         call_s=_call_s(mesh, sizes.repeats),

@@ -180,6 +180,6 @@ def test_processes_are_not_to_plan_each_with_figures_of_its_own(quick, mesh8, mo
 
 
 def test_of_one_device_no_link_is_measured():
-    assert measured((jax.devices()[0],)).source == (
-        "measured; one device sends nothing, links: generic"
-    )
+    figures = measured((jax.devices()[0],))
+    assert figures.name == "1 cpu device, measured"
+    assert figures.source == "measured; one device sends nothing, links: generic"
