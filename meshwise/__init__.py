@@ -3,6 +3,8 @@
 from meshwise.api.autotune import Tuned as Tuned
 from meshwise.api.autotune import autotune as autotune
 from meshwise.api.calibrate import calibrate as calibrate
+from meshwise.api.checkpoints import padded as padded
+from meshwise.api.checkpoints import unpadded as unpadded
 from meshwise.api.extend import register_rule as register_rule
 from meshwise.api.jit import jit as jit
 from meshwise.api.like import like as like
@@ -86,6 +88,7 @@ __all__ = [
     "dropout",
     "jit",
     "like",
+    "padded",
     "pipeline",
     "pipeline_value_and_grad",
     "plan",
@@ -99,5 +102,6 @@ __all__ = [
     "shard",
     "stack_stages",
     "stage_boundary",
+    "unpadded",
     "update",
 ]

@@ -36,13 +36,14 @@ def make_program(
     out_paths: Sequence[str],
     name: str = "fn",
     enters: Callable[[JaxprEqn], bool] = _jax.has_bodies,
+    misfits: Sequence[str] = (),
 ) -> Program:
     """Flatten a jaxpr and read every hint on it.
 
     `in_specs` and `out_specs` hold, for each input and output, a `PartitionSpec`, a
     `NamedSharding` or None; `enters` tells the loops and conditionals whose bodies are to be
-    partitioned. Raises `HintError` listing every hint that does not fit, `MeshError` those that are
-    for other meshes.
+    partitioned; `misfits` say what is wrong with hints where nothing is read any more. Raises
+    `HintError` listing every hint that does not fit, `MeshError` those that are for other meshes.
     """
     flat = flatten(closed, enters)
     jaxpr, wrong = flat.jaxpr, Problems()
@@ -57,6 +58,7 @@ def make_program(
 
     in_hints = read(in_specs, jaxpr.invars, in_paths, "in_shardings")
     out_hints = read(out_specs, jaxpr.outvars, out_paths, "out_shardings")
+    wrong.misfits.extend(misfits)
     hints = _hints_inside(jaxpr.eqns, mesh, wrong)
     _refuse_other_meshes(wrong.meshes, name)
     _refuse_misfits(wrong.misfits, name, mesh)
@@ -68,17 +70,41 @@ def make_program(
     return Program(flat, mesh, in_hints, out_hints, hints, tuple(in_paths), tuple(out_paths), name)
 
 
+def misfits_inside(jaxpr: Any, mesh: Mesh) -> list[str]:
+    """What is wrong with the hints written in a jaxpr, those on values that nothing reads too."""
+    wrong = Problems()
+    for eqn in _jax.opened(jaxpr).eqns:
+        spec = eqn.params["sharding"] if eqn.primitive is _jax.hint_p else _jax.constraint_of(eqn)
+        if spec is not None:
+            _read_inside(eqn, spec, mesh, wrong)
+        call = _jax.call_body(eqn)
+        bodies = [call.jaxpr] if call else _jax.bodies_of(eqn) if _jax.has_bodies(eqn) else ()
+        for body in bodies:
+            wrong.misfits.extend(misfits_inside(body, mesh))
+    return wrong.misfits
+
+
 def _hints_inside(eqns: Sequence[JaxprEqn], mesh: Mesh, wrong: Problems) -> dict[int, Hint]:
     """The hints on values inside, by equation."""
     hints: dict[int, Hint] = {}
     for index, eqn in enumerate(eqns):
         if eqn.primitive is _jax.hint_p:
-            aval, source = type_of(eqn.outvars[0]), _jax.source_summary(eqn)
-            path = f"value {aval.str_short()} at {source}"
-            hint = read_hint(eqn.params["sharding"], aval.shape, mesh, path, source, wrong)
+            hint = _read_inside(eqn, eqn.params["sharding"], mesh, wrong)
             if hint is not None:
                 hints[index] = replace(hint, derived=_is_derived(eqn))
     return hints
+
+
+def _read_inside(eqn: JaxprEqn, spec: Any, mesh: Mesh, wrong: Problems) -> Hint | None:
+    """The hint that an equation says; what the user wrote, where it is another, is read first."""
+    aval, source = type_of(eqn.outvars[0]), _jax.source_summary(eqn)
+    path = f"value {aval.str_short()} at {source}"
+    if (written := eqn.params.get("written")) is not None:
+        place, said, shape = written
+        place = place or f"{path}, under vmap"
+        if read_hint(said, shape, mesh, place, source, wrong) is None:
+            return None
+    return read_hint(spec, aval.shape, mesh, path, source, wrong)
 
 
 def _is_derived(eqn: JaxprEqn) -> bool:

@@ -98,9 +98,15 @@ def auto_twin(mesh: Any) -> Any:
 def _hint_batcher(
     axis_data: Any, values: Sequence[Any], dims: Sequence[int], *, sharding: Any, **rest: Any
 ) -> tuple[Any, int]:
-    """A mapped dim is sharded over vmap's `spmd_axis_name`, or left open where it has none."""
-    batched = batched_spec(sharding, dims[0], axis_data.spmd_name)
-    return hint_p.bind(values[0], sharding=batched, **rest), dims[0]
+    """A mapped dim is sharded over vmap's `spmd_axis_name`, or left open where it has none.
+
+    What was said of one of the batch is kept for messages, with its shape: `written`.
+    """
+    (x,), (dim,) = values, dims
+    batched = batched_spec(sharding, dim, axis_data.spmd_name)
+    if isinstance(dim, int) and sharding is not None:
+        rest.setdefault("written", (None, sharding, (*x.shape[:dim], *x.shape[dim + 1 :])))
+    return hint_p.bind(x, sharding=batched, **rest), dim
 
 
 _batching.fancy_primitive_batchers[hint_p] = _hint_batcher

@@ -29,9 +29,10 @@ from meshwise.cost.kernels import kernels_of
 from meshwise.cost.links import Links
 from meshwise.cost.memory import memory_of_kernels
 from meshwise.cost.timeline import timeline_of_kernels
+from meshwise.ir.numbers import microseconds
 from meshwise.report.progress import Progress
 from meshwise.report.schedules import candidates_table
-from meshwise.report.text import count, microseconds
+from meshwise.report.text import count
 
 # A schedule that sends more than the program as it is, by this factor and bytes, is out: norms of
 # slices and padding may add a little.
@@ -118,6 +119,7 @@ class Tuned:
         return "\n".join([title, *candidates_table(rows), "", self.script().rstrip()])
 
 
+@_jax.hides_frames
 def autotune(
     program: Any,
     *args: Any,

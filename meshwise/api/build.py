@@ -60,7 +60,7 @@ from meshwise.rules.control_flow import has_independent_steps
 from meshwise.rules.registry import REGISTRY, OpRule, settings_key
 from meshwise.run.garbage import garbage_later
 from meshwise.run.placement import value_off_mesh
-from meshwise.trace import make_program
+from meshwise.trace import make_program, misfits_inside
 
 DRIVER_OF = {"improved": DRIVERS[0], "gspmd": DRIVERS[1]}
 
@@ -274,6 +274,7 @@ def plan_jaxpr(
     """Complete and choose: the plan of a jaxpr. `others` learns of the meshes that it names."""
     mesh, refined = others.ours, others.refined
     refuse_symbolic(name, in_paths, closed.in_avals)
+    misfits = misfits_inside(closed, refined)
     closed = _jax.without_references(closed)
     closed = _jax.without_dead(_jax.on_platform(closed, platform_of(mesh)))
     closed = with_counted_regions(_jax.spelled_out(closed, REGISTRY.rules))
@@ -285,7 +286,7 @@ def plan_jaxpr(
 
     def read(enters: Enters) -> Program:
         what = closed, refined, in_specs, out_specs, in_paths, out_paths, name
-        program = make_program(*what, enters)
+        program = make_program(*what, enters, misfits)
         check_hint_devices(name, mesh, program, in_specs, out_specs)
         check_regions(name, mesh, program)
         return program

@@ -19,6 +19,7 @@ from typing import Any, overload
 import jax
 from jax.sharding import AbstractMesh, Mesh
 
+from meshwise import _jax
 from meshwise.api.meshes import process_count
 from meshwise.cost.hardware import Hardware
 from meshwise.cost.links import Links
@@ -26,6 +27,9 @@ from meshwise.errors import ArgumentError, message
 from meshwise.run.calibrate import calibrate as measure
 from meshwise.run.calibrate import calibrate_axes as measure_axes
 from meshwise.run.placement import count_processes
+
+# Said in the place of figures: those that were measured of the devices at hand.
+MEASURED = "measured"
 
 
 @overload
@@ -36,16 +40,17 @@ def calibrate(devices: Sequence[Any] | None = None, *, again: bool = False) -> H
 def calibrate(devices: Mesh, *, again: bool = False) -> Links: ...
 
 
+@_jax.hides_frames
 def calibrate(
     devices: Sequence[Any] | Mesh | None = None, *, again: bool = False
 ) -> Hardware | Links:
     """Figures of some devices (by default all): those kept, or measured now and kept.
 
     Each kind of collective is run at three sizes, for its latency and its bandwidth; a product and
-    a sum on all devices at once. That takes some seconds. Of a `jax.sharding.Mesh` the link of each
-    axis is measured too, all groups along it at once; its devices' figures are those of any mesh of
-    so many. They are kept in `$XDG_CACHE_HOME/meshwise`, by default `~/.cache/meshwise`. `again`
-    measures although there are figures.
+    a sum on all devices at once. That takes half a minute or so. Of a `jax.sharding.Mesh` the link
+    of each axis is measured too, all groups along it at once; its devices' figures are those of any
+    mesh of so many. They are kept in `$XDG_CACHE_HOME/meshwise`, by default `~/.cache/meshwise`.
+    `again` measures although there are figures.
     Raises ArgumentError for what are no devices, and for devices of several processes.
     """
     if isinstance(devices, Mesh):
@@ -107,24 +112,37 @@ def kept_of_mesh(mesh: Mesh) -> Links | None:
     return _read(_path(list(mesh.devices.flat), mesh), _links)
 
 
+def check_figures(hardware: Any) -> None:
+    """An error for what are no figures to plan by."""
+    if isinstance(hardware, Hardware) or hardware == MEASURED:
+        return
+    given = f"a {type(hardware).__name__}" if isinstance(hardware, Links) else repr(hardware)
+    raise ArgumentError(
+        message(
+            "mw.jit was given figures that are none",
+            [f"hardware={given}"],
+            "They are of one device (CPU, H100, TPU_V5E and GENERIC in meshwise.cost.hardware, or "
+            '`device` of what mw.calibrate measured of a mesh), or "measured": plans are priced as '
+            "if every axis ran over that device's link.",
+            "Leave it out to plan by bytes.",
+        )
+    )
+
+
+def links_or_figures(mesh: Any) -> Links | Hardware:
+    """What was measured of a mesh, with the link of each axis, else of its devices."""
+    has_devices = isinstance(mesh, Mesh) and process_count(mesh) == 1
+    return (kept_of_mesh(mesh) if has_devices else None) or figures_of(MEASURED, mesh)
+
+
 def figures_of(hardware: Hardware | str, mesh: Any) -> Hardware:
     """The figures that are given, or with "measured" those kept of a mesh's devices.
 
     Raises ArgumentError where nobody measured them.
     """
+    check_figures(hardware)
     if isinstance(hardware, Hardware):
         return hardware
-    if hardware != "measured":
-        given = f"a {type(hardware).__name__}" if isinstance(hardware, Links) else repr(hardware)
-        raise ArgumentError(
-            message(
-                "mw.jit was given figures that are none",
-                [f"hardware={given}"],
-                "They are of one device (CPU, H100, TPU_V5E and GENERIC in meshwise.cost.hardware, "
-                'or `device` of what mw.calibrate measured of a mesh), or "measured".',
-                "Leave it out to plan by bytes.",
-            )
-        )
     if process_count(mesh) > 1:
         raise ArgumentError(
             message(
@@ -158,7 +176,7 @@ def figures_of(hardware: Hardware | str, mesh: Any) -> Hardware:
 
 def measured_so_far(hardware: Hardware | str) -> Any:
     """Where figures are those measured: something that every `calibrate` makes another."""
-    if hardware != "measured":
+    if hardware != MEASURED:
         return None
     return tuple(sorted((path.name, path.stat().st_mtime_ns) for path in _folder().glob("*.json")))
 

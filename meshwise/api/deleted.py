@@ -8,11 +8,9 @@ before anything runs; calls are looked at when they fail, those that donate befo
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
-
 from meshwise import _jax
 from meshwise.errors import DeletedArrayError, message
-from meshwise.run.uneven import UnevenArray
+from meshwise.run.uneven import UnevenArray, deleted_error
 
 _KINDS = (*_jax.ARRAY_CLASSES, UnevenArray)
 
@@ -37,19 +35,8 @@ def refuse_gone(
         return
     paths = paths_of()
     if gone:
-        raise DeletedArrayError(
-            message(
-                f"{name} was called with arrays whose buffers are gone",
-                [
-                    f"{paths[i]}: Array has been deleted with"
-                    f" shape={jax.typeof(leaves[i]).str_short()}."
-                    for i in gone
-                ],
-                "A call that donates an argument (donate_argnums, donate_argnames) gives its "
-                "buffers to the results.",
-                "Go on with the results of that call, or do not donate what is needed again.",
-            )
-        )
+        asked = f"{name} was called with arrays whose buffers are gone"
+        raise deleted_error(asked, [(f"{paths[i]}: ", leaves[i]) for i in gone])
     raise DeletedArrayError(
         message(
             f"{name} donates an array that it reads twice",

@@ -3,12 +3,14 @@
 from collections.abc import Callable
 from typing import Any
 
+from meshwise import _jax
 from meshwise._jax import Primitive
 from meshwise.errors import RuleError, message
 from meshwise.rules.given import GivenRule, Linear, is_figure
 from meshwise.rules.registry import Application, LocalRule, OpRule
 
 
+@_jax.hides_frames
 def register_rule(
     primitive: Primitive | str,
     rule: str | Callable[[Application], str | OpRule],

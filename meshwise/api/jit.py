@@ -15,6 +15,7 @@ import jax
 from meshwise import _jax
 from meshwise.api.arguments import name_of
 from meshwise.api.build import DRIVER_OF
+from meshwise.api.calibrate import check_figures
 from meshwise.api.calls import Calls
 from meshwise.api.deleted import base_of
 from meshwise.api.dispatch import Dispatch
@@ -22,11 +23,20 @@ from meshwise.api.options import Choices, Options, check_is_mesh
 from meshwise.api.spmd_program import SpmdProgram
 from meshwise.cost.hardware import GENERIC, Hardware
 from meshwise.errors import ArgumentError, message
-from meshwise.ir.numbers import whole_number
-
-_NOTHING: Any = object()
+from meshwise.ir.numbers import number_of_bytes
 
 
+class _NotGiven:
+    """What stands for a function that comes later, to a decorator."""
+
+    def __repr__(self) -> str:
+        return "<not given>"
+
+
+_NOTHING: Any = _NotGiven()
+
+
+@_jax.hides_frames
 def jit(
     fun: Callable[..., Any] = _NOTHING,
     /,
@@ -95,6 +105,7 @@ def _read(fun: Callable[..., Any], given: dict[str, Any]) -> Options:
     _check_completion(choices.completion)
     _check_hoist_bytes(choices.hoist_bytes)
     _check_strict(choices.strict)
+    check_figures(choices.hardware)
     placed = ("in_shardings", "out_shardings") if mesh is not None else ()  # read when called
     jax.jit(fun, **{k: v for k, v in given.items() if k not in placed})  # raises, warns as it does
     for kind in ("static", "donate"):
@@ -105,7 +116,7 @@ def _read(fun: Callable[..., Any], given: dict[str, Any]) -> Options:
 
 
 def _check_hoist_bytes(most: Any) -> None:
-    number = whole_number(most)
+    number = number_of_bytes(most)
     if most is not None and (number is None or number < 0):
         raise ArgumentError(
             message(

@@ -15,6 +15,7 @@ from meshwise.api.arguments import describe, name_of
 from meshwise.errors import ArgumentError, RuleError, message
 
 
+@_jax.hides_frames
 def like(kernel: Callable[..., Any], reference: Callable[..., Any]) -> Callable[..., Any]:
     """A kernel that is partitioned as a plain function of the same arguments would be.
 
@@ -36,6 +37,7 @@ def like(kernel: Callable[..., Any], reference: Callable[..., Any]) -> Callable[
     _refuse_no_functions(kernel, reference)
 
     @functools.wraps(kernel)
+    @_jax.hides_frames
     def liked(*args: Any, **kwargs: Any) -> Any:
         leaves, tree = jax.tree.flatten((args, kwargs))
         name = name_of(kernel)

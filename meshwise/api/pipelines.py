@@ -27,6 +27,7 @@ from meshwise.pipeline.stages import Cut, cut
 from meshwise.pipeline.tiles import axes_of, whole
 
 
+@_jax.hides_frames
 def pipeline_value_and_grad(
     loss: Callable[..., Any],
     *,
@@ -87,6 +88,7 @@ class PipelinedLoss:
         """What messages call the loss function; a partial is called as what it calls."""
         return name_of(self.loss)
 
+    @_jax.hides_frames
     def __call__(self, params: Any, batch: Any) -> tuple[Any, Any]:
         """The mean loss over the microbatches, and its gradients, a tree like `params`.
 
@@ -114,6 +116,7 @@ class PipelinedLoss:
         buffers = dict(zip(packed.buffers, gradients, strict=True))
         return value, PackedParams(buffers, packed.packing, packed.tree)
 
+    @_jax.hides_frames
     def pack(self, params: Any, batch: Any, mesh: Any = None) -> PackedParams:
         """Parameters in rows, one a stage, for devices to have only their own.
 

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding
 
+from meshwise import _jax
 from meshwise.api.arguments import Arguments, take_apart
 from meshwise.api.build import Resolved, TracedCall, donated_inputs, partition_call
 from meshwise.api.calibrate import figures_of
@@ -70,6 +71,7 @@ class Planned:
         return planned_text(name, paths, self.groups, self.best, self.unplanned, self.tried)
 
 
+@_jax.hides_frames
 def plan(
     fun: Callable[..., Any],
     *args: Any,
@@ -101,8 +103,7 @@ def plan(
     names or a type of which there is one alone suggest. Give `out_shardings` for one that is not.
     The time is predicted of what is emitted, without overlap. Arguments go by position.
 
-    Raises MemoryLimitError where nothing within `max_bytes` is found, ArgumentError for what does
-    not fit, and what `mw.jit` raises for such a call.
+    Raises MemoryLimitError where nothing within `max_bytes` is found, else what `mw.jit` raises.
 
     >>> from jax.sharding import AbstractMesh
     >>> f32 = lambda *shape: jax.ShapeDtypeStruct(shape, "float32")

@@ -12,7 +12,7 @@ from meshwise.api.arguments import Arguments
 from meshwise.api.jit import JitFunction, jit
 from meshwise.api.options import Options, check_is_mesh
 from meshwise.errors import ArgumentError, MemoryLimitError, message
-from meshwise.ir.numbers import real_number, whole_number
+from meshwise.ir.numbers import number_of_bytes, real_number, whole_number
 from meshwise.planner.search import Outcome, Searched, Until
 from meshwise.report.text import count
 
@@ -61,14 +61,14 @@ def check_trees(name: str, mesh: Any, arguments: Any, results: Any) -> None:
 
 def as_jit(fun: Any, mesh: Any) -> JitFunction:
     """The function under `mw.jit`."""
+    check_is_mesh(mesh, "mw.plan")
     if not isinstance(fun, JitFunction):
-        check_is_mesh(mesh, "mw.plan")
         return jit(fun, mesh=mesh)
     if mesh is not None:
         raise ArgumentError(
             message(
                 "mw.plan was given a mesh twice",
-                [f"mesh={mesh!r:.60}", f"{fun.name} is under mw.jit"],
+                [f"mesh={mesh!r}", f"{fun.name} is under mw.jit"],
                 "A function under mw.jit has the mesh that is given there.",
                 "Leave it out here, or give the function itself.",
             )
@@ -82,7 +82,8 @@ def plan_limits(max_bytes: Any, most_tried: Any, budget_s: Any) -> tuple[int | N
     Raises ArgumentError for what is none.
     """
     given = {"max_bytes": max_bytes, "most_tried": most_tried}
-    numbers = {name: whole_number(n) for name, n in given.items() if n is not None}
+    read = {"max_bytes": number_of_bytes, "most_tried": whole_number}
+    numbers = {name: read[name](n) for name, n in given.items() if n is not None}
     problems = [f"{name}={given[name]!r}" for name, n in numbers.items() if n is None or n <= 0]
     seconds = None if budget_s is None else real_number(budget_s)
     if budget_s is not None and (seconds is None or not seconds > 0):

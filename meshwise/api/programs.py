@@ -40,6 +40,7 @@ from meshwise.schedule.language.specs import (
 from meshwise.schedule.language.verbs import update_p
 
 
+@_jax.hides_frames
 def program(
     mesh: Any,
     *,
@@ -146,6 +147,7 @@ class Program:
         self._given = layouts_of(fn, self._signature, layouts, self.name)
         self._made: dict[Any, _Made] = {}
 
+    @_jax.hides_frames
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run on the devices of the mesh; traced and compiled once for each kind of arguments."""
         call = self._call(args, kwargs)
@@ -157,10 +159,12 @@ class Program:
         """The function it is of."""
         return f"<mw.program of {self.fn!r}>"
 
+    @_jax.hides_frames
     def partition(self, *args: Any, **kwargs: Any) -> SpmdProgram:
         """The SPMD program for some arguments, which may be `jax.ShapeDtypeStruct`s."""
         return self._make(self._call(args, kwargs)).program
 
+    @_jax.hides_frames
     def layouts(self, *args: Any, **kwargs: Any) -> Listing:
         """Every value with its line, type and layout; `print` it."""
         return self._make(self._call(args, kwargs)).listing

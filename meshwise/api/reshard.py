@@ -1,28 +1,30 @@
 """`mw.reshard` and `mw.reshard_plan`: from one sharding to another, by hand."""
 
-import operator
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 import jax
-import numpy as np
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, NamedSharding
 
 from meshwise import _jax
-from meshwise.api.arguments import describe
 from meshwise.api.deleted import refuse_gone
+from meshwise.api.reshard_inputs import (
+    array_type,
+    check_arrays,
+    limits_of,
+    named,
+    refuse_misfits,
+    targets_of,
+)
 from meshwise.api.specs import Described, broadcast_specs
 from meshwise.cost.hardware import Hardware
-from meshwise.errors import ArgumentError, HintError, MeshError, message
-from meshwise.ir.mesh import refine_mesh
-from meshwise.ir.numbers import whole_number
+from meshwise.errors import HintError, MeshError, message
 from meshwise.reshard.plan import ReshardPlan
 from meshwise.reshard.remesh import RemeshPlan
 from meshwise.run.between import plan_between
 from meshwise.run.transfer import transfer_all
 from meshwise.run.transfers import (
-    KEPT_ANSWERS,
     KEPT_PROGRAMS,
     Array,
     Limits,
@@ -32,7 +34,6 @@ from meshwise.run.transfers import (
     transfer_between,
 )
 from meshwise.run.within import plan_within, program_of_one
-from meshwise.trace import Problems, read_hint
 
 
 @_jax.hides_frames
@@ -71,11 +72,12 @@ def reshard(
         MemoryLimitError: where no way within `max_bytes` is found; it says the least found.
 
     >>> mesh = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
-    >>> rows = jax.device_put(np.arange(8.0), NamedSharding(mesh, PartitionSpec("x")))
-    >>> reshard(rows, PartitionSpec()).sharding.spec
-    PartitionSpec()
+    >>> P = jax.sharding.PartitionSpec
+    >>> rows = jax.device_put(jax.numpy.arange(8.0), NamedSharding(mesh, P("x")))
+    >>> reshard(rows, P()).is_fully_replicated
+    True
     """
-    limits = _limits("mw.reshard", max_bytes, hardware)
+    limits = limits_of("mw.reshard", max_bytes, hardware)
     is_traced = _jax.is_tracing()
     if isinstance(sharding, NamedSharding) and isinstance(x, jax.Array):
         program = None if is_traced or donate else _program(x, sharding, limits)
@@ -84,12 +86,12 @@ def reshard(
     leaves, tree = jax.tree.flatten(x)
     specs = broadcast_specs("mw.reshard", "sharding", sharding, Described(tree, "x"))
     paths = ["x" + jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_flatten_with_path(x)[0]]
-    _check_arrays(leaves, paths)
+    check_arrays(leaves, paths)
     refuse_gone("mw.reshard", leaves, lambda: paths)
     is_traced |= any(isinstance(leaf, _jax.Tracer) for leaf in leaves)
-    targets = _targets(leaves, specs, paths, is_traced)
+    targets = targets_of(leaves, specs, paths, is_traced)
     if is_traced:
-        return jax.tree.unflatten(tree, _constrained(leaves, specs, max_bytes))
+        return jax.tree.unflatten(tree, _constrained(leaves, specs, limits.max_bytes))
     return jax.tree.unflatten(tree, _moved(leaves, targets, limits, donate))
 
 
@@ -111,7 +113,7 @@ def _program(x: jax.Array, target: NamedSharding, limits: Limits) -> Any:
 def _program_of_type(
     shape: tuple[int, ...], dtype: Any, source: Any, target: NamedSharding, limits: Limits
 ) -> Any:
-    if _named(target, None, shape, "x")[1] or isinstance(target.mesh, AbstractMesh):
+    if named("mw.reshard", target, None, shape, "x")[1] or isinstance(target.mesh, AbstractMesh):
         return None
     return program_of_one(transfer_between(shape, shape, dtype, source, target), limits)
 
@@ -202,63 +204,26 @@ def reshard_plan(
         HintError, MeshError: for what does not fit.
         MemoryLimitError: where no plan within `max_bytes` is found.
 
-    >>> mesh = AbstractMesh((2, 4), ("x", "y"))
-    >>> plan = reshard_plan((64, 64), "int8", mesh, PartitionSpec("x"), PartitionSpec(None, "y"))
+    >>> mesh, P = AbstractMesh((2, 4), ("x", "y")), jax.sharding.PartitionSpec
+    >>> plan = reshard_plan((64, 64), "int8", mesh, P("x"), P(None, "y"))
     >>> for step in plan.steps:
     ...     print(step)
     slice y.0*y.1 on dim 1: [32, 64] -> [32, 16]
     all_gather x of dim 0: [32, 16] -> [64, 16], 512 bytes
     """
-    limits = _limits("mw.reshard_plan", max_bytes, hardware)
-    shape, number = _array_type(shape, dtype)
+    limits = limits_of("mw.reshard_plan", max_bytes, hardware)
+    shape, number = array_type(shape, dtype)
     ends, problems = [], []
     for name, spec in (("src", src), ("dst", dst)):
-        own, found = _named(spec, mesh, shape, name)
+        own, found = named("mw.reshard_plan", spec, mesh, shape, name)
         ends.append(own)
         problems += found
-    _refuse(problems, "mw.reshard_plan was given shardings that do not fit")
+    refuse_misfits("mw.reshard_plan", problems)
     source, target = ends
     padded = transfer_between(shape, shape, number, source, source).target_padded
     transfer = transfer_between(shape, padded, number, source, target)
     plan = plan_within(transfer, limits)
     return plan or _remesh(transfer, limits)
-
-
-def _array_type(shape: Any, dtype: Any) -> tuple[tuple[int, ...], Any]:
-    """A shape and a type of numbers, checked."""
-    problems = []
-    try:
-        sizes = tuple(map(operator.index, shape))
-        if min(sizes, default=0) < 0:
-            problems.append(f"shape={shape!r}")
-    except TypeError:
-        sizes = ()
-        problems.append(f"shape={shape!r}")
-    number = _number_type(dtype)
-    if number is None:
-        problems.append(f"dtype={dtype!r}")
-    if problems:
-        raise ArgumentError(
-            message(
-                "mw.reshard_plan was asked about no array",
-                problems,
-                "A shape is whole numbers, none below zero; a dtype is one of NumPy's or JAX's.",
-                "Give those of an array: x.shape, x.dtype. Of PRNG keys give those of their data.",
-            )
-        )
-    return sizes, number
-
-
-def _number_type(dtype: Any) -> Any:
-    """The type of an array's elements, None for what no array has."""
-    if dtype is None:  # to NumPy that is float64
-        return None
-    try:
-        found = jax.numpy.dtype(dtype)
-    except TypeError:
-        return None
-    is_number = any(jax.numpy.issubdtype(found, kind) for kind in (np.number, np.bool_))
-    return found if is_number else None
 
 
 def _remesh(transfer: Transfer, limits: Limits) -> RemeshPlan:
@@ -274,127 +239,3 @@ def _remesh(transfer: Transfer, limits: Limits) -> RemeshPlan:
             )
         )
     return plan
-
-
-def _named(
-    spec: Any, mesh: Any, shape: tuple[int, ...], path: str, may_be_open: bool = False
-) -> tuple[NamedSharding, list[str]]:
-    """A sharding with its mesh, and what is wrong with it."""
-    own = spec.mesh if isinstance(spec, NamedSharding) else mesh
-    if not isinstance(own, Mesh | AbstractMesh):
-        raise MeshError(
-            message(
-                f"{path} = {spec} has no mesh",
-                [f"mesh={mesh!r}"],
-                "A PartitionSpec is on a mesh, a NamedSharding names its own.",
-                "Give a jax.sharding.Mesh or AbstractMesh, or NamedShardings.",
-            )
-        )
-    is_sharding = isinstance(spec, NamedSharding | PartitionSpec)  # others may have no hash
-    read = _read_once if is_sharding else _read
-    return read(spec, own, shape, path, may_be_open)
-
-
-def _read(
-    spec: Any, own: Any, shape: tuple[int, ...], path: str, may_be_open: bool
-) -> tuple[NamedSharding, list[str]]:
-    """The same, on a mesh that is known."""
-    refined = refine_mesh(own.axis_names, own.axis_sizes)
-    wrong = Problems()
-    hint, problems = read_hint(spec, shape, refined, path, "", wrong), wrong.misfits
-    if hint is not None and None in hint.dims and not may_be_open:
-        problems = [f"{path}: {spec} leaves a dim open; here is nothing to complete it from"]
-    if not problems and _is_elsewhere(spec, own):
-        problems = [f"{path}: {spec} is not in the memory of the devices, where arrays are moved"]
-    bare = spec.spec if isinstance(spec, NamedSharding) else spec
-    return NamedSharding(own, PartitionSpec() if problems else bare), problems
-
-
-_read_once = lru_cache(KEPT_ANSWERS)(_read)
-
-
-def _is_elsewhere(spec: Any, mesh: Any) -> bool:
-    """Whether a sharding names a memory other than that in which devices compute."""
-    kind = getattr(spec, "memory_kind", None)
-    if kind is None or isinstance(mesh, AbstractMesh):
-        return False
-    return kind != mesh.devices.flat[0].default_memory().kind
-
-
-def _limits(name: str, max_bytes: Any, hardware: Any) -> Limits:
-    """What plans are held to, checked."""
-    problems = []
-    most = whole_number(max_bytes)
-    if max_bytes is not None and (most is None or most <= 0):
-        problems.append(f"max_bytes={max_bytes!r}")
-    if not isinstance(hardware, Hardware | None):
-        problems.append(f"hardware={hardware!r}")
-    if problems:
-        raise ArgumentError(
-            message(
-                f"{name} was given limits that are none",
-                problems,
-                "max_bytes is a positive whole number of bytes a device, hardware is of the class "
-                "in meshwise.cost.hardware.",
-                "Leave out what is not to be limited.",
-            )
-        )
-    return Limits(hardware, most)
-
-
-def _targets(
-    leaves: Sequence[Any], specs: Sequence[Any], paths: Sequence[str], is_traced: bool
-) -> list[NamedSharding | None]:
-    """Where every array is to go; None for those that stay."""
-    found: list[NamedSharding | None] = []
-    problems: list[str] = []
-    for leaf, spec, path in zip(leaves, specs, paths, strict=True):
-        if spec is None:
-            found.append(None)
-            continue
-        lies = None if isinstance(leaf, _jax.Tracer) else getattr(leaf, "sharding", None)
-        mesh = lies.mesh if isinstance(lies, NamedSharding) else _jax.context_mesh()
-        if not isinstance(spec, NamedSharding | PartitionSpec):
-            problems.append(f"{path}: {spec!r} is neither a PartitionSpec nor a NamedSharding")
-            continue
-        if isinstance(spec, PartitionSpec) and mesh is None:
-            problems.append(f"{path} lies on no mesh, so {spec} says nothing of it")
-            continue
-        named, wrong = _named(spec, mesh, np.shape(leaf), path, is_traced)
-        found.append(named)
-        problems += wrong
-        if not wrong and isinstance(named.mesh, AbstractMesh) and not is_traced:
-            problems.append(f"{path}: {spec} is on a mesh without devices")
-    _refuse(problems, "mw.reshard was given shardings that do not fit")
-    return found
-
-
-def _refuse(problems: Sequence[str], asked: str) -> None:
-    if problems:
-        raise HintError(
-            message(
-                asked,
-                problems,
-                "A sharding has at most one entry per dim and names only axes of its mesh, each "
-                "once.",
-                "Give a NamedSharding on a mesh with devices, or a PartitionSpec for an array that "
-                "lies on one.",
-            )
-        )
-
-
-def _check_arrays(leaves: Sequence[Any], paths: Sequence[str]) -> None:
-    strangers = [
-        f"{path} is {describe(leaf)}"
-        for leaf, path in zip(leaves, paths, strict=True)
-        if isinstance(leaf, jax.ShapeDtypeStruct) or _jax.array_type(leaf) is None
-    ]
-    if strangers:
-        raise ArgumentError(
-            message(
-                "mw.reshard was given values that are no arrays",
-                strangers,
-                "Only arrays have parts to send.",
-                "Leave others out of the tree; mw.reshard_plan takes a shape and a dtype.",
-            )
-        )

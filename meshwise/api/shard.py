@@ -10,6 +10,7 @@ from meshwise.api.specs import Described, broadcast_specs
 from meshwise.errors import ArgumentError, message
 
 
+@_jax.hides_frames
 def shard(x: Any, spec: Any) -> Any:
     """Say how a value is sharded: a hint, from inside a function under `mw.jit`.
 

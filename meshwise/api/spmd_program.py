@@ -9,6 +9,7 @@ import jax
 from jax.sharding import NamedSharding
 
 from meshwise import _jax
+from meshwise.api.calibrate import MEASURED, links_or_figures
 from meshwise.api.deleted import refuse_gone
 from meshwise.api.shard_maps import read_shard_map
 from meshwise.choose.plan import Plan
@@ -59,6 +60,7 @@ class SpmdProgram:
     is_moved: bool = False
 
     @classmethod
+    @_jax.hides_frames
     def from_shard_map(
         cls,
         fn: Callable[..., Any],
@@ -156,20 +158,27 @@ class SpmdProgram:
         """
         return page(self._facts)
 
-    def timeline(self, hardware: Hardware | Links | None = None, overlaps: bool = True) -> Timeline:
+    @_jax.hides_frames
+    def timeline(
+        self, hardware: Hardware | Links | str | None = None, overlaps: bool = True
+    ) -> Timeline:
         """When each kernel and collective of one call runs, predicted; `print` shows a chart.
 
-        `hardware` are figures of a device, or of each axis's link too (`Links`); by default those
-        that the program was planned by, else `GENERIC`.
+        `hardware` are figures of a device, or of each axis's link too (`Links`), or "measured" for
+        what `mw.calibrate` measured of the mesh, else of its devices; by default those that the
+        program was planned by, else `GENERIC`.
         """
         planned = GENERIC if self.plan is None else self.plan.hardware
         figures = planned if hardware is None else hardware
+        if figures == MEASURED:
+            figures = links_or_figures(self.user_mesh)
         if not isinstance(figures, Hardware | Links):
             raise ArgumentError(
                 message(
                     f"A timeline of {self.name} was asked for by figures that are none",
                     [f"hardware={hardware!r:.60}"],
-                    "They are of one device (Hardware), or of each axis's link too (Links).",
+                    "They are of one device (Hardware), or of each axis's link too (Links), or "
+                    '"measured".',
                     "Give those in meshwise.cost.hardware, or what mw.calibrate measured.",
                 )
             )
@@ -182,6 +191,7 @@ class SpmdProgram:
             return facts_of_program(self.per_device, self.name, paths, self.donated, self.hints)
         return facts_of_plan(self.plan, self.per_device, self.name, self.donated, self.is_moved)
 
+    @_jax.hides_frames
     def simulate(self, *args: Any, **kwargs: Any) -> Any:
         """Run on pretended devices, as many as the mesh has, on one real device.
 
@@ -218,6 +228,7 @@ class SpmdProgram:
             compiling=self.compiling,
         )
 
+    @_jax.hides_frames
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run on the devices of the mesh."""
         leaves = self.leaves(args, kwargs)

@@ -5,13 +5,14 @@ device can send to the rest of its group in a ring collective.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 # What a name costs that is not listed: as another.
 _LIKE = {"round": "ppermute", "minor all_gather": "all_gather"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Hardware:
     """What one device does in a second, and what it takes to start a collective.
 
@@ -54,6 +55,17 @@ class Hardware:
     serial_flops_per_s: float | None = None
     call_s: float = 0.0
 
+    def __repr__(self) -> str:
+        """Its name; `print` shows the figures."""
+        return f"<Hardware {self.name}>"
+
+    def __str__(self) -> str:
+        """The name, then a line a figure that is known."""
+        said = {field.name: getattr(self, field.name) for field in fields(self)}
+        del said["name"]
+        lines = [f"  {name:18} {_shown(value)}" for name, value in said.items() if value]
+        return "\n".join([self.name, *lines])
+
     def compute_s(self, flops: float, serial_flops: float = 0.0, calls: float = 0.0) -> float:
         """The time of so many flops, some of which are done one after the other, and of calls."""
         serial = serial_flops / (self.serial_flops_per_s or self.flops_per_s)
@@ -69,6 +81,13 @@ class Hardware:
     def start_s(self, kind: str) -> float:
         """The time that a collective of this kind takes before its first byte."""
         return self.launch_s * dict(self.launch_factors).get(kind, 1.0)
+
+
+def _shown(figure: Any) -> str:
+    """A figure, factors of kinds, or a text."""
+    if isinstance(figure, tuple):
+        return ", ".join(f"{kind} {factor:.3g}" for kind, factor in figure)
+    return f"{figure:.4g}" if isinstance(figure, float) else str(figure)
 
 
 # To compare designs by wire bytes where nothing is known of the machine. A launch costs as much as
@@ -88,7 +107,7 @@ GENERIC = Hardware(
     launch_s=32 / 100e9,
     flops_per_s=100e12,
     memory_bytes_per_s=1e12,
-    source="round figures; the launch time is the time of 32 bytes, see the comment",
+    source="round figures; the launch time is the time of 32 bytes",
     round_s=512 / 100e9,
     least_bytes=True,
     byte_factors=(

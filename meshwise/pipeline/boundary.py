@@ -13,6 +13,7 @@ from meshwise.rules.registry import Application, OpRule, register
 Tree = TypeVar("Tree")
 
 
+@_jax.hides_frames
 def stage_boundary(x: Tree) -> Tree:
     """Mark a cut between two stages of a model; the identity of an array or a tree of them.
 

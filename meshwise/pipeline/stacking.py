@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from meshwise import _jax
 from meshwise.errors import PipelineError, message
 from meshwise.pipeline.bubbles import without_gradient_unless
 
@@ -67,6 +68,7 @@ class StackedLayers:
         return jax.tree.map(flat, self.params)
 
 
+@_jax.hides_frames
 def stack_stages(layers: Any, stages: int, repeat: int = 1) -> StackedLayers:
     """Layers dealt out to the stages of `mw.pipeline`, in order, as evenly as may be.
 

@@ -25,6 +25,7 @@ from meshwise.pipeline.stacking import StackedLayers
 MOST_SHOWN = 4
 
 
+@_jax.hides_frames
 def pipeline(
     stage: Callable[[Any, Any], Any],
     params: Any,
@@ -149,8 +150,10 @@ def _along(tree: Any, axis: str | None) -> Any:
         return tree
 
     def hinted(x: Any) -> Any:
+        x = jnp.asarray(x)
         rest = [PartitionSpec.UNCONSTRAINED] * (x.ndim - 1)
-        return _jax.hint_p.bind(jnp.asarray(x), sharding=PartitionSpec(axis, *rest))
+        written = f"axis={axis!r} of mw.pipeline", PartitionSpec(axis), x.shape[:1]
+        return _jax.hint_p.bind(x, sharding=PartitionSpec(axis, *rest), written=written)
 
     return jax.tree.map(hinted, tree)
 

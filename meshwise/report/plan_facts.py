@@ -12,6 +12,7 @@ from meshwise.choose.plan import Plan, Rejected
 from meshwise.cost.hardware import GENERIC
 from meshwise.ir.factors import FactorRule, Strategy
 from meshwise.ir.mesh import Mesh
+from meshwise.ir.numbers import microseconds
 from meshwise.ir.per_device import PerDeviceProgram
 from meshwise.ir.program import Hint
 from meshwise.ir.sharding import Sharding, local_shape
@@ -26,7 +27,6 @@ from meshwise.report.text import (
     distinct,
     hint_text,
     listed,
-    microseconds,
     percent,
     sharding_text,
     short_spec,

@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 
+from meshwise.ir.numbers import microseconds
 from meshwise.planner.groups import Group
 from meshwise.planner.search import Outcome
-from meshwise.report.text import aligned, count, kib, microseconds
+from meshwise.report.text import aligned, count, kib
 
 
 def planned_figures(outcome: Outcome) -> str:

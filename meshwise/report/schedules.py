@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from meshwise import _jax
 from meshwise.cost.memory import Memory
 from meshwise.cost.work import Work
+from meshwise.ir.numbers import microseconds
 from meshwise.ir.per_device import PerDeviceProgram
 from meshwise.ir.source import place
-from meshwise.report.text import aligned, in_user_axes, kib, microseconds
+from meshwise.report.text import aligned, in_user_axes, kib, wrapped
 from meshwise.schedule.handles import kind_of
 from meshwise.schedule.view import View
 
@@ -69,9 +70,17 @@ def candidates_table(
     rows: Sequence[tuple[str, float, float | None, float, int, int, str]],
 ) -> list[str]:
     """Schedules with what was predicted and measured of each."""
-    shown = [("schedule", "predicted", "measured", "sent", "launches", "peak memory", "")]
-    for name, predicted, measured, sent, launches, peak, note in rows:
+    shown = [("predicted", "measured", "sent", "launches", "peak memory")]
+    for _, predicted, measured, sent, launches, peak, _ in rows:
         taken = "" if measured is None else microseconds(measured)
-        figures = microseconds(predicted), taken, kib(sent), str(launches), kib(peak)
-        shown.append((name, *figures, note))
-    return aligned(shown, "<>>>>><")
+        shown.append((microseconds(predicted), taken, kib(sent), str(launches), kib(peak)))
+    if all(measured is None for _, _, measured, *_ in rows):
+        shown = [(predicted, *rest) for predicted, _, *rest in shown]
+    names = ["schedule", *(f"{name} ({note})" if note else name for name, *_, note in rows)]
+    figures = aligned(shown, ">" * len(shown[0]))
+    width = max(map(len, figures)) + 2
+    return [
+        (line if n == 0 else "").ljust(width) + part.strip()
+        for line, name in zip(figures, names, strict=True)
+        for n, part in enumerate(wrapped(name, width))
+    ]

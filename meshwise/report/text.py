@@ -53,12 +53,6 @@ def percent(part: float, whole: float) -> str:
     return f"{part / whole:.1%}" if whole else "-"
 
 
-def microseconds(seconds: float) -> str:
-    """Seconds as microseconds with three digits, e.g. `12.3 us`."""
-    value = seconds * 1e6
-    return f"{value:,.0f} us" if value >= 100 else f"{value:.3g} us"
-
-
 def count(number: int, noun: str, plural: str = "") -> str:
     """A number and its noun, e.g. `1 device`, `8 devices`."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from meshwise.cost.hardware import Hardware
 from meshwise.ir.collectives import CollectiveKind
 from meshwise.ir.mesh import Axes, Mesh
+from meshwise.ir.numbers import microseconds
 from meshwise.ir.sharding import Sharding, local_bytes
 from meshwise.reshard.rounds import Round
 
@@ -151,7 +152,7 @@ class ReshardPlan:
         collectives = "1 collective" if self.launches == 1 else f"{self.launches} collectives"
         head += (
             f"{self.wire_bytes:,.0f} wire bytes in {collectives}, "
-            f"{self.seconds * 1e6:.3g} us, peak {self.peak_bytes:,} bytes"
+            f"{microseconds(self.seconds)}, peak {self.peak_bytes:,} bytes"
         )
         view = [] if self.view == self.shape else [f"seen as {list(self.view)}"]
         return "\n".join([head, *(f"  {line}" for line in (*view, *self.steps))])

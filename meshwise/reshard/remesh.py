@@ -12,6 +12,7 @@ from math import prod
 from meshwise.cost.hardware import Hardware
 from meshwise.errors import MemoryLimitError
 from meshwise.ir.mesh import Mesh
+from meshwise.ir.numbers import microseconds
 from meshwise.ir.sharding import Sharding, local_shape
 from meshwise.reshard.plan import Reshard, ReshardPlan, Step
 from meshwise.reshard.rounds import Round, plan_rounds
@@ -58,7 +59,7 @@ class RemeshPlan:
         head = (
             f"{list(self.shape)} over {len(self.source.starts)} devices: "
             f"{self.wire_bytes:,.0f} wire bytes in {collectives}, "
-            f"{self.seconds * 1e6:.3g} us, peak {self.peak_bytes:,} bytes"
+            f"{microseconds(self.seconds)}, peak {self.peak_bytes:,} bytes"
         )
         rounds = (
             f"rounds between meshes: {list(self.source.block)} -> {list(self.fetched.block)}, "

@@ -64,7 +64,7 @@ def calibrate(devices: Sequence[Any] | None = None, sizes: Sizes | None = None) 
     mesh = jax.sharding.Mesh(np.array(devices), (_AXIS,), axis_types=(AxisType.Auto,))
     return replace(
         _link(mesh, _AXIS, sizes),
-        name=f"{len(devices)} {devices[0].platform} devices, measured",
+        name=f"{len(devices)} {devices[0].platform} device{'s' * (len(devices) > 1)}, measured",
         flops_per_s=_flops_per_s(mesh, sizes.repeats),
         serial_flops_per_s=_serial_flops_per_s(mesh, sizes.repeats),
         call_s=_call_s(mesh, sizes.repeats),
@@ -90,8 +90,8 @@ def calibrate_axes(mesh: jax.sharding.Mesh, sizes: Sizes | None = None) -> Links
 def _link(mesh: jax.sharding.Mesh, axis: str, sizes: Sizes) -> Hardware:
     """What sending along an axis takes."""
     small, large, count = sizes.small_bytes, sizes.large_bytes, mesh.shape[axis]
-    if count == 1:  # nothing is sent
-        return GENERIC
+    if count == 1:
+        return replace(GENERIC, source=f"measured; one device sends nothing, links: {GENERIC.name}")
     trials = _trials(axis, count)
     nothing = _seconds(lambda x: x + 1.0, mesh, count, _TINY_BYTES, sizes.repeats)
     per_byte, launches = dict[str, float](), dict[str, float]()

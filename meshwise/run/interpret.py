@@ -77,7 +77,7 @@ class Interpreter:
         # Batched, a loop would go on with the devices that do not take part.
         may_not_end = self.part is not None and _jax.may_not_end(eqn)
         if not sends and not may_not_end:
-            return _batch(eqn, values, self.mesh)
+            return self._batch(eqn, values)
         match eqn.primitive.name:
             case "scan":
                 return self._scan(eqn, values)
@@ -87,7 +87,7 @@ class Interpreter:
                 return self._cond(eqn, values)
         if len(bodies) != 1 or len(_jax.opened(bodies[0]).invars) != len(values):
             if not sends:
-                return _batch(eqn, values, self.mesh)
+                return self._batch(eqn, values)
             text = f"the simulator cannot enter {eqn.primitive.name}, which holds a collective"
             raise NotImplementedError(text)
         return self.run(bodies[0], values)
@@ -176,7 +176,7 @@ class Interpreter:
             return self._step_cond(eqn, index, operands)
         if index.axes:
             is_own = not any(_sends_over(b, self.mesh) & set(index.axes) for b in branches)
-            if not is_own or any(map(_holds_a_loop, branches)):
+            if not is_own or any(_holds_a_loop(b) or _acts(b) for b in branches):
                 raise PredicateVariesError
             outs = [self.run(branch, operands) for branch in branches]
             return [own_branch(index, own, self.mesh) for own in zip(*outs, strict=True)]
@@ -221,6 +221,49 @@ class Interpreter:
                 return axes
             axes = joined
 
+    def _batch(self, eqn: _jax.JaxprEqn, values: list[Stacked]) -> list[Stacked]:
+        """An equation without collectives, on every device by itself."""
+        if self.mesh.names and _jax.has_effects(eqn):
+            return self._one_by_one(eqn, values)
+        axes = join_axes(values, self.mesh)
+        if not axes:
+            return [Stacked(out) for out in _jax.bind(eqn, [v.array for v in values])]
+        # JAX's rule for threefry2x32 takes no batch where only one of its two counters has one.
+        all_own = eqn.primitive is _jax.threefry2x32_p
+        values = [expand(v, axes, self.mesh) if v.axes or all_own else v for v in values]
+        arrays = [v.array for v in values]
+        stacked = [bool(v.axes) for v in values]
+
+        def one_device(*args: Any) -> list[Any]:
+            return _jax.bind(eqn, args)
+
+        # JAX's rule for ragged products takes a batch of all operands only, and not in every mode.
+        takes_no_batch = eqn.primitive.name == "ragged_dot_general"
+        if takes_no_batch or _draws_bits_by_batch(eqn) or _skips_a_loop(eqn):
+            outs = _device_by_device(one_device, arrays, stacked)
+        else:
+            in_axes = [0 if s else None for s in stacked]
+            outs = jax.vmap(one_device, in_axes=in_axes)(*arrays)
+        return [Stacked(out, axes) for out in outs]
+
+    def _one_by_one(self, eqn: _jax.JaxprEqn, values: list[Stacked]) -> list[Stacked]:
+        """What does something beside making values: by each device that takes part, in a row.
+
+        Of a batch `vmap` takes every branch, and the host would be called for all devices.
+        """
+        part = self.part or Stacked(np.True_)
+        own = [expand(v, self.mesh.names, self.mesh) for v in (part, *values)]
+
+        def one_device(takes_part: Any, *args: Any) -> list[Any]:
+            def idle(*_: Any) -> list[Any]:
+                types: list[Any] = [v.aval for v in eqn.outvars]
+                return [jax.lax.full(t.shape, 0, t.dtype) for t in types]
+
+            return jax.lax.cond(takes_part, lambda *xs: _jax.bind(eqn, xs), idle, *args)
+
+        outs = _device_by_device(one_device, [v.array for v in own], [True] * len(own))
+        return [Stacked(out, self.mesh.names) for out in outs]
+
 
 def _step_scan(
     eqn: _jax.JaxprEqn,
@@ -264,30 +307,6 @@ def _sends_over(jaxpr: Any, mesh: Mesh) -> set[str]:
     return set().union(*(sends_over(eqn, mesh) for eqn in eqns), *inner)
 
 
-def _batch(eqn: _jax.JaxprEqn, values: list[Stacked], mesh: Mesh) -> list[Stacked]:
-    """An equation without collectives, on every device by itself."""
-    axes = join_axes(values, mesh)
-    if not axes:
-        return [Stacked(out) for out in _jax.bind(eqn, [v.array for v in values])]
-    # JAX's rule for threefry2x32 takes no batch where only one of its two counters has one.
-    all_own = eqn.primitive is _jax.threefry2x32_p
-    values = [expand(v, axes, mesh) if v.axes or all_own else v for v in values]
-    arrays = [v.array for v in values]
-    stacked = [bool(v.axes) for v in values]
-
-    def one_device(*args: Any) -> list[Any]:
-        return _jax.bind(eqn, args)
-
-    # JAX's rule for ragged products takes a batch of all operands only, and not in every mode.
-    takes_no_batch = eqn.primitive.name == "ragged_dot_general"
-    if takes_no_batch or _draws_bits_by_batch(eqn) or _skips_a_loop(eqn):
-        outs = _device_by_device(one_device, arrays, stacked)
-    else:
-        in_axes = [0 if s else None for s in stacked]
-        outs = jax.vmap(one_device, in_axes=in_axes)(*arrays)
-    return [Stacked(out, axes) for out in outs]
-
-
 def _device_by_device(
     function: Callable[..., list[Any]], arrays: list[Any], stacked: list[bool]
 ) -> list[Any]:
@@ -310,6 +329,11 @@ def _draws_bits_by_batch(eqn: _jax.JaxprEqn) -> bool:
     if kinds & {"rbg", "unsafe_rbg"}:
         return True
     return any(_draws_bits_by_batch(e) for b in _jax.bodies_of(eqn) for e in _jax.opened(b).eqns)
+
+
+def _acts(jaxpr: Any) -> bool:
+    """Whether a body does something beside making values."""
+    return any(map(_jax.has_effects, _jax.opened(jaxpr).eqns))
 
 
 def _holds_a_loop(jaxpr: Any) -> bool:

@@ -6,7 +6,7 @@ keeps its structure, and goes back into the next step as it is, with nothing mov
 Everywhere else it stands for its logical value: NumPy, `jax.numpy` and `jax.jit` take it.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from meshwise import _jax
-from meshwise.errors import ArgumentError, MeshwiseError, also, message
+from meshwise.errors import ArgumentError, DeletedArrayError, MeshwiseError, also, message
 from meshwise.ir.numbers import whole_number
 from meshwise.run.padding import cut_array, even_sharding
 
@@ -38,10 +38,27 @@ def _no_padding(offender: str) -> MeshwiseError:
             [offender],
             "It wraps what devices hold where a dim does not divide: the dim rounded up to a "
             "multiple of its shards.",
-            "Have one made of an ordinary array: mw.reshard(x, sharding), or a step's argument.",
+            "Have one made of an ordinary array: mw.reshard(x, sharding), or a step's argument. "
+            "What was written on another mesh is read as mw.padded says of the types on this one.",
         )
     )
     return also(error, ValueError)
+
+
+def deleted_error(asked: str, gone: Iterable[tuple[str, Any]]) -> DeletedArrayError:
+    """The error for arrays whose buffers are gone, each with what it is called."""
+    return DeletedArrayError(
+        message(
+            asked,
+            [
+                f"{name}Array has been deleted with shape={jax.typeof(array).str_short()}."
+                for name, array in gone
+            ],
+            "A call that donates an argument (donate_argnums, donate_argnames) gives its "
+            "buffers to the results.",
+            "Go on with the results of that call, or do not donate what is needed again.",
+        )
+    )
 
 
 class UnevenArray:
@@ -84,9 +101,16 @@ class UnevenArray:
         self.shape = shape
 
     @property
+    def _held(self) -> jax.Array:
+        """What the devices hold; an error where its buffers are gone."""
+        if self.padded.is_deleted():
+            raise deleted_error("An mw.UnevenArray whose buffers are gone was read", [("", self)])
+        return self.padded
+
+    @property
     def value(self) -> jax.Array:
         """An ordinary array of the logical shape; whole along the uneven dims. Moves data."""
-        return cut_array(self.padded, self.shape)
+        return cut_array(self._held, self.shape)
 
     @property
     def sharding(self) -> NamedSharding:
@@ -150,21 +174,21 @@ class UnevenArray:
     @property
     def addressable_shards(self) -> list[UnevenShard]:
         """The shards of this process, each without its padding."""
-        return [_logical_shard(s, self.shape) for s in self.padded.addressable_shards]
+        return [_logical_shard(s, self.shape) for s in self._held.addressable_shards]
 
     def block_until_ready(self) -> "UnevenArray":
         """Wait until the devices have computed it."""
-        self.padded.block_until_ready()
+        self._held.block_until_ready()
         return self
 
     def copy_to_host_async(self) -> None:
         """Begin to copy it to the host."""
-        self.padded.copy_to_host_async()
+        self._held.copy_to_host_async()
 
     def copy(self) -> "UnevenArray":
         """The same in buffers of its own."""
         with _jax.moving():
-            return UnevenArray(self.padded.copy(), self.shape)
+            return UnevenArray(self._held.copy(), self.shape)
 
     def delete(self) -> None:
         """Free the devices' buffers."""
@@ -178,18 +202,18 @@ class UnevenArray:
         if self.size == 0:
             host = np.empty(self.shape, self.padded.dtype)  # JAX cannot put empty shards together
         else:
-            host = np.asarray(self.padded)[tuple(slice(n) for n in self.shape)]
+            host = np.asarray(self._held)[tuple(slice(n) for n in self.shape)]
         if copy is False and dtype is not None and host.dtype != dtype:
             raise ValueError(f"to change {host.dtype} to {dtype}, NumPy must copy")
         return np.array(host, dtype) if copy else np.asarray(host, dtype)
 
     def __dlpack__(self, **options: Any) -> Any:
         """An error of JAX's own: it lies on several devices, as every uneven array does."""
-        return self.padded.__dlpack__(**options)
+        return self._held.__dlpack__(**options)
 
     def __dlpack_device__(self) -> Any:
         """The same error."""
-        held: Any = self.padded
+        held: Any = self._held
         return held.__dlpack_device__()
 
     def __jax_array__(self) -> jax.Array:

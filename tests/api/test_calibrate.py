@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 import meshwise as mw
 from meshwise.api import calibrate as api
 from meshwise.api import tuning_limits
+from meshwise.cost.hardware import CPU
 from meshwise.cost.links import Links
 from meshwise.run import calibrate as run
 from meshwise.run.calibrate import Sizes
@@ -118,13 +119,35 @@ def test_what_is_kept_by_another_version_is_measured_again(quick):
 
 
 @pytest.mark.parametrize(
-    ("hardware", "text"), [("fast", "hardware='fast'"), ("measured", "an AbstractMesh has none")]
+    ("hardware", "text"),
+    [("fast", "hardware='fast'"), (Links(CPU), "hardware=a Links\n.* one dev")],
 )
-def test_figures_that_are_none(hardware, text, quick):
-    mesh = AbstractMesh((8,), ("x",))
-    fn = mw.jit(lambda a: a * 2, mesh=mesh, in_shardings=P("x"), hardware=hardware)
+def test_figures_that_are_none(hardware, text):
+    """Nothing has to be called for that."""
     with pytest.raises(mw.ArgumentError, match=text):
+        mw.jit(lambda a: a * 2, hardware=hardware)
+
+
+def test_figures_of_a_mesh_without_devices(quick):
+    mesh = AbstractMesh((8,), ("x",))
+    fn = mw.jit(lambda a: a * 2, mesh=mesh, in_shardings=P("x"))
+    program, hardware = fn.partition(jax.ShapeDtypeStruct((8,), "float32")), "measured"
+    with pytest.raises(mw.ArgumentError, match="an AbstractMesh has none"):
+        program.timeline(hardware)
+    fn = mw.jit(lambda a: a * 2, mesh=mesh, in_shardings=P("x"), hardware=hardware)
+    with pytest.raises(mw.ArgumentError, match="an AbstractMesh has none"):
         fn.partition(jax.ShapeDtypeStruct((8,), "float32"))
+
+
+def test_a_timeline_goes_by_what_was_measured(quick, mesh2x4):
+    x = np.ones((16, 16), np.float32)
+    program = mw.jit(lambda a: a @ a, mesh=mesh2x4, in_shardings=P("x", "y")).partition(x)
+    with pytest.raises(mw.ArgumentError, match="nobody measured"):
+        program.timeline("measured")
+    device = mw.calibrate(mesh2x4.devices.flat)
+    assert program.timeline("measured") == program.timeline(device)
+    links = mw.calibrate(mesh2x4)
+    assert program.timeline("measured") == program.timeline(links) != program.timeline(device)
 
 
 def test_what_was_measured_since_is_planned_with(quick, mesh8, monkeypatch):
@@ -154,3 +177,9 @@ def test_processes_are_not_to_plan_each_with_figures_of_its_own(quick, mesh8, mo
         mw.jit(lambda a: a @ a, mesh=mesh8, in_shardings=P("x"), hardware="measured").partition(x)
     with pytest.raises(mw.ArgumentError, match="a clock of its own"):
         mw.autotune(program, x)
+
+
+def test_of_one_device_no_link_is_measured():
+    figures = measured((jax.devices()[0],))
+    assert figures.name == "1 cpu device, measured"
+    assert figures.source == "measured; one device sends nothing, links: generic"

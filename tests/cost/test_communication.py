@@ -1,11 +1,14 @@
 """Seconds of a collective are a launch and its bytes over the link."""
 
+import inspect
 from dataclasses import replace
 
 import pytest
 
+import meshwise as mw
 from meshwise.cost.communication import wire_seconds
-from meshwise.cost.hardware import GENERIC, H100, TPU_V5E, Hardware
+from meshwise.cost.hardware import CPU, GENERIC, H100, TPU_V5E, Hardware
+from meshwise.cost.links import Links
 from meshwise.ir.collectives import CollectiveKind, wire_bytes
 
 MACHINE = Hardware("test", 1e9, 1e-6, 1e12, 1e11, "made up", (("all_to_all", 5.0),))
@@ -60,3 +63,12 @@ def test_figures_are_positive_and_have_a_source(hardware):
     assert min(hardware.link_bytes_per_s, hardware.launch_s, hardware.flops_per_s) > 0
     assert hardware.memory_bytes_per_s > hardware.link_bytes_per_s
     assert hardware.source
+
+
+def test_figures_are_shown_by_name_and_printed_with_their_figures():
+    assert repr(Links(CPU, (("x", H100),))).startswith(
+        "Links(device=<Hardware CPU>, axes=(('x', <Hardware H100 SXM>),)"
+    )
+    assert str(H100).splitlines()[:2] == ["H100 SXM", "  link_bytes_per_s   4.5e+11"]
+    assert "all_gather 1.5, minor all_gather 4.5" in str(CPU)
+    assert "at 0x" not in str(inspect.signature(mw.jit))

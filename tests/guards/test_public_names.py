@@ -33,6 +33,7 @@ FUNCTIONS = [
     "dropout",
     "jit",
     "like",
+    "padded",
     "pipeline",
     "pipeline_value_and_grad",
     "plan",
@@ -46,6 +47,7 @@ FUNCTIONS = [
     "shard",
     "stack_stages",
     "stage_boundary",
+    "unpadded",
     "update",
 ]
 LAYOUTS = ["Local", "Replicated", "Sliced", "Unreduced"]

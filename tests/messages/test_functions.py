@@ -21,7 +21,9 @@ def test_hints_that_fit_no_value(mesh2x4):
     def fn(x):
         a = mw.shard(x, P("z"))  # unknown axis
         b = mw.shard(x.sum(), P("x"))  # rank
-        return a + b
+        mw.shard(jnp.sin(x), P("q"))  # nothing reads it
+        c = jax.vmap(lambda row: mw.shard(row, P("x", "y")))(x)  # a row
+        return a + b + jax.jit(lambda c: c[0])({0: a, 1: c})
 
     check(
         mw.HintError,
@@ -30,6 +32,10 @@ def test_hints_that_fit_no_value(mesh2x4):
         " the mesh has 'x', 'y'\n"
         f"  - value float32[] at {line_of('rank')}: P('x',) has 1 entry, the shape () has"
         " 0 dims\n"
+        f"  - value float32[4,8] at {line_of('nothing reads it')}: P('q',) names axis 'q',"
+        " the mesh has 'x', 'y'\n"
+        f"  - value float32[4,8] at {line_of('a row')}, under vmap: P('x', 'y') has 2 entries,"
+        " the shape (8,) has 1 dim\n"
         "A hint has at most one entry per dim, names only axes of the mesh, each once.\n"
         "Correct the PartitionSpec; None or a missing entry leaves a dim unsharded,"
         " PartitionSpec.UNCONSTRAINED leaves it to completion.",

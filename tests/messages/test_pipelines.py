@@ -9,6 +9,7 @@ from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
+from tests.meshes import mesh_of
 from tests.messages.exactly import check, lines_of
 
 line_of = lines_of(__file__)
@@ -370,3 +371,18 @@ def test_what_stages_may_not_hold():
     )
     with pytest.raises(mw.MeshError, match="in_order prints or calls back in order"):
         call(in_order, mesh=mesh)
+
+
+def test_an_axis_that_the_mesh_does_not_have():
+    def fn(w, x):
+        return mw.pipeline(lambda own, x: own * x, w, x, axis="st")
+
+    check(
+        mw.HintError,
+        "fn has hints that do not fit its values on the mesh (stage=4): axis='st' of mw.pipeline:"
+        " P('st',) names axis 'st', the mesh has 'stage'\n"
+        "A hint has at most one entry per dim, names only axes of the mesh, each once.\n"
+        "Correct the PartitionSpec; None or a missing entry leaves a dim unsharded,"
+        " PartitionSpec.UNCONSTRAINED leaves it to completion.",
+        lambda: mw.jit(fn, mesh=mesh_of(stage=4)).partition(np.ones(4), np.ones((8, 2))),
+    )

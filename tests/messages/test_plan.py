@@ -36,12 +36,13 @@ def test_what_is_no_limit(case):
 
 def test_a_mesh_twice():
     text = """mw.plan was given a mesh twice:
-  - mesh=AbstractMesh('x': 4, axis_types=(Auto,))
+  - mesh=AbstractMesh('data': 2, 'model': 4, 'stage': 2, axis_types=(Auto, Auto, Auto))
   - double is under mw.jit
 A function under mw.jit has the mesh that is given there.
 Leave it out here, or give the function itself."""
-    hinted = mw.jit(double, mesh=mesh_of(x=4))
-    check(mw.ArgumentError, text, lambda: mw.plan(hinted, X, mesh=mesh_of(x=4)))
+    mesh = mesh_of(data=2, model=4, stage=2)
+    hinted = mw.jit(double, mesh=mesh)
+    check(mw.ArgumentError, text, lambda: mw.plan(hinted, X, mesh=mesh))
 
 
 def test_nothing_fits():

@@ -6,7 +6,7 @@ What was asked, each offender with its path, the rule, the way out; and nothing 
 import jax
 import numpy as np
 import pytest
-from jax.sharding import AbstractMesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
@@ -16,6 +16,18 @@ from tests.messages.exactly import check
 SPECS = (
     "A sharding has at most one entry per dim and names only axes of its mesh, each once.\n"
     "Give a NamedSharding on a mesh with devices, or a PartitionSpec for an array that lies on one."
+)
+KINDS = (
+    "A sharding is a NamedSharding, or a PartitionSpec on the mesh where the array lies.\n"
+    "Give one of these; jax.device_put puts an array on one device."
+)
+OPEN = (
+    "Dims are left open inside of programs alone, where completion fills them.\n"
+    "Name the axes of every dim; None keeps one whole on each device."
+)
+MEMORIES = (
+    "Collectives go from one memory of devices' own to another.\n"
+    "Leave memory_kind out; jax.device_put brings an array to another memory."
 )
 TREES = (
     "A tree of shardings has the structure of what it describes, or is a prefix of it: one entry"
@@ -106,9 +118,16 @@ OUTSIDE = {  # these are right in a function
 }
 
 
+def rule_of(said):
+    """The rule and the way out for what is said of one sharding."""
+    rules = {"neither": KINDS, "leaves a dim open": OPEN, "not in the memory": MEMORIES}
+    return next((rule for words, rule in rules.items() if words in said), SPECS)
+
+
 def shown(path, said):
     """The text for one sharding that does not fit."""
-    return f"mw.reshard was given shardings that do not fit: {path}: {said}\n{SPECS}"
+    asked = "mw.reshard was given shardings that do not fit"
+    return f"{asked}: {path}: {said}\n{rule_of(said)}"
 
 
 @pytest.mark.parametrize("case", [*WRONG, *OUTSIDE])
@@ -154,6 +173,38 @@ def test_each_offender_is_listed_by_its_path():
     )
 
 
+def test_of_several_kinds_each_rule_is_said():
+    tree = [x(), x(), x()]
+    (specs, specs_out), (dims, dims_out) = SPECS.split("\n"), OPEN.split("\n")
+    check(
+        mw.HintError,
+        "mw.reshard was given shardings that do not fit:\n"
+        "  - x[0]: P(UNCONSTRAINED,) leaves a dim open; here is nothing to complete it from\n"
+        "  - x[1]: P('z',) names axis 'z', the mesh has 'x', 'y'\n"
+        f"{specs} {dims}\n{specs_out} {dims_out}",
+        lambda: mw.reshard(tree, [P(P.UNCONSTRAINED), P("z"), P("x")]),
+    )
+
+
+def test_a_mesh_with_manual_axes():
+    manual = jax.make_mesh((2, 4), ("x", "y"), (AxisType.Manual,) * 2)
+    rule = (
+        " was given a mesh with manual axes:\n  - axis 'x'\n  - axis 'y'\n"
+        "Axes are manual inside of jax.shard_map alone, where arrays are parts of others.\n"
+        "Make the mesh with AxisType.Auto or AxisType.Explicit."
+    )
+    target = NamedSharding(manual, P("x"))
+    for value in (x(), [x()], np.zeros((8, 2))):
+        check(mw.MeshError, "mw.reshard" + rule, lambda value=value: mw.reshard(value, target))
+    plan = lambda: mw.reshard_plan((8,), "int8", manual, P("x"), P("y"))  # noqa: E731
+    check(mw.MeshError, "mw.reshard_plan" + rule, plan)
+
+
+def test_bytes_may_be_written_as_floats():
+    assert mw.reshard(x(), P(), max_bytes=80e9).sharding.spec == P()
+    assert mw.reshard_plan((8,), "int8", ABSTRACT, P("x"), P(), max_bytes=8e0).peak_bytes == 8
+
+
 @pytest.mark.parametrize("where", ["host", "device", "jax.jit"])
 def test_a_spec_where_there_is_no_mesh(where):
     value = jax.device_put(np.zeros(8), jax.devices()[2]) if where == "device" else np.zeros(8)
@@ -180,7 +231,7 @@ def test_what_is_no_sharding_over_a_mesh(kind, where):
     check(
         mw.HintError,
         f"mw.reshard was given shardings that do not fit: x: {sharding!r} is neither a "
-        "PartitionSpec nor a NamedSharding\n" + SPECS,
+        "PartitionSpec nor a NamedSharding\n" + KINDS,
         lambda: jit(lambda v: mw.reshard(v, sharding))(value),
     )
 
@@ -256,7 +307,7 @@ def test_arrays_that_are_gone():
 BAD_LIMITS = {
     "zero": ({"max_bytes": 0}, " max_bytes=0"),
     "below zero": ({"max_bytes": -3}, " max_bytes=-3"),
-    "a fraction": ({"max_bytes": 2.0}, " max_bytes=2.0"),
+    "a fraction": ({"max_bytes": 2.5}, " max_bytes=2.5"),
     "a text": ({"max_bytes": "1 MB"}, " max_bytes='1 MB'"),
     "a truth": ({"max_bytes": True}, " max_bytes=True"),
     "a name": ({"hardware": "H100"}, " hardware='H100'"),

@@ -7,8 +7,9 @@ from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
+from meshwise.cost.hardware import CPU
 from tests.messages.exactly import check
-from tests.messages.test_reshard import ABSTRACT, ARRAYS, MESHES, SPECS
+from tests.messages.test_reshard import ABSTRACT, ARRAYS, MESHES, rule_of
 
 NO_ARRAYS = {
     "below zero": ((-1,), "int8", " shape=(-1,)"),
@@ -83,7 +84,7 @@ ENDS = {
 @pytest.mark.parametrize("case", ENDS)
 def test_shardings_that_do_not_fit(case):
     source, target, said = ENDS[case]
-    text = f"mw.reshard_plan was given shardings that do not fit:{said}\n{SPECS}"
+    text = f"mw.reshard_plan was given shardings that do not fit:{said}\n{rule_of(said)}"
     check(mw.HintError, text, lambda: mw.reshard_plan((8, 4), "int8", ABSTRACT, source, target))
 
 
@@ -99,3 +100,8 @@ def test_too_many_rounds():
         "Go by way of a sharding over more axes on either mesh.",
         lambda: mw.reshard_plan((200,), "int8", None, many, one),
     )
+
+
+def test_a_long_time_is_written_in_digits():
+    plan = mw.reshard_plan((4096, 8192), "float32", ABSTRACT, P("x"), P(None, "x"), hardware=CPU)
+    assert " in 2 collectives, 34,755 us, peak " in str(plan)

@@ -23,6 +23,10 @@ def fails(x):
     raise KeyError("the user's own")
 
 
+def program(mesh):
+    return mw.jit(jnp.sin, mesh=mesh).partition(X)
+
+
 CALLS = {
     "what the function raises": (KeyError, lambda m: mw.jit(fails, mesh=m)(X)),
     "what JAX raises in the function": (TypeError, lambda m: mw.jit(misfit, mesh=m)(X)),
@@ -35,6 +39,23 @@ CALLS = {
     "trace": (KeyError, lambda m: mw.jit(fails, mesh=m).trace(X)),
     "lower": (TypeError, lambda m: mw.jit(misfit, mesh=m).lower(X)),
     "eval_shape": (TypeError, lambda m: mw.jit(misfit, mesh=m).eval_shape(X)),
+    "a mesh that is none": (mw.ArgumentError, lambda m: mw.jit(jnp.sin, mesh=(2, 4))),
+    "a decorator": (mw.ArgumentError, lambda m: mw.jit(mesh=m, hoist_bytes=-1)(jnp.sin)),
+    "a completion": (mw.ArgumentError, lambda m: mw.jit(jnp.sin, mesh=m, completion="best")),
+    "figures": (mw.ArgumentError, lambda m: mw.jit(jnp.sin, mesh=m, hardware="h100")),
+    "shard": (mw.ArgumentError, lambda m: mw.shard("x", P("x"))),
+    "plan": (mw.ArgumentError, lambda m: mw.plan(jnp.sin, X, mesh=m, max_bytes=1.5)),
+    "autotune": (mw.ArgumentError, lambda m: mw.autotune(program(m), budget_s=-1)),
+    "calibrate": (mw.ArgumentError, lambda m: mw.calibrate([])),
+    "register_rule": (mw.RuleError, lambda m: mw.register_rule(3, "i -> i")),
+    "like": (mw.ArgumentError, lambda m: mw.like(3, jnp.sin)),
+    "a kernel": (mw.ArgumentError, lambda m: mw.like(jnp.sin, jnp.sin)("x")),
+    "mw.program": (mw.MeshError, lambda m: mw.program(m, axes="z")),
+    "of another call": (mw.ArgumentError, lambda m: program(m)(X[:4])),
+    "simulated": (mw.ArgumentError, lambda m: program(m).simulate(X[:4])),
+    "timeline": (mw.ArgumentError, lambda m: program(m).timeline("h100")),
+    "pipeline": (mw.PipelineError, lambda m: mw.pipeline(misfit, np.ones(4), np.ones(()))),
+    "stages": (mw.PipelineError, lambda m: mw.stack_stages([], stages=2)),
     "reshard": (mw.HintError, lambda m: mw.reshard(X, P("x"))),
     "reshard_plan": (mw.HintError, lambda m: mw.reshard_plan((8,), "int8", m, P("z"), P())),
 }

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from meshwise.ir.mesh import refine_mesh
+from meshwise.ir.numbers import microseconds
 from meshwise.ir.sharding import Reduction, Sharding, unreduced
 from meshwise.ir.source import place
 from meshwise.report.text import (
@@ -16,7 +17,6 @@ from meshwise.report.text import (
     in_user_axes,
     kib,
     listed,
-    microseconds,
     percent,
     sharding_text,
     wrapped,

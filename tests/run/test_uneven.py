@@ -11,6 +11,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
+from meshwise.errors import DeletedArrayError
 from meshwise.run.uneven import UnevenArray
 
 LOGICAL = np.arange(34, dtype=np.float32).reshape(17, 2) - 5
@@ -216,6 +217,9 @@ def test_copies_and_deletion(array):
         other.delete()
         assert other.is_deleted()
         assert repr(other).startswith("UnevenArray(<deleted>, shape=(17, 2), dtype=float32")
+        for read in (np.asarray, jnp.sin, jax.device_get, jax.block_until_ready, list, str):
+            with pytest.raises(DeletedArrayError, match=r"gone was read: .*=float32\[17,2\]\.\n"):
+                read(other)
     assert not array.is_deleted()
     unpickled = pickle.loads(pickle.dumps(array))
     assert isinstance(unpickled, jax.Array)
@@ -265,6 +269,7 @@ def test_wrong_padding_is_refused(mesh):
         "It wraps what devices hold where a dim does not divide: the dim rounded up to a multiple"
         " of its shards.\n"
         "Have one made of an ordinary array: mw.reshard(x, sharding), or a step's argument."
+        " What was written on another mesh is read as mw.padded says of the types on this one."
     )
     with pytest.raises(ValueError, match=r"dim 1 of size 1 over 1 devices is padded to 1"):
         UnevenArray(zeros, (17, 1))

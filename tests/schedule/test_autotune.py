@@ -10,6 +10,7 @@ from jax.sharding import PartitionSpec as P
 import meshwise as mw
 from meshwise.api.autotune import _difference
 from meshwise.cost.hardware import CPU
+from meshwise.report.schedules import candidates_table
 from tests.meshes import mesh_of
 from tests.schedule.steps import adam, lamb, random
 
@@ -76,7 +77,7 @@ def test_finalists_are_timed_and_compared(mesh8):
     assert tuned.best is timed[0]
     assert tuned.original in tuned.candidates or tuned.original.name == "as it is"
     assert not any(c.note for c in tuned.candidates)
-    assert "measured" in str(tuned)
+    assert "  measured  " in str(tuned)
     found = f"{len(tuned.candidates)} schedules of {tuned.original.schedule.original.name}"
     assert repr(tuned) == f"<{found}, the best {tuned.best!r}>"
     assert repr(tuned.best).startswith(f"<schedule {tuned.best.name}, ")
@@ -314,3 +315,17 @@ def test_results_with_infinities_are_compared_in_the_rest():
     assert not _difference([np.array([1 + 1e-7, np.inf, np.nan], np.float32)], wanted)
     assert _difference([np.array([5.0, np.inf, np.nan], np.float32)], wanted)
     assert _difference([np.array([1.0, 3.0, np.nan], np.float32)], wanted)
+
+
+def test_a_table_shows_what_is_known_and_is_no_wider_than_a_page():
+    names = [", ".join(["bucket all_gather(data*model)"] * n) for n in (1, 7)]
+    rows = [(name, 1.5e-3, None, 2048.0, 3, 4096, "sends more") for name in names]
+    assert candidates_table(rows) == [
+        "  predicted     sent  launches  peak memory  schedule",
+        "   1,500 us  2.0 KiB         3      4.0 KiB  bucket all_gather(data*model) (sends more)",
+        "   1,500 us  2.0 KiB         3      4.0 KiB  bucket all_gather(data*model), bucket",
+        *[" " * 45 + "all_gather(data*model), bucket all_gather(data*model),"],
+        *[" " * 45 + "bucket all_gather(data*model), bucket"],
+        *[" " * 45 + "all_gather(data*model), bucket all_gather(data*model),"],
+        *[" " * 45 + "bucket all_gather(data*model) (sends more)"],
+    ]
