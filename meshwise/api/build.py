@@ -39,7 +39,7 @@ from meshwise.api.specs import given_in_specs, given_out_specs, refuse_keywords
 from meshwise.api.spmd_program import SpmdProgram
 from meshwise.api.traced import leaked_tracers, trace_call
 from meshwise.api.typed import Placements, pinned, placements, specs_of_types
-from meshwise.choose.choose import DRIVERS, choose
+from meshwise.choose.choose import DRIVERS
 from meshwise.choose.plan import Plan
 from meshwise.errors import (
     MeshwiseError,
@@ -54,6 +54,7 @@ from meshwise.ir.per_device import PerDeviceProgram
 from meshwise.ir.program import Hint, Program
 from meshwise.partition.coarsen import coarsen
 from meshwise.partition.partition import partition
+from meshwise.partition.ways import plan_of
 from meshwise.propagate.complete import Completed, complete
 from meshwise.rules import describe_all
 from meshwise.rules.control_flow import has_independent_steps
@@ -293,7 +294,7 @@ def plan_jaxpr(
 
     driver = DRIVER_OF[choices.completion]
     hardware = figures_of(choices.hardware, mesh)
-    plans = [choose(*each, hardware, driver) for each in completions(read, choices)]
+    plans = [plan_of(each, hardware, driver) for each in completions(read, choices)]
     # Nor may a loop that is shared out give a device more work than it has of each step's parts.
     most = plans[0].work_seconds * (1 + 1e-9)
     plan = min((p for p in plans if p.work_seconds <= most), key=lambda plan: plan.seconds)

@@ -20,11 +20,11 @@ from meshwise import _jax
 from meshwise._jax import ClosedJaxpr, Literal
 from meshwise._jax.branches import without_permutes
 from meshwise._jax.pipelines import without_literal_results, without_names
-from meshwise.choose.choose import choose
 from meshwise.choose.plan import Plan
 from meshwise.cost.hardware import GENERIC, Hardware
 from meshwise.ir.mesh import Axes, Mesh
 from meshwise.partition.partition import partition
+from meshwise.partition.ways import plan_of
 from meshwise.pipeline.local import Crossing, LocalStage, make_backward
 from meshwise.pipeline.stages import Cut
 from meshwise.pipeline.tiles import Tiling, axes_of, tiling, whole
@@ -192,7 +192,7 @@ def _plan(
         hint = hints[i]
         assert hint is not None
         hints[i] = replace(hint, unreduced=axes)
-    return choose(*complete(replace(program, out_hints=tuple(hints))), _figures(mesh))
+    return plan_of(complete(replace(program, out_hints=tuple(hints))), _figures(mesh))
 
 
 def _emitted(plan: Plan) -> ClosedJaxpr:

@@ -1,6 +1,7 @@
 """Completion of a program, and the rewritings that only completed shardings call for."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from math import inf
 
 from meshwise.ir.program import Program
 from meshwise.propagate.additions import add_apart
@@ -8,6 +9,7 @@ from meshwise.propagate.completion import Completion
 from meshwise.propagate.constants import split_constants
 from meshwise.propagate.extremes import join_extremes
 from meshwise.propagate.ghosts import rows_beside
+from meshwise.propagate.grids import MOST
 from meshwise.propagate.pads import pad_inside
 from meshwise.propagate.propagate import propagate
 from meshwise.propagate.reversals import cancel_reversals
@@ -32,11 +34,32 @@ def complete(program: Program, rules: Sequence[OpRule] | None = None) -> Complet
     other = join_extremes(split_transforms(other, completion), completion)
     if other is not program:
         program, described, completion = _completed(other)
-    # Of what has rows beside others along several dims, along one of these at a time.
-    while (other := rows_beside(program, described, completion)) is not program:
-        program, described, completion = _completed(other)
-    other = add_apart(program, described, completion)
-    return (program, described, completion) if other is program else _completed(other)
+    return _with_additions_apart((program, described, completion))
+
+
+def in_parts(completed: Completed) -> Iterator[Completed]:
+    """The same with rows beside others in parts: along one dim, along one more, and so on.
+
+    First all grids, then but for those for which more is shifted than they are. Which is best is
+    for plans to say. Along several dims parts multiply: none has more than `MOST` times as many
+    equations.
+    """
+    most = MOST * len(completed[0].equations)
+    for shifted in (inf, 1.0):
+        way, has_more = completed, False
+        while True:
+            other, found = rows_beside(*way, shifted)
+            if other is way[0] or len(other.equations) > most:
+                break
+            way, has_more = _with_additions_apart(_completed(other)), has_more or found > 1
+            yield way
+        if not has_more:
+            break
+
+
+def _with_additions_apart(completed: Completed) -> Completed:
+    other = add_apart(*completed)
+    return completed if other is completed[0] else _completed(other)
 
 
 def _completed(program: Program) -> Completed:

@@ -11,6 +11,7 @@ one are shifted, which sends as many rows.
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import pairwise
+from math import inf
 from typing import Any
 
 from jax import lax
@@ -21,6 +22,7 @@ from meshwise.ir.bodies import OUTERMOST, Scope, scopes
 from meshwise.ir.operators import ELEMENTWISE, JOINS, REDUCTIONS, SPREADS, is_among
 from meshwise.ir.program import Program, shape_of
 from meshwise.propagate.completion import Completion
+from meshwise.propagate.grids import Grids, bytes_of
 from meshwise.propagate.rewriting import rewritten, without_unread
 from meshwise.rules.registry import OpRule
 from meshwise.simplify.borders.merge import Merging
@@ -52,21 +54,25 @@ class _Rows:
         return _size(self.parts[self.first], self.dim)
 
 
-def rows_beside(program: Program, rules: Sequence[OpRule], completion: Completion) -> Program:
-    """The program with such rows in parts; itself where there are none.
+def rows_beside(
+    program: Program, rules: Sequence[OpRule], completion: Completion, shifted: float = inf
+) -> tuple[Program, float]:
+    """The program with such rows in parts, and what is shifted for it; itself where there are none.
 
-    What somebody reads in another way than row by row stays as it is, with all that it is of.
+    What somebody reads in another way than row by row stays as it is, with all that it is of. So
+    does that for which more from outside is shifted, as a part of what it lays.
     """
     if not any(is_among(eqn, JOINS) for eqn in program.equations):
-        return program
+        return program, 0.0
     as_they_are: set[int] = set()
     while True:
         ghosts = _Ghosts(program, rules, completion, as_they_are)
         for index, eqn in enumerate(program.equations):
             ghosts.visit(index, eqn)
-        left = ghosts.left()
+        instead = without_unread(program, ghosts.instead, set())
+        left = ghosts.left() or ghosts.grids.dear(program, instead, shifted)
         if not left:
-            return rewritten(program, without_unread(program, ghosts.instead, set()))
+            return rewritten(program, instead), ghosts.grids.shifted(program)
         as_they_are |= left
 
 
@@ -83,6 +89,7 @@ class _Ghosts:
     as_they_are: Set[int]
     rows: dict[Var, _Rows] = field(default_factory=dict)
     instead: dict[int, Sequence[JaxprEqn]] = field(default_factory=dict)
+    grids: Grids = field(default_factory=Grids)
 
     def __post_init__(self) -> None:
         """Nothing is written yet."""
@@ -119,6 +126,8 @@ class _Ghosts:
         is_written = is_plain and is_here and (self._lay(index, eqn) or self._follow(index, eqn))
         if is_written:
             self.instead[index] = self._made
+            regions = [self.rows[a].region for a in self._read(eqn)] or [{index}]
+            self.grids.region_of[index] = frozenset[int]().union(*regions)
         else:
             self._leave(eqn.invars)
             self._merging.add([eqn], self._here)
@@ -172,10 +181,13 @@ class _Ghosts:
         return dim, parts, _size(operand, dim), low
 
     def _is_few(self, grid: Any, dim: int, rows: int) -> bool:
-        """Whether so many rows beside an array are few, and no more than a shard of it has."""
+        """Whether so many rows beside an array are few: at most half as many as a shard of it has.
+
+        Each device computes them, beside those of its own.
+        """
         axes = () if isinstance(grid, Literal) else self.completion.dims[grid][dim]
         shards = self.given.mesh.size(axes)
-        return shards > 1 and 0 < rows <= min(FEW, _size(grid, dim) // shards)
+        return shards > 1 and 0 < rows <= min(FEW, -(-_size(grid, dim) // shards) // 2)
 
     def _cut_of(self, atom: Any, dim: int) -> tuple[Any, int]:
         """Of what something is a part along one dim, and from which row on; maybe of itself."""
@@ -255,6 +267,8 @@ class _Ghosts:
         for atom, dims in zip(eqn.invars, factors.operands, strict=True):
             if dim in dims:
                 known = self.rows.get(atom) if isinstance(atom, Var) else None
+                if known is None:
+                    self.grids.cut_bytes[index] += self._own_bytes(atom)
                 parts = [atom] if known is None else known.parts
                 operands.append(self._parted(eqn, parts, dims.index(dim), count, first))
             else:
@@ -267,6 +281,12 @@ class _Ghosts:
         self.rows[eqn.outvars[0]] = _Rows(at, tuple(made), first, region)
         self._computed |= region
         return True
+
+    def _own_bytes(self, atom: Any) -> int:
+        """Of an array; of one that repeats another, that of this one."""
+        maker = self._merging.maker(atom)
+        is_spread = maker is not None and is_among(maker, SPREADS)
+        return bytes_of(maker.invars[0] if maker is not None and is_spread else atom)
 
     def _part(self, eqn: JaxprEqn, operands: Sequence[Any], dim: int, rows: int) -> Any:
         """An operator of one of the parts."""

@@ -10,6 +10,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
+from meshwise.propagate.complete import in_parts
 from tests.meshes import mesh_of, mesh_of_sizes
 
 
@@ -125,6 +126,76 @@ def test_what_is_sent(name):
     program = mw.jit(function, **options).partition(u)
     assert program.wire_bytes == rows * u[0].nbytes
     np.testing.assert_allclose(program.simulate(u), function(u), rtol=1e-4, atol=1e-5)
+
+
+def weights(p, u):
+    """A large array from outside, of one row more."""
+    w = jnp.tanh(jnp.pad(p, (0, 1)))
+    return (w[:, None] * u).sum(1)[:-1]
+
+
+def weights_in_a_loop(p, u):
+    return lax.scan(lambda p, _: (weights(p, u), None), p, None, length=10)[0]
+
+
+def box(rows):
+    """Read along all dims with as many rows on either side."""
+
+    def step(u):
+        ghosts = jnp.pad(u, rows, mode="wrap")
+        x = jnp.tanh(ghosts) * ghosts
+        for dim in range(u.ndim):
+            x = cut(x, dim, 2 * rows, 0) - cut(x, dim, 0, -2 * rows)
+        return x
+
+    return step
+
+
+def chain(u):
+    for _ in range(30):
+        ghosts = jnp.concatenate([u[-1:], u])
+        u = jnp.tanh(ghosts)[1:] * jnp.sin(ghosts)[:-1]
+    return u
+
+
+X, SPACE = P("x"), P("x", "y", "z")
+TABLE = ((256,), X), ((257, 64), X)
+# What a device sends, and in how many ways with rows in parts the program was planned as well.
+LEFT = {
+    "a large array beside": (weights, TABLE, (8,), 56, 1),
+    "in a loop": (weights_in_a_loop, TABLE, (8,), 560, 1),
+    "as many rows as a shard has": (box(4), [((64, 64), X)], (8,), 8384, 0),
+    "nine parts": (box(4), [((256, 64), X)], (8,), 8384, 0),
+    "along three dims": (box(2), [((16, 16, 16), SPACE)], (2, 2, 2), 5856, 1),
+    "once is enough": (chain, [((64, 8), X)], (8,), 448, 1),
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_what_is_left_as_it_is(name):
+    """Where plans are no better; and none is made where parts are many."""
+    function, given, mesh, sent, ways = LEFT[name]
+    rng = np.random.default_rng(0)
+    arrays = [rng.normal(size=shape).astype(np.float32) for shape, _ in given]
+    specs = tuple(spec for _, spec in given)
+    step = mw.jit(function, mesh=mesh_of_sizes(*mesh), in_shardings=specs, out_shardings=specs[0])
+    program = step.partition(*arrays)
+    assert round(program.wire_bytes) == sent
+    plan = program.plan
+    others = list(in_parts((plan.program, plan.rules, plan.completion)))
+    assert len(others) == ways
+    assert all(len(o.equations) <= 5 * len(plan.program.equations) for o, _, _ in others)
+    np.testing.assert_allclose(program.simulate(*arrays), function(*arrays), rtol=1e-4, atol=1e-5)
+
+
+def test_a_grid_is_in_parts_beside_one_that_is_left():
+    def both(u, p, w):
+        return circle(u), weights(p, w)
+
+    shapes = (64, 64), (256,), (257, 64)
+    arrays = [jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes]
+    step = mw.jit(both, mesh=mesh_of(x=8), in_shardings=X, out_shardings=X)
+    assert step.partition(*arrays).wire_bytes == 8 * 64 * 4 + 56
 
 
 ONE = (jnp.sin, lambda x: -x, lambda x: jnp.where(x > 0, x, x / 2), lambda x: jnp.maximum(x, 0.1))
