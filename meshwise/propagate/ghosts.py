@@ -18,7 +18,7 @@ from jax import lax
 
 from meshwise import _jax
 from meshwise._jax import JaxprEqn, Literal, Var
-from meshwise.ir.bodies import OUTERMOST, Scope, scopes
+from meshwise.ir.bodies import OUTERMOST, Scope, is_visible, scopes
 from meshwise.ir.operators import ELEMENTWISE, JOINS, REDUCTIONS, SPREADS, is_among
 from meshwise.ir.program import Program, shape_of
 from meshwise.propagate.completion import Completion
@@ -122,7 +122,7 @@ class _Ghosts:
         self._here, self._made = self._scopes[index], []
         is_plain = not eqn.effects and index not in self.given.hints and not _jax.is_mark(eqn)
         # What is computed in another body stays there.
-        is_here = all(self._scope_of[a] == self._here for a in self._read(eqn))
+        is_here = all(is_visible(self._scope_of[a], self._here) for a in self._read(eqn))
         is_written = is_plain and is_here and (self._lay(index, eqn) or self._follow(index, eqn))
         if is_written:
             self.instead[index] = self._made
