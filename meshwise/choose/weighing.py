@@ -72,7 +72,7 @@ class Burden:
 # what is computed.
 BURDENS = (
     Burden(lambda one: one.temporary_bytes, far=MUCH, power=4, holding=0.3),
-    Burden(lambda one: one.made_bytes, far=2.0, power=2, holding=1.0),
+    Burden(lambda one: one.made_bytes, far=2.0, power=1.8, holding=1.0),
     Burden(lambda one: one.work_seconds, far=MUCH, power=4),
 )
 
