@@ -6,8 +6,9 @@ does all of it. Each transform by itself is better exchanged than gathered, and 
 to that (`limits.py`); so no descent comes to gather for several. But nobody should send more with
 us: where gathering once sends less than the plan, what is found from there on bounds the cost.
 
-So too where something is gathered for one node, and what follows is done in parts: each by itself
-is, as its neighbours are. But no stack of a loop: what a hint in each step gathers of it is held
+So too where rows of a table in shards are looked up, which XLA sums for every device; and where
+something is gathered for one node, and what follows is done in parts: each by itself is, as its
+neighbours are. But no stack of a loop: what a hint in each step gathers of it is held
 while the step lasts.
 """
 
@@ -39,9 +40,10 @@ def gathered_once(best: Found, limits: Limits) -> tuple[Found, float] | None:
     graph = best.search.graph
     if not graph.hardware.least_bytes:
         return None
-    for is_one in (_exchanges_all, _is_gathered_for, _is_moved_for):
+    for is_one in (_exchanges_all, _is_gathered_for, _is_moved_for, _looks_up):
         nodes = {node.index for node in graph.nodes if is_one(best, node)}
-        found = _with_whole(best, nodes, limits, all_that_follows=is_one is _exchanges_all)
+        all_that_follows = is_one in (_exchanges_all, _looks_up)
+        found = _with_whole(best, nodes, limits, all_that_follows)
         if found is not None:
             return found
     return None
@@ -105,6 +107,23 @@ def _exchanges_all(best: Found, node: Node) -> bool:
     if not _might_exchange(best.search.graph, node):
         return False
     return _sends_all(best, node) or _is_part(best, node)
+
+
+def _looks_up(best: Found, node: Node) -> bool:
+    """Whether rows of what lies in shards are looked up at places that every device has.
+
+    XLA's partitioner sums what each shard has of them, so that every device has all.
+    """
+    graph, summed = best.search.graph, {f for over in node.reduced for f, _ in over}
+    if node.is_region or node.own_flops or not summed:
+        return False
+    places_sharded = looked_up = False
+    for var, dims in zip(node.operands, node.rule.operands, strict=True):
+        lies = best.search.produced(graph.values[var])
+        places_sharded |= bool(lies.used_axes) and summed.isdisjoint(f for dim in dims for f in dim)
+        rows = zip(dims, lies.dims, strict=True)
+        looked_up |= any(axes and not summed.isdisjoint(dim) for dim, axes in rows)
+    return looked_up and not places_sharded
 
 
 def _sends_all(best: Found, node: Node) -> bool:

@@ -148,6 +148,14 @@ CASES = {
         N8,
         7 / 8 * 1024 * 4,
     ),
+    "products of rows that are put in order": (
+        lambda x, w: x[jnp.argsort(x[:, 0])] @ w,
+        [(64, 8), (8, 64)],
+        [P("x"), P()],
+        P(),
+        N8,
+        7 / 8 * 64 * 8 * 4,
+    ),
     # Not gathered: then every device would do all of the work on pairs, for half of the bytes.
     "pairs": (each_with_each, [(512,)], [P("x")], P("x"), N8, 2 * 7 / 8 * 512 * 4),
     "what is of what might be gathered": (

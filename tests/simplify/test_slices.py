@@ -29,6 +29,12 @@ def with_row_before(u):
     return u + jnp.pad(u, ((1, 0), (0, 0)))[:-1]
 
 
+def filled_where_cut(x):
+    """Rows where a slice left one out are fill, and two more readers of the slice follow."""
+    u = x[1:, 16:]
+    return jnp.pad(u, ((1, 0), (0, 0)))[2:] + u[1:] * u[:-1]
+
+
 def moved(rows):
     """Columns from 16 on of 80: a device has eight of ten others, of at most two devices."""
     return rows * (8 + 4) * 4
@@ -57,6 +63,7 @@ CASES = {  # a function of so many rows and columns, how its result lies, and by
         COLUMNS,
         2 * moved(16),
     ),
+    "fill where a row was cut": (filled_where_cut, (16, 80), COLUMNS, 1280),
     "of columns that are padded": (
         lambda x: taps(jnp.pad(x, ((0, 0), (3, 5))), 5).sum(1),
         (16, 56),

@@ -175,24 +175,20 @@ def merge_pad(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn] |
     inner = maker_of(eqn.invars[0], makers, "slice")
     if inner is None or any(s != 1 for s in strides_of(inner)):
         return None
-    padded = {d for d, amounts in enumerate(eqn.params["padding_config"]) if any(amounts)}
+    padding, params = eqn.params["padding_config"], inner.params
+    padded = {d for d, amounts in enumerate(padding) if any(amounts)}
+    bounds = zip(params["start_indices"], params["limit_indices"], strict=True)
+    sizes = shape_of(inner.invars[0])
+    config = []
+    for d, ((low, high, interior), (first, limit)) in enumerate(zip(padding, bounds, strict=True)):
+        before, after = (first, sizes[d] - limit) if d in padded else (0, 0)
+        if (before and low > 0) or (after and high > 0) or (interior and (before or after)):
+            return None
+        config.append((low - before, high - after, interior))
     merged = along(inner, padded, makers)
     if merged is None:
         return None
     made, inner = merged
-    config = []
-    shape, params = shape_of(inner.invars[0]), inner.params
-    for (low, high, interior), n, first, limit in zip(
-        eqn.params["padding_config"],
-        shape,
-        params["start_indices"],
-        params["limit_indices"],
-        strict=True,
-    ):
-        before, after = first, n - limit
-        if (before and low > 0) or (after and high > 0) or (interior and (before or after)):
-            return None
-        config.append((low - before, high - after, interior))
     operands = [inner.invars[0], eqn.invars[1]]
     return [*made, *one_equation(eqn, lax.pad_p, operands, padding_config=tuple(config))]
 

@@ -87,7 +87,10 @@ def to_merge(
 def along(
     inner: JaxprEqn, moved: Set[int], makers: Makers
 ) -> tuple[list[JaxprEqn], JaxprEqn] | None:
-    """A slice along some dims only, of one along all others that it cuts; None of none of these."""
+    """A slice along some dims only, of one along all others that it cuts; None of none of these.
+
+    Others read what this makes, so whoever asks has to write it.
+    """
     cut = cut_dims(inner)
     if cut <= moved:
         return [], inner
