@@ -96,7 +96,7 @@ class _Ghosts:
         flat = self.given.jaxpr.jaxpr
         constants = dict(zip(flat.constvars, self.given.jaxpr.consts, strict=True))
         equations = self.given.equations
-        self._merging = Merging(equations, Counts(equations, constants))
+        self._merging = Merging(equations, Counts(equations, constants), shares=False)
         self._scopes = scopes(equations)
         made_in = zip(equations, self._scopes, strict=True)
         self._scope_of = {v: scope for eqn, scope in made_in for v in eqn.outvars}

@@ -109,21 +109,28 @@ def _merged(
 class Merging:
     """What is known of equations, one after the other, to merge the next one with what it is of."""
 
-    def __init__(self, eqns: Sequence[JaxprEqn], counts: Counts):
-        """Of all of these nothing is known yet but what reads values otherwise than in part."""
+    def __init__(self, eqns: Sequence[JaxprEqn], counts: Counts, shares: bool = True):
+        """Of all of these nothing is known yet but what reads values otherwise than in part.
+
+        With `shares` what is kept of a slice for one equation is read by others too: not where an
+        equation may stay as it was after all.
+        """
         others = (e for e in eqns if e.primitive is not lax.slice_p)
         read = {a for e in others for a in e.invars if not isinstance(a, Literal)}
         self._known: dict[Var, JaxprEqn] = {}
         self._made_in: dict[Var, Scope] = {}
         self._makers = Makers(self._known, read, self._made_in, times_read=times_read(eqns))
-        self._counts = counts
+        self._counts, self._shares = counts, shares
 
     def merged(
         self, eqn: JaxprEqn, scope: Scope, merges: Mapping[str, Merge] = _MERGES
     ) -> list[JaxprEqn]:
         """What is written in the place of an equation; it itself where nothing is merged."""
         merge = merges.get(eqn.primitive.name)
-        found = merge(eqn, replace(self._makers, here=scope), self._counts) if merge else None
+        makers = replace(self._makers, here=scope)
+        if not self._shares:
+            makers = replace(makers, kept={})
+        found = merge(eqn, makers, self._counts) if merge else None
         return [eqn] if found is None else found
 
     def maker(self, atom: Any) -> JaxprEqn | None:
