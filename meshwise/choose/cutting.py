@@ -10,8 +10,7 @@ own.
 from dataclasses import replace
 
 from meshwise._jax import Var
-from meshwise.choose.descents import LESS
-from meshwise.choose.found import Found, descended
+from meshwise.choose.found import LESS, Found, descended
 from meshwise.choose.graph import Graph, decided_apart
 from meshwise.choose.limits import limits_of
 from meshwise.choose.regions import Node

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from meshwise.choose.candidates import Reach, may_move_behind, natural_candidates
 from meshwise.choose.even_groups import with_even_groups
-from meshwise.choose.found import Found, descended
+from meshwise.choose.found import LESS, Found, descended
 from meshwise.choose.graph import Graph
 from meshwise.choose.limits import Limits, limits_of, nominal, read_bytes
 from meshwise.choose.pricing import exchanges_of
@@ -25,8 +25,6 @@ from meshwise.choose.starts import (
 )
 from meshwise.ir.sharding import local_bytes
 
-# So many times less is worth it that values lie otherwise throughout.
-LESS = 1.03
 # Of what a device reads, so much that it may be worth to move it elsewhere first.
 MOST = 0.25
 

@@ -8,17 +8,13 @@ again for nothing. No step of a descent leads there, as all that reads groups wo
 
 from collections.abc import Sequence
 
-from meshwise.choose.found import Found, descended
+from meshwise.choose.found import LESS, Found, descended
 from meshwise.choose.graph import Graph
 from meshwise.choose.limits import Limits, with_work_at
 from meshwise.choose.regions import Node
 from meshwise.choose.search import Search
 from meshwise.choose.starts import completion_start
-from meshwise.ir.mesh import Axes
 from meshwise.ir.sharding import DimAxes
-
-# So many times less is worth it that groups lie over fewer devices.
-LESS = 1.03
 
 
 def with_even_groups(graph: Graph, limits: Limits, found: Sequence[Found]) -> list[Found]:
@@ -27,28 +23,25 @@ def with_even_groups(graph: Graph, limits: Limits, found: Sequence[Found]) -> li
     Devices that have the same groups do all the same of these, which is no more than XLA's do. But
     products and sums are held to the work that they are given elsewhere.
     """
-    best, given = min(found, key=lambda one: one.seconds), completion_start(graph, limits)
-    placed = [*zip(graph.nodes, given, strict=True)]
-    if not best.sent_bytes or not any(_has_uneven_groups(graph, *one) for one in placed):
+    best = min(found, key=lambda one: one.seconds)
+    if not best.sent_bytes or not any(node.rule.compound for node in graph.nodes):
         return []
-    start = [
-        tuple([_dividing(graph, *own) for own in zip(node.rule.sizes, axes, strict=True)])
-        for node, axes in placed
-    ]
+    given = completion_start(graph, limits)
+    start = [_evenly(graph, *one) for one in zip(graph.nodes, given, strict=True)]
+    placed = zip(graph.nodes, given, start, strict=True)
+    if not any(_has_uneven_groups(*one) for one in placed):
+        return []
     light = {node.index for node in graph.nodes if not any(node.reduced)}
     one = descended(Search(graph, start), with_work_at(limits, graph, start, light))
     return [one] if LESS * one.seconds <= best.seconds else []
 
 
-def _has_uneven_groups(graph: Graph, node: Node, axes: DimAxes) -> bool:
-    """Whether a dim is split into groups that its axes do not divide."""
-    majors = {dim[0] for dim in node.rule.compound_dims}
-    return any(_dividing(graph, node.rule.sizes[f], axes[f]) != axes[f] for f in majors)
+def _evenly(graph: Graph, node: Node, axes: DimAxes) -> DimAxes:
+    """A node's strategy over as many axes as divide each of its factors."""
+    sizes = zip(axes, node.rule.sizes, strict=True)
+    return tuple([graph.mesh.dividing(own, size) for own, size in sizes])
 
 
-def _dividing(graph: Graph, size: int, axes: Axes) -> Axes:
-    """The first of some axes, as many as divide a size."""
-    count = len(axes)
-    while size % graph.mesh.size(axes[:count]):
-        count -= 1
-    return axes[:count]
+def _has_uneven_groups(node: Node, given: DimAxes, even: DimAxes) -> bool:
+    """Whether a dim is split into groups that the axes they are given do not divide."""
+    return any(given[dim[0]] != even[dim[0]] for dim in node.rule.compound_dims)

@@ -6,7 +6,7 @@ pixel, sums over the few send the many: it is better to gather the few once, and
 many. No step of a descent leads there, as all values move at once.
 """
 
-from meshwise.choose.found import Found, descended
+from meshwise.choose.found import LESS, Found, descended
 from meshwise.choose.graph import Graph, Value
 from meshwise.choose.limits import Limits, limits_of
 from meshwise.choose.search import Search
@@ -14,8 +14,6 @@ from meshwise.choose.starts import completion_start
 from meshwise.ir.sharding import DimAxes, Sharding, local_bytes
 from meshwise.propagate.propagate import propagate_from
 
-# So many times less is worth it that all values lie otherwise.
-LESS = 1.03
 # A dim is shared out if it is padded by at most this part of it.
 MOST_PADDING = 16
 

@@ -18,6 +18,9 @@ from meshwise.ir.sharding import Sharding
 # Temporaries that nobody minds: so many bytes, and a part of arguments and results.
 LITTLE_BYTES, LITTLE_PART = 2**12, 8
 
+# So many times less is worth it that values lie otherwise throughout.
+LESS = 1.03
+
 Copies = dict[Var, tuple[float, tuple[Edge, ...]]]  # of each value: seconds, and its reshards
 
 

@@ -8,8 +8,8 @@ us: where gathering once sends less than the plan, what is found from there on b
 
 So too where rows of a table in shards are looked up, which XLA sums for every device; and where
 something is gathered for one node, and what follows is done in parts: each by itself is, as its
-neighbours are. But no stack of a loop: what a hint in each step gathers of it is held
-while the step lasts.
+neighbours are. But no stack of a loop: what a hint in each step gathers of it is held while the
+step lasts.
 """
 
 from collections.abc import Sequence, Set

@@ -11,7 +11,7 @@ units lie as the weights do, not its rows as what comes back to it.
 from collections.abc import Sequence, Set
 
 from meshwise.choose.descend import settle_nodes
-from meshwise.choose.found import Found, descended
+from meshwise.choose.found import LESS, Found, descended
 from meshwise.choose.graph import Graph
 from meshwise.choose.limits import Limits, fixed_axes
 from meshwise.choose.search import Search
@@ -20,8 +20,6 @@ from meshwise.ir.sharding import DimAxes
 
 # Of fewer nodes the descents before find what there is.
 FEW = 3
-# So many times less is worth it that all of a block lies otherwise.
-LESS = 1.03
 
 
 def with_regions_last(graph: Graph, limits: Limits, found: Sequence[Found]) -> list[Found]:

@@ -72,6 +72,13 @@ class Mesh:
             total *= sizes[axis]
         return total
 
+    def dividing(self, axes: Axes, size: int) -> Axes:
+        """The longest prefix of some sub-axes that divides a size."""
+        for count in range(len(axes), 0, -1):
+            if size % self.size(axes[:count]) == 0:
+                return axes[:count]
+        return ()
+
     def refine(self, axes: Iterable[str]) -> Axes:
         """The sub-axes of a sequence of the user's axes, or of sub-axes."""
         known = self.sub_axes

@@ -20,9 +20,9 @@ from meshwise import _jax
 from meshwise._jax import JaxprEqn, Literal, Var
 from meshwise.ir.bodies import OUTERMOST, Scope, is_visible, scopes
 from meshwise.ir.operators import ELEMENTWISE, JOINS, REDUCTIONS, SPREADS, is_among
-from meshwise.ir.program import Program, shape_of
+from meshwise.ir.program import Program, bytes_of, shape_of
 from meshwise.propagate.completion import Completion
-from meshwise.propagate.grids import Grids, bytes_of
+from meshwise.propagate.grids import Grids
 from meshwise.propagate.rewriting import rewritten, without_unread
 from meshwise.rules.registry import OpRule
 from meshwise.simplify.borders.merge import Merging

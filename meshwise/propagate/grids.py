@@ -3,11 +3,9 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from math import prod
-from typing import Any
 
 from meshwise._jax import JaxprEqn
-from meshwise.ir.program import Program, shape_of
+from meshwise.ir.program import Program, bytes_of
 
 # At most so many equations stand in place of one, on an average: as of two rows on either side.
 # What is planned and compiled is bounded by that.
@@ -57,8 +55,3 @@ class Grids:
             apart = [other for other in found if not other & one]
             found = [*apart, frozenset(one).union(*(other for other in found if other & one))]
         return found
-
-
-def bytes_of(atom: Any) -> int:
-    """How large an array is."""
-    return prod(shape_of(atom)) * atom.aval.dtype.itemsize

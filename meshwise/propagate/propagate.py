@@ -342,15 +342,7 @@ def _fitting(rule: FactorRule, factor: int, axes: Axes, mesh: Mesh) -> Axes:
     size = rule.sizes[factor]
     if factor in rule.permuted and size >= mesh.size(axes):
         return axes
-    return _dividing(axes, size, mesh)
-
-
-def _dividing(axes: Axes, size: int, mesh: Mesh) -> Axes:
-    """The longest prefix whose size divides a factor's."""
-    for count in range(len(axes), 0, -1):
-        if size % mesh.size(axes[:count]) == 0:
-            return axes[:count]
-    return ()
+    return mesh.dividing(axes, size)
 
 
 def _unused(wanted: Axes, current: Axes, used: set[str]) -> Axes:

@@ -163,8 +163,7 @@ def _realign(x: jax.Array, step: Step, plan: ReshardPlan, mesh: Mesh) -> jax.Arr
 def _reduce_scatter(x: jax.Array, step: Step, plan: ReshardPlan, mesh: Mesh) -> jax.Array:
     """A sum by `psum_scatter`; another operator by an exchange of pieces and a local reduction."""
     x = _pad_gaining(x, step, mesh)
-    is_sum = plan.source.reduction is Reduction.SUM
-    assert not is_sum or x.dtype != jnp.bool_, "booleans are joined by `or`: JAX counts a sum"
+    is_sum = _is_sum(x, plan.source.reduction)
     if is_sum and len(step.parts) == 1:
         dim = _gaining(step.parts[0])
         return lax.psum_scatter(x, step.axes, scatter_dimension=dim, tiled=True)
@@ -186,8 +185,7 @@ def all_reduce(x: jax.Array, axes: Axes, reduction: Reduction) -> jax.Array:
     gathered, as those of a product are.
     """
     is_bool = x.dtype == jnp.bool_
-    if reduction is Reduction.SUM:
-        assert not is_bool, "booleans are joined by `or`: JAX counts a sum"
+    if _is_sum(x, reduction):
         return lax.psum(x, axes)
     bitwise = reduction in (Reduction.AND, Reduction.OR) and not is_bool
     if reduction is Reduction.PROD or bitwise:
@@ -200,6 +198,13 @@ def all_reduce(x: jax.Array, axes: Axes, reduction: Reduction) -> jax.Array:
         extreme = Reduction.MIN if is_least else Reduction.MAX
         return extreme_as_integers(extreme, lambda ordered: reduce(ordered, axes), x)
     return reduce(x, axes)
+
+
+def _is_sum(x: jax.Array, reduction: Reduction) -> bool:
+    """Whether terms are added up; those of booleans never are, of which JAX makes a count."""
+    is_sum = reduction is Reduction.SUM
+    assert not is_sum or x.dtype != jnp.bool_, "booleans are joined by `or`"
+    return is_sum
 
 
 def _split_front(x: jax.Array, step: Step, mesh: Mesh) -> jax.Array:

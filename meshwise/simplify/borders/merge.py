@@ -127,9 +127,8 @@ class Merging:
     ) -> list[JaxprEqn]:
         """What is written in the place of an equation; it itself where nothing is merged."""
         merge = merges.get(eqn.primitive.name)
-        makers = replace(self._makers, here=scope)
-        if not self._shares:
-            makers = replace(makers, kept={})
+        kept = self._makers.kept if self._shares else {}
+        makers = replace(self._makers, here=scope, kept=kept)
         found = merge(eqn, makers, self._counts) if merge else None
         return [eqn] if found is None else found
 
