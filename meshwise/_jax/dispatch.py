@@ -26,7 +26,7 @@ ARRAY_CLASSES = (_xla.ArrayImpl, _prng.PRNGKeyArray)
 # A result is not a number, under `jax.debug_nans` or `jax.debug_infs`.
 InternalNanError = _api_util.InternalFloatingPointError
 
-# Before 0.11.1 a donated argument that is used again ends the process where there are several
+# Before 0.11.1 a donated argument that a later call reads ends the process where there are several
 # devices; since then it is an error.
 SURVIVES_DONATED_ARGUMENTS = jax.__version_info__ >= (0, 11, 1)
 
@@ -90,32 +90,30 @@ def guarded(
 ) -> Callable[..., Any]:
     """`dispatch` of a function that donates, and `look(args, kwargs)` where it fails, to say why.
 
-    Where a donated buffer that is read would end the process, it looks before where buffers come
-    twice (those of `base_of` the arguments), or are `held` by programs, and deletes afterwards what
-    was donated: then a later call only fails. All of this is paid for in every call; one that
-    donates nothing comes to `miss` where it fails.
+    It looks before, where buffers come twice (those of `base_of` the arguments), or are `held` by
+    programs: a donated buffer that the same call reads ends the process, or, where only some of the
+    devices have it, the others wait for these ever after. Where a later call that reads it ends the
+    process, what was donated is deleted afterwards: then that call only fails. All of this is paid
+    for in every call; one that donates nothing comes to `miss` where it fails.
     """
     flatten, array = _tree_util.default_registry.flatten, _xla.ArrayImpl
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return dispatch(*args, **kwargs)
-        except (RuntimeError, ValueError):
-            look(args, kwargs)
-            raise
-
-    def donating(*args: Any, **kwargs: Any) -> Any:
         leaves = flatten((args, kwargs))[0]
         bases = [x if type(x) is array else base_of(x) for x in leaves]
         if sharing([*bases, *held()]):
             look(args, kwargs)
-        outs = call(*args, **kwargs)
-        for leaf in leaves:
+        try:
+            outs = dispatch(*args, **kwargs)
+        except (RuntimeError, ValueError):
+            look(args, kwargs)
+            raise
+        for leaf in () if SURVIVES_DONATED_ARGUMENTS else leaves:
             if leaf.is_deleted() if type(leaf) is array else _is_gone(leaf):
                 leaf.delete()
         return outs
 
-    return call if SURVIVES_DONATED_ARGUMENTS else donating
+    return call
 
 
 def _is_gone(leaf: Any) -> bool:
