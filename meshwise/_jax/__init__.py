@@ -78,6 +78,7 @@ from meshwise._jax.explicit import plain_type as plain_type
 from meshwise._jax.explicit import struct_of as struct_of
 from meshwise._jax.explicit import type_mesh as type_mesh
 from meshwise._jax.exported import saved_with_regions as saved_with_regions
+from meshwise._jax.exported import without_saved_placements as without_saved_placements
 from meshwise._jax.extremes import extreme_and_place as extreme_and_place
 from meshwise._jax.extremes import is_extreme_and_place as is_extreme_and_place
 from meshwise._jax.extremes import last_argmax_p as last_argmax_p

@@ -281,6 +281,7 @@ def plan_jaxpr(
     closed = with_counted_regions(_jax.spelled_out(closed, REGISTRY.rules))
     check_effects(name, mesh, closed)
     check_saved(name, closed)
+    closed = _jax.without_saved_placements(closed)
     closed = _jax.inspected(_jax.as_regions(closed, others.axes_of, mesh.size), mesh)
     in_specs = [_jax.spell(s, others.axes_of) for s in in_specs]
     out_specs = [_jax.spell(s, others.axes_of) for s in out_specs]
