@@ -227,6 +227,8 @@ def _rows_back(x: Any, first: Any, count: Any, dim: int) -> Any:
 
 
 def _slid(x: Any, start: Any, dim: int, around: tuple[int, int, int]) -> Any:
+    # Sizes of groups may add up to more than there are rows.
+    start = lax.clamp(np.int32(0), start, np.int32(x.shape[dim]))
     pads = [around if d == dim else (0, 0, 0) for d in range(x.ndim)]
     padded = lax.pad(x, lax.full((), 0, x.dtype), pads)
     starts = [start if d == dim else np.int32(0) for d in range(x.ndim)]
