@@ -16,6 +16,7 @@ this is made of: of many in a row 2**n times.
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
+from math import prod
 from operator import and_, or_
 from typing import Any
 
@@ -71,6 +72,10 @@ _OF_THEIR_OWN = (
     lax.pmin_p,
 )
 MOST_DOUBLED = 6
+# Sums over two dims that LLVM writes out as the older makes them, up to 32 steps in each of 16, 32
+# or 64: one takes it up to 0.4 s, as long as the newer needs more for so many equations.
+WRITTEN_OUT = 32
+AS_MANY_EQUATIONS = 120
 # Equations whose kernels are compiled together: modules are compiled beside each other, each anew.
 TOGETHER = 32
 # So many equations of which each is there so often, as layers that no loop repeats, and the kernels
@@ -169,7 +174,7 @@ def _arrays(counted: Sequence[tuple[JaxprEqn, int]]) -> list[Any]:
 
 
 def _is_slower(counted: Sequence[tuple[JaxprEqn, int]]) -> bool:
-    """Whether calls take much longer by the older than its compiling spares."""
+    """Whether the older takes longer itself, or calls much longer than its compiling spares."""
     functions = reordered = 0
     for eqn, times in counted:
         if eqn.primitive in _FUNCTIONS:
@@ -178,12 +183,24 @@ def _is_slower(counted: Sequence[tuple[JaxprEqn, int]]) -> bool:
         reordered += times * sum(_size(e.outvars[0]) for e in transposes)
     if not any(eqn.primitive is lax.dot_general_p for eqn, _ in counted):
         functions = 0
+    sums = sum(_is_written_out(eqn) for eqn, _ in counted)
     return (
-        functions > MANY_FUNCTIONS * len(counted)
+        sums * AS_MANY_EQUATIONS > len(counted)
+        or functions > MANY_FUNCTIONS * len(counted)
         or reordered > MANY_REORDERED * len(counted)
         or _drawn(counted) > MANY_DRAWN
         or _scattered(counted) > MANY_SCATTERED
     )
+
+
+def _is_written_out(eqn: JaxprEqn) -> bool:
+    """Whether LLVM makes one row of additions of a sum that the older maker writes as loops."""
+    if eqn.primitive is not lax.reduce_sum_p:
+        return False
+    shape = eqn.invars[0].aval.shape
+    first, *others = [shape[d] for d in eqn.params["axes"]] or [1]
+    is_long = WRITTEN_OUT // 2 < prod(others) <= WRITTEN_OUT
+    return is_long and first in (WRITTEN_OUT // 2, WRITTEN_OUT, 2 * WRITTEN_OUT)
 
 
 def _drawn(counted: Sequence[tuple[JaxprEqn, int]]) -> int:

@@ -54,6 +54,11 @@ def added_up(x, times):
     return x
 
 
+def summed(x):
+    """Over what it lies on, too: every device adds up all of its part first."""
+    return x / jnp.sqrt((x * x).sum())
+
+
 PROGRAMS = {
     "element by element": (jnp.sin, X, True),
     "one exchange": (lambda x: x.T * 2, X, False),
@@ -87,6 +92,13 @@ PROGRAMS = {
     "added to its gathered rows a few times": (
         repeated(lambda x: x + x[:, jnp.arange(64) ^ 3], 4),
         X,
+        True,
+    ),
+    "norms that LLVM writes out": (summed, np.ones((256, 32), np.float32), False),
+    "norms that it does not": (summed, np.ones((256, 33), np.float32), True),
+    "one such norm among many equations": (
+        lambda x: repeated(jnp.sin, 150)(summed(x)),
+        np.ones((256, 32), np.float32),
         True,
     ),
     "layers, some hundred": (repeated(lambda x: x @ X[:, ::2] @ X[:32], 300), X, True),
