@@ -20,6 +20,8 @@ from meshwise.report.text import count, kib, percent
 
 CODE_AROUND = 2  # lines shown around one that sends
 MOST_FILES = 8
+# What all code of `exec` and `python -c` is said to come from; Python 3.13 has the lines of `-c`.
+NO_FILE = "<string>"
 CHART, LABEL, BAR = 1000, 110, 26  # width of the drawing, of its names, and height of a row
 LEAST = 0.6  # narrower events are drawn as one with their neighbours
 BY_TURNS = "A loop is drawn as one, on all that it uses, and may use that by turns."
@@ -216,7 +218,7 @@ def _code(facts: Facts) -> str:
 def _file(path: str, sent: dict[int, float], most: float) -> str:
     """Lines of a file around those that send; nothing where it cannot be read."""
     linecache.checkcache(path)
-    lines = linecache.getlines(path)
+    lines = [] if path == NO_FILE else linecache.getlines(path)
     near = {n for line in sent for n in range(line - CODE_AROUND, line + CODE_AROUND + 1)}
     rows, before = "", None
     for number in sorted(n for n in near if 1 <= n <= len(lines)):
