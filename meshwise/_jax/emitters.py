@@ -27,7 +27,7 @@ from jax._src import compiler as _compiler
 from jax._src import dtypes as _dtypes
 
 from meshwise._jax.groups import group_size
-from meshwise._jax.jaxprs import JaxprEqn, Literal, bodies_of, opened, threefry2x32_p
+from meshwise._jax.jaxprs import JaxprEqn, Literal, bodies_of, opened, shape_of, threefry2x32_p
 from meshwise._jax.minor_dims import of_leading_dim
 from meshwise._jax.wide_positions import SCATTERS
 
@@ -197,7 +197,7 @@ def _is_written_out(eqn: JaxprEqn) -> bool:
     """Whether LLVM makes one row of additions of a sum that the older maker writes as loops."""
     if eqn.primitive is not lax.reduce_sum_p:
         return False
-    shape = eqn.invars[0].aval.shape
+    shape = shape_of(eqn.invars[0])
     first, *others = [shape[d] for d in eqn.params["axes"]] or [1]
     is_long = WRITTEN_OUT // 2 < prod(others) <= WRITTEN_OUT
     return is_long and first in (WRITTEN_OUT // 2, WRITTEN_OUT, 2 * WRITTEN_OUT)

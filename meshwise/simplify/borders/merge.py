@@ -9,7 +9,8 @@ is shared out anew over the devices, and then the slice again. So, in a traced p
 - a pad with what a window over it would pad with (the gradient of average pooling, `jnp.pad` before
   a convolution) becomes the window's own padding and dilation;
 - a split into unlike parts becomes a slice for each, which sends what its own part needs;
-- pads with zero whose rows meet, added up, are rows laid side by side;
+- pads with zero whose rows meet, added up, are rows laid side by side; of other pads that are
+  added up, what is cut of the sum is the sum of what is cut of them;
 - two slices laid side by side the other way round (`jnp.roll`, its gradient) become one roll,
   before they become slices of something else, and a roll of a roll is one by both shifts;
 - rows of one value side by side, each near where it was (its neighbours, with a border repeated),
@@ -37,7 +38,7 @@ from jax import lax
 
 from meshwise._jax import JaxprEqn, Literal, Var
 from meshwise.ir.bodies import OUTERMOST, Scope, scopes
-from meshwise.simplify.borders import copies, ends, joins, rows, sums, updates, windows
+from meshwise.simplify.borders import copies, cut_sums, ends, joins, rows, sums, updates, windows
 from meshwise.simplify.borders.equations import Makers, any_maker
 from meshwise.simplify.borders.shifts import choose_shifts, near_shifts
 from meshwise.simplify.borders.slices import times_read
@@ -58,8 +59,8 @@ def _first_of(*merges: Merge) -> Merge:
 
 _MERGES: Mapping[str, Merge] = {
     "reshape": copies.merge_reshape,
-    "slice": rows.merge_slice,
-    "pad": rows.merge_pad,
+    "slice": _first_of(rows.merge_slice, cut_sums.merge_cut),
+    "pad": _first_of(rows.merge_pad, cut_sums.merge_cut),
     "reduce_sum": sums.merge_reduce_sum,
     "reduce_window_sum": _first_of(
         windows.merge_pad, windows.count_rows, windows.narrow, windows.merge_covered
