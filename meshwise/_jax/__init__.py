@@ -8,6 +8,9 @@ One file a subject, which its first line says; docs/layout.md has them in a tabl
 """
 
 from meshwise._jax import derivatives as derivatives
+from meshwise._jax.auto_regions import run_over_auto_axes as run_over_auto_axes
+from meshwise._jax.auto_regions import typed_as as typed_as
+from meshwise._jax.auto_regions import typed_axes as typed_axes
 from meshwise._jax.bodies import CallBody as CallBody
 from meshwise._jax.bodies import call_body as call_body
 from meshwise._jax.bodies import constraint_of as constraint_of

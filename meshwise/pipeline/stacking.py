@@ -62,8 +62,10 @@ class StackedLayers:
 
         def flat(x: Any) -> Any:
             x = jnp.swapaxes(x, 0, 1) if self.repeat > 1 else x
-            x = jnp.reshape(x, (len(self.sizes) * most, *x.shape[2 + (self.repeat > 1) :]))
-            return x if len(rows) == x.shape[0] else x[np.array(rows)]
+            leads = 2 + (self.repeat > 1)
+            lies = _jax.typed_as(x, None, instead_of=leads)
+            x = jnp.reshape(x, (len(self.sizes) * most, *x.shape[leads:]), out_sharding=lies)
+            return x if len(rows) == x.shape[0] else _rows(x, rows)
 
         return jax.tree.map(flat, self.params)
 
@@ -111,11 +113,19 @@ def stack_stages(layers: Any, stages: int, repeat: int = 1) -> StackedLayers:
 
     def split(x: Any) -> Any:
         x = jnp.asarray(x)
-        x = x if rows == list(range(count)) else x[np.array(rows)]
-        x = jnp.reshape(x, (repeat, stages, max(sizes), *x.shape[1:]))
+        x = x if rows == list(range(count)) else _rows(x, rows)
+        shape = (repeat, stages, max(sizes), *x.shape[1:])
+        over = _jax.typed_axes(x, stages) if repeat == 1 else None
+        lies = _jax.typed_as(x, None, over, None, instead_of=1)
+        x = jnp.reshape(x, shape, out_sharding=lies)
         return jnp.swapaxes(x, 0, 1) if repeat > 1 else x[0]
 
     return StackedLayers(jax.tree.map(split, stacked), None, sizes, stages)
+
+
+def _rows(x: Any, rows: list[int]) -> Any:
+    """Some rows of an array, whole on every device where its type says how it lies."""
+    return x.at[np.array(rows)].get(out_sharding=_jax.typed_as(x, None, instead_of=1))
 
 
 def _check_counts(**counts: Any) -> None:

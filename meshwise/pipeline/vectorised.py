@@ -62,13 +62,17 @@ def pipeline(
     """
     params = params.masked() if isinstance(params, StackedLayers) else params
     stages, count = _sizes(params, inputs, schedule, repeat)
-    _check_stage(stage, params, inputs, repeat)
 
     def apply(own: Any, state: Any, is_used: Any) -> Any:
         return jax.vmap(stage)(*without_gradient_unless(is_used, (own, state)))
 
     apply = jax.checkpoint(apply) if remat else apply
-    return _run(apply, params, inputs, (stages, count, repeat), axis)
+
+    def run(params: Any, inputs: Any) -> Any:
+        _check_stage(stage, params, inputs, repeat)
+        return _run(apply, params, inputs, (stages, count, repeat), axis)
+
+    return _jax.run_over_auto_axes(run, (params, inputs), like=inputs)
 
 
 def _run(

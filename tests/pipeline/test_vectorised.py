@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
@@ -222,3 +223,61 @@ def test_keys_travel_with_activations():
     np.testing.assert_allclose(
         gradient, jax.grad(lambda w: in_turn(w, inputs)[0].sum())(weights), rtol=1e-4, atol=1e-4
     )
+
+
+TYPED = [(mw.jit, P("stage")), (mw.jit, P(None, "data")), (jax.jit, P("data"))]
+MORE_TYPED = [(mw.jit, P()), (mw.jit, P(None, "stage", "data")), (jax.jit, P("stage"))]
+
+
+@pytest.mark.parametrize(
+    ("jit", "spec"), [*TYPED, *(pytest.param(*c, marks=pytest.mark.slow) for c in MORE_TYPED)]
+)
+def test_explicit_axes(spec, jit):
+    """What a stage closes over has a type with axes too, and a gradient."""
+    mesh = jax.make_mesh((4, 2), ("stage", "data"))
+    layers, x, shift = layers_of(6), inputs_of(8), normal(np.random.default_rng(0), 4, WIDTH)
+    stacked = mw.stack_stages(layers, 4)
+    lies = NamedSharding(mesh, spec)
+    placed = (
+        jax.device_put(stacked, NamedSharding(mesh, P("stage"))),
+        jax.device_put(x, lies),
+        jax.device_put(shift, NamedSharding(mesh, P("data"))),
+    )
+
+    def loss_of(run):
+        return lambda p, x, shift: (run(p, x, lambda x: jnp.tanh(x) + shift) ** 2).mean()
+
+    def in_stages(p, x, act):
+        made = mw.pipeline(lambda p, x: act(stage(p, x)), p, x, axis="stage")
+        assert jax.typeof(made) == jax.typeof(x)
+        return made
+
+    def one_by_one(stacked, x, act):
+        for k in range(4):
+            own = jax.tree.map(lambda p, k=k: p[k, : stacked.sizes[k]], stacked.params)
+            for i in range(stacked.sizes[k]):
+                x = layer(jax.tree.map(lambda p, i=i: p[i], own), x)
+            x = act(x)
+        return x
+
+    got = jit(jax.value_and_grad(loss_of(in_stages), argnums=(1, 2)))(*placed)
+    want = jax.value_and_grad(loss_of(one_by_one), argnums=(1, 2))(stacked, x, shift)
+    assert_same(got, want)
+
+
+@pytest.mark.parametrize(
+    "spec", [P(), P("stage"), P("data", "stage"), P(None, None, "data")], ids=str
+)
+@pytest.mark.parametrize("case", [(6, 4, 1), (8, 4, 1), (8, 2, 2), (6, 2, 2), (8, 3, 1)], ids=str)
+def test_layers_of_explicit_axes_are_stacked(case, spec):
+    count, stages, repeat = case
+    mesh = jax.make_mesh((4, 2), ("stage", "data"))
+    x = normal(np.random.default_rng(1), count, 4, WIDTH)
+    if count % 4 and spec == P("stage"):
+        spec = P(None, "stage")
+    placed = jax.device_put(x, NamedSharding(mesh, spec))
+    want, got = mw.stack_stages(x, stages, repeat), mw.stack_stages(placed, stages, repeat)
+    np.testing.assert_array_equal(got.params, want.params)
+    np.testing.assert_array_equal(got.unstack(), x)
+    if case == (8, 4, 1) and spec == P("stage"):  # stays where it is
+        assert got.params.sharding.spec[0] == "stage"

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from meshwise._jax import Primitive, array_type
+from meshwise._jax import Primitive, array_type, typed_as
 from meshwise._jax.verbs import new_verb
 from meshwise.errors import LayoutError, message
 from meshwise.ir.numbers import whole_number
@@ -184,6 +184,8 @@ def dropout(key: Any, x: jax.Array, rate: float) -> jax.Array:
     if is_known and not rate:
         return x
     kept = jax.random.bernoulli(key, 1.0 - rate, jnp.shape(x))
+    lies = typed_as(x)
+    kept = kept if lies is None else jax.sharding.reshard(kept, lies)
     return jnp.where(kept, x / (1.0 - rate), jnp.zeros_like(x))
 
 

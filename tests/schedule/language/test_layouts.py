@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
 from tests.meshes import mesh_of
@@ -250,3 +252,14 @@ def test_the_listing_names_every_line():
         f"{where[1]}  mw.all_gather  f32[5]  Replicated",
         f"{'result':{pad}}  result         f32[5]  Replicated",
     ]
+
+
+def test_dropout_over_explicit_axes():
+    """The mask is sharded as the type says, and the result is."""
+    mesh = jax.make_mesh((4,), ("d",), devices=jax.devices()[:4])
+    key, x = jax.random.key(3), jnp.ones((8, 6))
+    placed = jax.device_put(x, NamedSharding(mesh, P("d")))
+    for run in (mw.dropout, jax.jit(mw.dropout), mw.jit(mw.dropout)):
+        got = run(key, placed, 0.4)
+        assert got.sharding.spec == P("d", None)
+        np.testing.assert_array_equal(got, mw.dropout(key, x, 0.4))
