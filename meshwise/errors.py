@@ -22,6 +22,9 @@ class HintError(MeshwiseError, ValueError):
     of the mesh, and may use each axis once.
     """
 
+    # Whether it is about a hint of meshwise's own (`mw.shard`): `jax.jit` cannot take it as meant.
+    is_of_own_words = False
+
 
 class TreeError(MeshwiseError, ValueError):
     """A tree of shardings is no prefix of the tree of arguments or results it describes."""

@@ -21,10 +21,19 @@ OPEN = PartitionSpec.UNCONSTRAINED
 
 @dataclass(frozen=True)
 class Problems:
-    """What is wrong with hints, a line each: those for other meshes, and those that do not fit."""
+    """What is wrong with hints, a line each: those for other meshes, and those that do not fit.
+
+    `of_shard` are those among the latter that `mw.shard` says, in no words of JAX.
+    """
 
     meshes: list[str] = field(default_factory=list)
     misfits: list[str] = field(default_factory=list)
+    of_shard: list[str] = field(default_factory=list)
+
+    def add(self, others: "Problems") -> None:
+        """Add what else does not fit."""
+        self.misfits.extend(others.misfits)
+        self.of_shard.extend(others.of_shard)
 
 
 def make_program(
@@ -36,13 +45,13 @@ def make_program(
     out_paths: Sequence[str],
     name: str = "fn",
     enters: Callable[[JaxprEqn], bool] = _jax.has_bodies,
-    misfits: Sequence[str] = (),
+    inside: Problems | None = None,
 ) -> Program:
     """Flatten a jaxpr and read every hint on it.
 
     `in_specs` and `out_specs` hold, for each input and output, a `PartitionSpec`, a
     `NamedSharding` or None; `enters` tells the loops and conditionals whose bodies are to be
-    partitioned; `misfits` say what is wrong with hints where nothing is read any more. Raises
+    partitioned; `inside` says what is wrong with hints where nothing is read any more. Raises
     `HintError` listing every hint that does not fit, `MeshError` those that are for other meshes.
     """
     flat = flatten(closed, enters)
@@ -58,10 +67,11 @@ def make_program(
 
     in_hints = read(in_specs, jaxpr.invars, in_paths, "in_shardings")
     out_hints = read(out_specs, jaxpr.outvars, out_paths, "out_shardings")
-    wrong.misfits.extend(misfits)
+    if inside is not None:
+        wrong.add(inside)
     hints = _hints_inside(jaxpr.eqns, mesh, wrong)
     _refuse_other_meshes(wrong.meshes, name)
-    _refuse_misfits(wrong.misfits, name, mesh)
+    _refuse_misfits(wrong, name, mesh)
     if _contradictions(jaxpr.eqns, hints):
         # Of what is written twice one value may have been made; who said what of which is asked.
         written = as_written(closed, enters).jaxpr.eqns
@@ -70,7 +80,7 @@ def make_program(
     return Program(flat, mesh, in_hints, out_hints, hints, tuple(in_paths), tuple(out_paths), name)
 
 
-def misfits_inside(jaxpr: Any, mesh: Mesh) -> list[str]:
+def misfits_inside(jaxpr: Any, mesh: Mesh) -> Problems:
     """What is wrong with the hints written in a jaxpr, those on values that nothing reads too."""
     wrong = Problems()
     for eqn in _jax.opened(jaxpr).eqns:
@@ -80,8 +90,8 @@ def misfits_inside(jaxpr: Any, mesh: Mesh) -> list[str]:
         call = _jax.call_body(eqn)
         bodies = [call.jaxpr] if call else _jax.bodies_of(eqn) if _jax.has_bodies(eqn) else ()
         for body in bodies:
-            wrong.misfits.extend(misfits_inside(body, mesh))
-    return wrong.misfits
+            wrong.add(misfits_inside(body, mesh))
+    return Problems([], wrong.misfits, wrong.of_shard)
 
 
 def _hints_inside(eqns: Sequence[JaxprEqn], mesh: Mesh, wrong: Problems) -> dict[int, Hint]:
@@ -96,6 +106,16 @@ def _hints_inside(eqns: Sequence[JaxprEqn], mesh: Mesh, wrong: Problems) -> dict
 
 
 def _read_inside(eqn: JaxprEqn, spec: Any, mesh: Mesh, wrong: Problems) -> Hint | None:
+    """The hint that an equation says, and whose words it is in if it does not fit."""
+    found = Problems(wrong.meshes)
+    hint = _read_written(eqn, spec, mesh, found)
+    if eqn.primitive is _jax.hint_p and not eqn.params.get("reshards"):
+        found.of_shard.extend(found.misfits)
+    wrong.add(found)
+    return hint
+
+
+def _read_written(eqn: JaxprEqn, spec: Any, mesh: Mesh, wrong: Problems) -> Hint | None:
     """The hint that an equation says; what the user wrote, where it is another, is read first."""
     aval, source = type_of(eqn.outvars[0]), _jax.source_summary(eqn)
     path = f"value {aval.str_short()} at {source}"
@@ -214,7 +234,7 @@ def _contradictions(eqns: Sequence[JaxprEqn], hints: Mapping[int, Hint]) -> list
 
 def _refuse_contradictions(problems: Sequence[str], name: str) -> None:
     if problems:
-        raise HintError(
+        raise _of_own_words(
             message(
                 f"{name} says of values that they lie in two ways",
                 problems,
@@ -239,14 +259,22 @@ def _refuse_other_meshes(offenders: Sequence[str], name: str) -> None:
         )
 
 
-def _refuse_misfits(problems: Sequence[str], name: str, mesh: Mesh) -> None:
-    if not problems:
+def _of_own_words(text: str) -> HintError:
+    """The error for hints of `mw.shard`: not left to `jax.jit`, which would drop them."""
+    error = HintError(text)
+    error.is_of_own_words = True
+    return error
+
+
+def _refuse_misfits(wrong: Problems, name: str, mesh: Mesh) -> None:
+    if not wrong.misfits:
         return
+    raised = _of_own_words if wrong.of_shard else HintError
     axes = ", ".join(f"{n}={mesh.size(subs)}" for n, subs in mesh.user_axes)
-    raise HintError(
+    raise raised(
         message(
             f"{name} has hints that do not fit its values on the mesh ({axes})",
-            problems,
+            wrong.misfits,
             "A hint has at most one entry per dim, names only axes of the mesh, each once.",
             "Correct the PartitionSpec; None or a missing entry leaves a dim unsharded, "
             "PartitionSpec.UNCONSTRAINED leaves it to completion.",

@@ -8,6 +8,8 @@ One file a subject, which its first line says; docs/layout.md has them in a tabl
 """
 
 from meshwise._jax import derivatives as derivatives
+from meshwise._jax.auto_regions import hinted as hinted
+from meshwise._jax.auto_regions import is_in_no_type as is_in_no_type
 from meshwise._jax.auto_regions import run_over_auto_axes as run_over_auto_axes
 from meshwise._jax.auto_regions import typed_as as typed_as
 from meshwise._jax.auto_regions import typed_axes as typed_axes

@@ -113,7 +113,10 @@ _batching.fancy_primitive_batchers[hint_p] = _hint_batcher
 
 
 def _hint_lowering(x: Any, *, sharding: Any, max_bytes: int | None = None, **_: Any) -> Any:
-    """Outside meshwise a hint is a constraint where a mesh is known, and nothing elsewhere."""
+    """Outside meshwise a hint is a constraint where a mesh is known, and nothing elsewhere.
+
+    Nor where a type says how the value lies.
+    """
     if max_bytes is not None:
         raise MemoryLimitError(
             message(
@@ -123,6 +126,8 @@ def _hint_lowering(x: Any, *, sharding: Any, max_bytes: int | None = None, **_: 
                 "Use mw.jit, or leave max_bytes out.",
             )
         )
+    if AxisType.Explicit in jax.typeof(x).sharding.mesh.axis_types:
+        return x
     mesh = jax.sharding.get_abstract_mesh()
     is_automatic = not mesh.empty and all(t == AxisType.Auto for t in mesh.axis_types)
     if isinstance(sharding, NamedSharding) or is_automatic:

@@ -5,7 +5,7 @@ function. And where meshwise cannot do what somebody wrote for `jax.jit`, JAX is
 that it accepts runs, partitioned by XLA, with a warning; one that it refuses as well is refused in
 our words, by an error that is of both classes, or in JAX's where we could not plan it anyway.
 Neither holds where words of our own were used (`mesh=`, `completion=`, `strict=`, `hardware=`,
-`hoist_bytes=`, `schedule=`).
+`hoist_bytes=`, `schedule=`), nor where an `mw.shard` does not fit: XLA would run without it.
 """
 
 import sys
@@ -24,6 +24,7 @@ from meshwise.api.arguments import Arguments
 from meshwise.api.options import Choices, Options
 from meshwise.errors import (
     FallbackWarning,
+    HintError,
     MeshwiseError,
     NoMeshError,
     UnplannedError,
@@ -106,7 +107,8 @@ class AsJax:
 
     def answer(self, refusal: MeshwiseError, ask: Callable[[], Any], is_first: bool = True) -> Any:
         """What JAX answers to a call that meshwise refuses; the refusal where JAX does so too."""
-        if not self.may_run and not isinstance(refusal, NoMeshError):
+        is_ours = isinstance(refusal, HintError) and refusal.is_of_own_words
+        if is_ours or (not self.may_run and not isinstance(refusal, NoMeshError)):
             raise refusal
         try:
             answer = ask()

@@ -275,7 +275,7 @@ def plan_jaxpr(
     """Complete and choose: the plan of a jaxpr. `others` learns of the meshes that it names."""
     mesh, refined = others.ours, others.refined
     refuse_symbolic(name, in_paths, closed.in_avals)
-    misfits = misfits_inside(closed, refined)
+    wrong = misfits_inside(closed, refined)
     closed = _jax.without_references(closed)
     closed = _jax.without_dead(_jax.on_platform(closed, platform_of(mesh)))
     closed = with_counted_regions(_jax.spelled_out(closed, REGISTRY.rules))
@@ -288,7 +288,7 @@ def plan_jaxpr(
 
     def read(enters: Enters) -> Program:
         what = closed, refined, in_specs, out_specs, in_paths, out_paths, name
-        program = make_program(*what, enters, misfits)
+        program = make_program(*what, enters, wrong)
         check_hint_devices(name, mesh, program, in_specs, out_specs)
         check_regions(name, mesh, program)
         return program

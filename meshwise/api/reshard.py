@@ -65,7 +65,8 @@ def reshard(
 
     Returns:
         The tree with the same values; `mw.UnevenArray` where a dim does not divide. Inside a
-        function under `mw.jit` or `jax.jit` it is a constraint, at which the value is resharded.
+        function under `mw.jit` or `jax.jit` it is a constraint, at which the value is resharded;
+        over Explicit axes so is its type, as by `jax.sharding.reshard`.
 
     Raises:
         HintError, TreeError, ArgumentError, MeshError: for what does not fit.
@@ -122,7 +123,7 @@ def _constrained(leaves: Sequence[Any], specs: Sequence[Any], max_bytes: int | N
     """Traced values, each behind a constraint at which it is resharded."""
     params = {"reshards": True} | ({} if max_bytes is None else {"max_bytes": max_bytes})
     return [
-        leaf if s is None else _jax.hint_p.bind(jax.numpy.asarray(leaf), sharding=s, **params)
+        leaf if s is None else _jax.hinted(leaf, s, **params)
         for leaf, s in zip(leaves, specs, strict=True)
     ]
 

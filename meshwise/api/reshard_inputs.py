@@ -37,6 +37,10 @@ _SAID_OF = {
         "Dims are left open inside of programs alone, where completion fills them.",
         "Name the axes of every dim; None keeps one whole on each device.",
     ),
+    "uneven": (
+        "Over Explicit axes shardings are part of types, and a type's shards are equal.",
+        "Pad the array, give another sharding, or make the mesh of Auto axes.",
+    ),
     "memory": (
         "Collectives go from one memory of devices' own to another.",
         "Leave memory_kind out; jax.device_put brings an array to another memory.",
@@ -110,13 +114,15 @@ def _read(
     hint = read_hint(spec, shape, refined, path, "", wrong)
     kind = "spec" if isinstance(spec, NamedSharding | PartitionSpec) else "kind"
     problems = [(kind, line) for line in wrong.misfits]
-    if hint is not None and None in hint.dims and not may_be_open:
+    is_open = hint is not None and None in hint.dims
+    if is_open and not may_be_open:
         line = f"{path}: {spec} leaves a dim open; here is nothing to complete it from"
         problems = [("open", line)]
     if not problems and _is_elsewhere(spec, own):
         line = f"{path}: {spec} is not in the memory of the devices, where arrays are moved"
         problems = [("memory", line)]
     bare = spec.spec if isinstance(spec, NamedSharding) else spec
+    own = _jax.auto_twin(own) if is_open else own  # no other may be open
     return NamedSharding(own, PartitionSpec() if problems else bare), problems
 
 
@@ -162,8 +168,7 @@ def targets_of(
         if spec is None:
             found.append(None)
             continue
-        lies = None if isinstance(leaf, _jax.Tracer) else getattr(leaf, "sharding", None)
-        mesh = lies.mesh if isinstance(lies, NamedSharding) else _jax.context_mesh()
+        mesh = _mesh_of(leaf)
         if not isinstance(spec, NamedSharding | PartitionSpec):
             problems.append(
                 ("kind", f"{path}: {spec!r} is neither a PartitionSpec nor a NamedSharding")
@@ -173,12 +178,23 @@ def targets_of(
             problems.append(("spec", f"{path} lies on no mesh, so {spec} says nothing of it"))
             continue
         own, wrong = named("mw.reshard", spec, mesh, np.shape(leaf), path, is_traced)
+        if is_traced and not wrong and _jax.is_in_no_type(leaf, spec):
+            wrong = [("uneven", f"{path}: {spec} does not divide {np.shape(leaf)}")]
         found.append(own)
         problems += wrong
         if not wrong and isinstance(own.mesh, AbstractMesh) and not is_traced:
             problems.append(("spec", f"{path}: {spec} is on a mesh without devices"))
     refuse_misfits("mw.reshard", problems)
     return found
+
+
+def _mesh_of(leaf: Any) -> Any:
+    """The mesh that a bare spec of an array is on: its own, that of its type, or the context's."""
+    if isinstance(leaf, _jax.Tracer):
+        typed = _jax.type_mesh(jax.typeof(leaf))
+        return _jax.context_mesh() if typed.empty else typed
+    lies = getattr(leaf, "sharding", None)
+    return lies.mesh if isinstance(lies, NamedSharding) else _jax.context_mesh()
 
 
 def refuse_misfits(name: str, problems: Sequence[Misfit]) -> None:

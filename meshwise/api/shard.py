@@ -16,7 +16,8 @@ def shard(x: Any, spec: Any) -> Any:
 
     `spec` is a `PartitionSpec` or `NamedSharding` for one array, or a tree of them (a prefix of
     the tree `x`). A dim of `PartitionSpec.UNCONSTRAINED` is left to completion. Under plain
-    `jax.jit` the hint is a sharding constraint where a mesh is set. An array outside of any traced
+    `jax.jit` the hint is a sharding constraint where a mesh is set. Over Explicit axes the type of
+    the result says it too, as that of `jax.sharding.reshard`. An array outside of any traced
     function stays where it is: `mw.reshard` moves it.
 
     >>> shard(jax.numpy.ones(3), jax.sharding.PartitionSpec("data")).shape
@@ -39,8 +40,9 @@ def shard(x: Any, spec: Any) -> Any:
                 "Give others None for a hint, or leave them out of the tree.",
             )
         )
+    is_traced = _jax.is_tracing() or any(isinstance(leaf, _jax.Tracer) for leaf in leaves)
     hinted = [
-        leaf if s is None else _jax.hint_p.bind(jax.numpy.asarray(leaf), sharding=s)
+        leaf if s is None else _jax.hinted(leaf, s) if is_traced else jax.numpy.asarray(leaf)
         for leaf, s in zip(leaves, specs, strict=True)
     ]
     return jax.tree.unflatten(tree, hinted)

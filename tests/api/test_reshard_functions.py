@@ -202,3 +202,54 @@ def test_eager_gradients_between_meshes():
     wanted = jax.grad(lambda x: (jnp.sin(x) ** 3).sum())(value)
     np.testing.assert_allclose(gradient, wanted, rtol=1e-5)
     assert gradient.sharding.is_equivalent_to(ROWS(), 2)
+
+
+EXPLICIT = jax.make_mesh((2, 4), XY)
+
+
+def typed(value, *entries):
+    return jax.device_put(value, NamedSharding(EXPLICIT, P(*entries)))
+
+
+@pytest.mark.parametrize("word", [mw.reshard, mw.shard])
+@pytest.mark.parametrize("jit", [mw.jit, jax.jit])
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("entries", [(None, "y"), (), (("y", "x"),)], ids=str)
+def test_over_explicit_axes_the_type_says_it_too(word, jit, named, entries):
+    """Without a mesh in context: that of the array's type is the one."""
+    spec = NamedSharding(EXPLICIT, P(*entries)) if named else P(*entries)
+
+    def fn(x):
+        moved = word(x * 2, spec)
+        assert jax.typeof(moved).sharding.spec == P(*entries, *[None] * (2 - len(entries)))
+        return jnp.sin(moved)
+
+    value, x = VALUE + 0.5, typed(VALUE + 0.5, "x")
+    found = jit(fn)(x)
+    assert found.sharding.is_equivalent_to(NamedSharding(EXPLICIT, P(*entries)), 2)
+    np.testing.assert_allclose(found, np.sin(value * 2), rtol=1e-5, atol=1e-5)
+    gradient = jit(jax.grad(lambda x: fn(x).sum()))(x)
+    assert gradient.sharding.is_equivalent_to(x.sharding, 2)
+    np.testing.assert_allclose(gradient, 2 * np.cos(value * 2), rtol=1e-5, atol=1e-5)
+
+
+def test_over_explicit_axes_it_is_sent_once():
+    x = typed(VALUE, "x")
+    ours = mw.jit(lambda x: jnp.sin(mw.reshard(x * 2, P(None, "y")))).partition(x)
+    with jax.set_mesh(EXPLICIT):
+        jaxs = mw.jit(lambda x: jnp.sin(jax.sharding.reshard(x * 2, P(None, "y")))).partition(x)
+    assert ours.wire_bytes == jaxs.wire_bytes > 0
+
+
+def test_dims_left_open_over_explicit_axes_keep_what_their_type_says():
+    x = typed(VALUE, "x", "y")
+    for word in (mw.shard, mw.reshard):
+        found = mw.jit(lambda x, word=word: word(x, P("y", P.UNCONSTRAINED)))(x)
+        assert found.sharding.spec == P("y", None)
+    assert mw.jit(lambda x: mw.shard(x, P(P.UNCONSTRAINED, None)))(x).sharding.spec == P("x", None)
+
+
+def test_a_bound_over_explicit_axes():
+    x = typed(VALUE, "x")
+    found = mw.jit(lambda x: mw.reshard(x, P("y"), max_bytes=10**6))(x)
+    assert found.sharding.spec == P("y", None)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.experimental import checkify
 from jax.extend.core import Primitive
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
@@ -64,6 +64,44 @@ def test_hints_that_contradict_each_other(mesh2x4):
         " one to the other.",
         lambda: mw.jit(fn, mesh=mesh2x4)(X),
     )
+
+
+RULE = (
+    "A hint has at most one entry per dim, names only axes of the mesh, each once.\n"
+    "Correct the PartitionSpec; None or a missing entry leaves a dim unsharded,"
+    " PartitionSpec.UNCONSTRAINED leaves it to completion."
+)
+MISTAKES = {
+    "axis": (P("z"), "P('z',) names axis 'z', the mesh has 'x', 'y'"),
+    "rank": (P(None, None, "x"), "P(None, None, 'x') has 3 entries, the shape (4, 8) has 2 dims"),
+    "twice": (P("x", ("x", "y")), "P('x', ('x', 'y')) uses axis 'x' 2 times"),
+    "text": ("x", "'x' is neither a PartitionSpec nor a NamedSharding"),
+}
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_wrong_hint_is_not_left_to_jax(mistake, kind):
+    """Also where arrays or in_shardings name the mesh, as for `jax.jit`, which would drop it."""
+    spec, said = MISTAKES[mistake]
+    lies = NamedSharding(jax.make_mesh((2, 4), ("x", "y"), (kind, kind)), P("x"))
+
+    def fn(x):
+        return mw.shard(mw.shard(x * 2, P(None, "y")) + 1, spec)  # wrong
+
+    text = (
+        "fn has hints that do not fit its values on the mesh (x=2, y=4): "
+        f"value float32[4,8] at {line_of('wrong')}: {said}\n{RULE}"
+    )
+    check(mw.HintError, text, lambda: mw.jit(fn)(jax.device_put(X, lies)))
+    check(mw.HintError, text, lambda: mw.jit(fn, in_shardings=lies)(X))
+    check(mw.HintError, text, lambda: mw.jit(fn, in_shardings=lies).lower(X))
+
+
+def test_two_ways_are_not_left_to_jax(mesh2x4):
+    x = jax.device_put(X, NamedSharding(mesh2x4, P()))
+    with pytest.raises(mw.HintError, match="lie in two ways"):
+        mw.jit(lambda x: mw.shard(mw.shard(x * 2, P("x")), P("y")))(x)
 
 
 def test_shard_of_what_is_no_array():

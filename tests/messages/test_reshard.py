@@ -386,3 +386,15 @@ def test_a_mesh_without_devices_in_eager_transforms(transform):
     said = r"is on a mesh without devices\n"
     with pytest.raises(mw.MeshwiseError, match=said):
         fn(x())
+
+
+def test_what_does_not_divide_over_explicit_axes():
+    mesh = jax.make_mesh((8,), ("x",))
+    x = jax.device_put(np.ones((13, 8), np.float32), NamedSharding(mesh, P(None, "x")))
+    check(
+        mw.HintError,
+        "mw.reshard was given shardings that do not fit: x: P('x',) does not divide (13, 8)\n"
+        "Over Explicit axes shardings are part of types, and a type's shards are equal.\n"
+        "Pad the array, give another sharding, or make the mesh of Auto axes.",
+        lambda: mw.jit(lambda x: mw.reshard(x, P("x")))(x),
+    )
