@@ -275,7 +275,8 @@ def _refuse_misfits(wrong: Problems, name: str, mesh: Mesh) -> None:
         message(
             f"{name} has hints that do not fit its values on the mesh ({axes})",
             wrong.misfits,
-            "A hint has at most one entry per dim, names only axes of the mesh, each once.",
+            "A hint is a PartitionSpec or NamedSharding: at most one entry per dim,"
+            " of axes of the mesh, each once, none of them unreduced.",
             "Correct the PartitionSpec; None or a missing entry leaves a dim unsharded, "
             "PartitionSpec.UNCONSTRAINED leaves it to completion.",
         )

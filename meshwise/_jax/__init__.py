@@ -143,6 +143,7 @@ from meshwise._jax.jaxprs import without_names as without_names
 from meshwise._jax.jaxprs import without_references as without_references
 from meshwise._jax.kernels import call_kernel as call_kernel
 from meshwise._jax.kernels import mw_kernel_p as mw_kernel_p
+from meshwise._jax.lowering import is_of_no_lowering as is_of_no_lowering
 from meshwise._jax.manual import Names as Names
 from meshwise._jax.manual import Region as Region
 from meshwise._jax.manual import run_local as run_local
@@ -190,6 +191,7 @@ from meshwise._jax.stages import with_trees as with_trees
 from meshwise._jax.structure import number_key as number_key
 from meshwise._jax.structure import structure_key as structure_key
 from meshwise._jax.tracebacks import hides_frames as hides_frames
+from meshwise._jax.tracebacks import hides_frames_of_methods as hides_frames_of_methods
 from meshwise._jax.tracing import block_mesh as block_mesh
 from meshwise._jax.tracing import context_mesh as context_mesh
 from meshwise._jax.tracing import is_staged as is_staged

@@ -40,6 +40,11 @@ def mlir_context() -> Iterator[Any]:
         _idle.append((context, uses + 1))
 
 
+def is_of_no_lowering(error: Exception) -> bool:
+    """Whether JAX has no program for an operator that a user made."""
+    return isinstance(error, NotImplementedError) and "translation rule for primitive" in str(error)
+
+
 def lowered(
     jaxpr: ClosedJaxpr, mesh: Any, name: str, donated: Sequence[bool], context: Any
 ) -> Any:  # fmt: skip

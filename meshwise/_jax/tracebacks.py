@@ -7,11 +7,13 @@ ours.
 import functools
 from collections.abc import Callable
 from pathlib import Path
+from types import FunctionType
 from typing import Any, TypeVar
 
 from jax._src import traceback_util as _traceback_util
 
 _Fn = TypeVar("_Fn", bound=Callable)
+_Class = TypeVar("_Class", bound=type)
 
 _traceback_util.register_exclusion(str(Path(__file__).parents[1]))
 
@@ -29,6 +31,14 @@ def hides_frames(fn: _Fn) -> _Fn:
             raise
 
     return outermost  # pyright: ignore[reportReturnType]
+
+
+def hides_frames_of_methods(cls: _Class) -> _Class:
+    """The same of all functions by which users use a class."""
+    for name, method in list(vars(cls).items()):
+        if isinstance(method, FunctionType) and (name == "__init__" or name[0] != "_"):
+            setattr(cls, name, hides_frames(method))
+    return cls
 
 
 def _hide(error: Exception) -> None:

@@ -26,16 +26,21 @@ _CONCRETE_MESH: Any = _CONTEXTS.device_context
 
 
 def make_jaxpr_over_axes(
-    function: Callable[..., Any], axes: Sequence[tuple[str, int]], args: Sequence[Any]
+    function: Callable[..., Any],
+    axes: Sequence[tuple[str, int]],
+    args: Sequence[Any],
+    name: str | None = None,
+    arg_names: Sequence[str] | None = None,
 ) -> ClosedJaxpr:
     """Trace a function of local arrays in which the named axes may be used in collectives.
 
     No mesh is in context: constants made on the way are to lie on no mesh. Traced as by
     `jax.make_jaxpr`, without what that does for a function of the user's: names of arguments,
-    shardings, donation, a cache.
+    shardings, donation, a cache. JAX's errors call it and its arguments by the names given.
     """
     types, tree = jax.tree.flatten(tuple(args))
-    told = _core.DebugInfo("jit", getattr(function, "__name__", "<unknown>"), None, None)
+    name = str(name or getattr(function, "__name__", "<unknown>"))
+    told = _core.DebugInfo("jit", name, None if arg_names is None else tuple(arg_names), None)
     flat = _linear_util.wrap_init(
         lambda *leaves: jax.tree.leaves(function(*jax.tree.unflatten(tree, leaves))),
         debug_info=told,

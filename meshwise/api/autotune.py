@@ -18,6 +18,7 @@ import numpy as np
 from meshwise import _jax
 from meshwise.api.calibrate import kept, kept_of_mesh
 from meshwise.api.meshes import platform_of
+from meshwise.api.options import check_flags
 from meshwise.api.policies import Policy, policies
 from meshwise.api.schedule import Schedule
 from meshwise.api.schedule_inputs import names_of
@@ -154,6 +155,8 @@ def autotune(
     Raises ArgumentError for what does not fit.
     """
     limits = tuning_limits(budget_s, finalists, rounds, hardware)
+    beside_or_not = {} if overlaps is None else {"overlaps": overlaps}
+    check_flags("mw.autotune", progress=progress, **beside_or_not)
     start = time.perf_counter()
     first = Schedule(program, *args)
     if args and isinstance(program, SpmdProgram):

@@ -251,6 +251,8 @@ def planning(name: str) -> Iterator[None]:
     except (MeshwiseError, *_FORESEEN):
         raise
     except Exception as unforeseen:
+        if _jax.is_of_no_lowering(unforeseen):  # nor has jax.jit a program of it
+            raise
         refusal = UnplannedError(
             message(
                 f"{name} could not be planned",

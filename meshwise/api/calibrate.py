@@ -12,6 +12,7 @@ import json
 import os
 import pathlib
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from datetime import date
 from typing import Any, overload
@@ -83,6 +84,16 @@ def _devices(given: Any) -> list[Any]:
                 [f"{given!r:.60}"],
                 "Figures are measured on devices, all at once, or along the axes of a mesh.",
                 "Pass jax.devices(), some of them, a jax.sharding.Mesh, or nothing.",
+            )
+        )
+    twice = [str(d) for d, times in Counter(found).items() if times > 1]
+    if twice:
+        raise ArgumentError(
+            message(
+                "mw.calibrate was given devices more than once",
+                twice,
+                "Figures are of all devices at once, each in its own place.",
+                "Name each device once.",
             )
         )
     _check_is_one_process(found)

@@ -11,7 +11,9 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from meshwise import _jax
+from meshwise.errors import TreeError, message
 from meshwise.run.transfers import held_by, shown_as, transfer_between
+from meshwise.run.uneven import misfit_of, no_padding
 
 
 def padded(tree: Any) -> Any:
@@ -44,8 +46,23 @@ def unpadded(tree: Any, like: Any) -> Any:
 
     Raises:
         ArgumentError: where an array is not one of that shape with its padding.
+        TreeError: where the trees are not alike.
     """
-    return jax.tree.map(_unpadded, tree, like)
+    leaves, structure = jax.tree.flatten(tree)
+    shapes = [np.shape(x) for x in _likes(tree, like)]
+    paths = [f"tree{path}" for path in _jax.paths_of(structure)]
+    misfits = [
+        f"{path}: {misfit}"
+        for path, leaf, shape in zip(paths, leaves, shapes, strict=True)
+        if np.shape(leaf) != shape and (misfit := misfit_of(leaf, shape)) is not None
+    ]
+    if misfits:
+        raise no_padding(misfits)
+    shown = [
+        leaf if np.shape(leaf) == s else shown_as(leaf, s)
+        for leaf, s in zip(leaves, shapes, strict=True)
+    ]
+    return jax.tree.unflatten(structure, shown)
 
 
 def _padded(leaf: Any) -> Any:
@@ -59,5 +76,16 @@ def _padded(leaf: Any) -> Any:
     return leaf.update(shape=held)
 
 
-def _unpadded(leaf: Any, like: Any) -> Any:
-    return shown_as(leaf, np.shape(like)) if isinstance(leaf, jax.Array) else leaf
+def _likes(tree: Any, like: Any) -> list[Any]:
+    """The leaf of another tree for each of a tree; an error where they are not alike."""
+    mine, theirs = jax.tree.structure(tree), jax.tree.structure(like)
+    if mine != theirs:
+        raise TreeError(
+            message(
+                "mw.unpadded was given trees that are not alike",
+                [f"the arrays are {mine}", f"like is {theirs}"],
+                "Each array has its logical shape at the same place of the other tree.",
+                "Give the tree that mw.padded was called with.",
+            )
+        )
+    return jax.tree.leaves(like)

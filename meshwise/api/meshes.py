@@ -121,7 +121,7 @@ def with_placements(
                 f"({_show_mesh(mesh)})",
                 strangers,
                 "A committed argument must lie on exactly the mesh's devices.",
-                "Move it with jax.device_put(x, NamedSharding(mesh, spec)), or pass a numpy array.",
+                "Move it with mw.reshard(x, NamedSharding(mesh, spec)), or pass a numpy array.",
             )
         )
     if contradictions:
@@ -130,7 +130,7 @@ def with_placements(
                 f"{name} was called with arguments that lie otherwise than in_shardings says",
                 contradictions,
                 "A committed argument's sharding is a hint as well, and hints are never changed.",
-                "Move the argument with jax.device_put, or leave its entry in in_shardings None.",
+                "Move the argument with mw.reshard, or leave its entry in in_shardings None.",
             )
         )
     return found
@@ -146,7 +146,7 @@ def refuse_other_memories(
     offenders = []
     for spec, leaf, path in zip(specs, leaves, paths, strict=True):
         for where, what in ((spec, "is to be"), (_placement(leaf), "lies")):
-            kind = getattr(where, "memory_kind", None)
+            kind = where.memory_kind if isinstance(where, jax.sharding.Sharding) else None
             if kind not in (None, default):
                 offenders.append(f"{path} {what} in {kind}")
     if offenders:

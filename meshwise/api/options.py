@@ -5,6 +5,7 @@ from functools import cached_property
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from meshwise import _jax
@@ -87,6 +88,33 @@ class Options:
             *("keep_unused", "inline", "device", "backend", "compiler_options"),
         )
         return {name: getattr(self, name) for name in names}
+
+
+def check_flags(asked: str, **given: Any) -> None:
+    """An error for what is neither True nor False. `asked` is what it was given to."""
+    offenders = [f"{k}={v!r:.60}" for k, v in given.items() if not isinstance(v, bool | np.bool_)]
+    if offenders:
+        raise ArgumentError(
+            message(
+                f"{asked} was given what is neither so nor not",
+                offenders,
+                "It is True or False; text, as of a file of settings, is neither.",
+                "Give one of the two, or leave it out.",
+            )
+        )
+
+
+def check_is_function(fn: Any, asked: str) -> None:
+    """An error for what cannot be called. `asked` is what it was given to."""
+    if not callable(fn):
+        raise ArgumentError(
+            message(
+                f"{asked} was given no function",
+                [f"{fn!r:.60} is {type(fn).__name__}"],
+                "A program is made of what a function of arrays does.",
+                "Give the function itself, not its result.",
+            )
+        )
 
 
 def check_is_mesh(mesh: Any, asked: str = "mw.jit") -> None:

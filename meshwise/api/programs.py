@@ -19,7 +19,7 @@ from meshwise.api.arguments import (
     name_of,
     result_paths,
 )
-from meshwise.api.options import check_is_mesh
+from meshwise.api.options import check_is_function, check_is_mesh
 from meshwise.api.specs import Described, broadcast_specs
 from meshwise.api.spmd_program import SpmdProgram
 from meshwise.errors import ArgumentError, LayoutError, MeshError, message
@@ -83,7 +83,12 @@ def program(
                 "Name axes of the mesh.",
             )
         )
-    return lambda fn: Program(fn, mesh, sizes, group, dict(layouts or {}))
+
+    @_jax.hides_frames
+    def of(fn: Callable[..., Any]) -> Program:
+        return Program(fn, mesh, sizes, group, dict(layouts or {}))
+
+    return of
 
 
 def _check(mesh: Any, layouts: Any) -> None:
@@ -137,6 +142,7 @@ class Program:
         layouts: dict[str, Any],
     ):
         """Nothing is traced yet."""
+        check_is_function(fn, "mw.program")
         functools.update_wrapper(self, fn, updated=())
         self.fn = fn
         self.mesh = mesh
@@ -170,7 +176,7 @@ class Program:
         return self._make(self._call(args, kwargs)).listing
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
-        bound = self._signature.bind(*args, **kwargs)
+        bound = self._bound(args, kwargs)
         paths, specs = [], []
         for name, value, spec in _parameters(self._signature, bound, self._given):
             whole = Described(jax.tree.structure(value), name)
@@ -183,6 +189,19 @@ class Program:
         types = argument_types(self.name, arguments, paths)
         boundaries = self._boundaries(paths, types, specs)
         return _Call(arguments, paths, types, boundaries)
+
+    def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
+        try:
+            return self._signature.bind(*args, **kwargs)
+        except TypeError as mismatch:
+            raise ArgumentError(
+                message(
+                    f"{self.name} was called with other arguments than it takes",
+                    [str(mismatch)],
+                    f"Its parameters are {', '.join(self._signature.parameters) or 'none'}.",
+                    "Call it as the function itself.",
+                )
+            ) from None
 
     def _boundaries(
         self, paths: Sequence[str], types: Sequence[Any], specs: Sequence[Any]
@@ -283,7 +302,7 @@ class Program:
             for t, b in zip(call.types, call.boundaries, strict=True)
         ]
         try:
-            closed = _jax.make_jaxpr_over_axes(flat, [], bodies)
+            closed = _jax.make_jaxpr_over_axes(flat, [], bodies, self.name, call.paths)
         except NameError as unbound:
             if "unbound axis name" not in str(unbound):
                 raise

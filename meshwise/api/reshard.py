@@ -9,12 +9,14 @@ from jax.sharding import AbstractMesh, NamedSharding
 
 from meshwise import _jax
 from meshwise.api.deleted import refuse_gone
+from meshwise.api.options import check_flags
 from meshwise.api.reshard_inputs import (
     array_type,
     check_arrays,
     limits_of,
     named,
     refuse_misfits,
+    refuse_no_mesh,
     targets_of,
 )
 from meshwise.api.specs import Described, broadcast_specs
@@ -79,13 +81,15 @@ def reshard(
     True
     """
     limits = limits_of("mw.reshard", max_bytes, hardware)
+    check_flags("mw.reshard", donate=donate)
     is_traced = _jax.is_tracing()
     if isinstance(sharding, NamedSharding) and isinstance(x, jax.Array):
         program = None if is_traced or donate else _program(x, sharding, limits)
         if program is not None:
             return program(x)[0]
     leaves, tree = jax.tree.flatten(x)
-    specs = broadcast_specs("mw.reshard", "sharding", sharding, Described(tree, "x"))
+    whole, stays = Described(tree, "x"), "None leaves one where it lies"
+    specs = broadcast_specs("mw.reshard", "sharding", sharding, whole, stays)
     paths = ["x" + jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_flatten_with_path(x)[0]]
     check_arrays(leaves, paths)
     refuse_gone("mw.reshard", leaves, lambda: paths)
@@ -215,6 +219,7 @@ def reshard_plan(
     limits = limits_of("mw.reshard_plan", max_bytes, hardware)
     shape, number = array_type(shape, dtype)
     ends, problems = [], []
+    refuse_no_mesh({"src": src, "dst": dst}, mesh)
     for name, spec in (("src", src), ("dst", dst)):
         own, found = named("mw.reshard_plan", spec, mesh, shape, name)
         ends.append(own)

@@ -1,7 +1,7 @@
 """What `mw.reshard` and `mw.reshard_plan` are given, checked."""
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -90,19 +90,24 @@ def named(
 ) -> tuple[NamedSharding, list[Misfit]]:
     """A sharding with its mesh, and what is wrong with it; `name` is what it was given to."""
     own = spec.mesh if isinstance(spec, NamedSharding) else mesh
-    if not isinstance(own, Mesh | AbstractMesh):
+    check_is_mesh(own, name)
+    is_sharding = isinstance(spec, NamedSharding | PartitionSpec)  # others may have no hash
+    read = _read_once if is_sharding else _read
+    return read(spec, own, shape, path, may_be_open)
+
+
+def refuse_no_mesh(specs: Mapping[str, Any], mesh: Any) -> None:
+    """An error for specs, by their names, that are on no mesh."""
+    bare = [f"{k} = {s}" for k, s in specs.items() if not isinstance(s, NamedSharding)]
+    if bare and not isinstance(mesh, Mesh | AbstractMesh):
         raise MeshError(
             message(
-                f"{path} = {spec} has no mesh",
+                f"{' and '.join(bare)} {'have' if len(bare) > 1 else 'has'} no mesh",
                 [f"mesh={mesh!r}"],
                 "A PartitionSpec is on a mesh, a NamedSharding names its own.",
                 "Give a jax.sharding.Mesh or AbstractMesh, or NamedShardings.",
             )
         )
-    check_is_mesh(own, name)
-    is_sharding = isinstance(spec, NamedSharding | PartitionSpec)  # others may have no hash
-    read = _read_once if is_sharding else _read
-    return read(spec, own, shape, path, may_be_open)
 
 
 def _read(

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from meshwise._jax import Var
+from meshwise._jax import Var, hides_frames_of_methods
 from meshwise.api.meshes import platform_of
 from meshwise.api.schedule_inputs import (
     names_of,
@@ -34,7 +34,13 @@ from meshwise.schedule.moves.overlap import overlap
 from meshwise.schedule.moves.reorder import reorder
 from meshwise.schedule.moves.slice_state import slice_state
 from meshwise.schedule.moves.split import Split, split, split_to_root
-from meshwise.schedule.script import Script, call_text, is_of_script, schedule_function
+from meshwise.schedule.script import (
+    Script,
+    call_text,
+    is_of_script,
+    line_of_script,
+    schedule_function,
+)
 from meshwise.schedule.view import View
 
 
@@ -65,6 +71,7 @@ def _partitioned(program: Any, args: Sequence[Any]) -> SpmdProgram:
     return program.partition(*args)
 
 
+@hides_frames_of_methods
 class Schedule:
     """A program and the moves made on it (CoCoNeT, section 3). Each move keeps the values.
 
@@ -131,7 +138,9 @@ class Schedule:
         values = found(self.view, kind, source, self._axes(axes))
         name = self._script.name(kind or "found")
         options = {"source": source, "axes": axes}
-        self._script.add(name, call_text("find", [kind] if kind else [], options))
+        call = call_text("find", [kind] if kind else [], options)
+        self._script.add(name, call)
+        self._script.counts[call] = len(values)
         return self._handles(name, values)
 
     def mark(self) -> Any:
@@ -298,13 +307,14 @@ class Schedule:
         try:
             moves(self)
         except BaseException as error:
+            found = self._script.found()
             self.back_to(before)
             if not isinstance(error, IndexError) or not is_of_script(error):
                 raise
             raise IllegalMove(
                 message(
                     f"A script does not fit {self.original.name}",
-                    [f"it takes what is not there: {error}"],
+                    [f"{line_of_script(error, script)}: {error}", *found],
                     "A script names values by what s.find finds, in order: another program has "
                     "others.",
                     "Print the schedule to see what there is.",
@@ -354,9 +364,10 @@ class Schedule:
         if handle.value not in self.view.maker:
             raise IllegalMove(
                 message(
-                    "A move was asked for a value that is no longer there",
+                    "A move was asked for a value that is not in this schedule's program",
                     [repr(handle)],
-                    "A move replaces equations; handles to them do not go on.",
+                    "A move replaces equations; handles to them do not go on, nor do those of one "
+                    "schedule to another.",
                     "Take the handles that the move returned, or find the value again.",
                 )
             )

@@ -3,11 +3,12 @@
 from typing import Any
 
 import jax
+from jax.sharding import NamedSharding, PartitionSpec
 
 from meshwise import _jax
 from meshwise.api.arguments import describe
 from meshwise.api.specs import Described, broadcast_specs
-from meshwise.errors import ArgumentError, message
+from meshwise.errors import ArgumentError, HintError, message
 
 
 @_jax.hides_frames
@@ -40,7 +41,17 @@ def shard(x: Any, spec: Any) -> Any:
                 "Give others None for a hint, or leave them out of the tree.",
             )
         )
+    wrong = [s for s in specs if not isinstance(s, NamedSharding | PartitionSpec | None)]
     is_traced = _jax.is_tracing() or any(isinstance(leaf, _jax.Tracer) for leaf in leaves)
+    if wrong and not is_traced:  # of a value in a trace it is said with its line
+        raise HintError(
+            message(
+                "mw.shard was given what is no sharding",
+                [f"{s!r:.60}" for s in wrong],
+                "A hint is a PartitionSpec or a NamedSharding.",
+                "Write jax.sharding.PartitionSpec(...), with the axes of each dim.",
+            )
+        )
     hinted = [
         leaf if s is None else _jax.hinted(leaf, s) if is_traced else jax.numpy.asarray(leaf)
         for leaf, s in zip(leaves, specs, strict=True)

@@ -11,13 +11,14 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from meshwise import _jax
 from meshwise.api.arguments import argument_types, name_of, result_paths, take_apart
-from meshwise.api.options import check_is_mesh
+from meshwise.api.options import check_is_function, check_is_mesh
 from meshwise.api.specs import Described, broadcast_specs
 from meshwise.errors import ArgumentError, HintError, MeshError, TreeError, message
 from meshwise.flatten import inline_calls
 from meshwise.ir.mesh import Mesh, plain_mesh
 from meshwise.ir.per_device import PerDeviceProgram
 from meshwise.ir.sharding import Sharding, local_shape
+from meshwise.report.text import count
 
 NAME = "SpmdProgram.from_shard_map"
 # What JAX raises where a function does not pass the check of types.
@@ -54,13 +55,14 @@ def read_shard_map(
 ) -> ShardMapped:
     """Trace a function of local arrays on global arguments. Raises what its specs do not fit."""
     _check_mesh(mesh)
+    check_is_function(fn, NAME)
     arguments = take_apart(_NoStatics(), tuple(args), {})
     paths = named_paths(fn, args)
     types = argument_types(NAME, arguments, paths)
     refined = plain_mesh(mesh.axis_names, mesh.axis_sizes)
     in_specs = tuple(in_specs) if isinstance(in_specs, list) else in_specs
     tree = jax.tree.structure(tuple(args))
-    whole = Described(tree, "the arguments", f"the call has {len(args)} arguments")
+    whole = Described(tree, "the arguments", f"the call has {count(len(args), 'argument')}")
     specs = broadcast_specs(NAME, "in_specs", in_specs, whole)
     ins = _shardings(specs, types, paths, mesh, refined)
     _check_divides(ins, types, paths, refined)
@@ -100,7 +102,7 @@ def read_shard_map(
 
 
 def _check_mesh(mesh: Any) -> None:
-    check_is_mesh(mesh)
+    check_is_mesh(mesh, NAME)
     if mesh is None:
         raise MeshError(
             message(

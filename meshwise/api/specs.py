@@ -30,26 +30,36 @@ class Described:
         return Described(tree, self.part_names[index] if self.part_names else f"{self.name}{key}")
 
 
-def broadcast_specs(name: str, what: str, prefix: Any, described: Described) -> list[Any]:
+_COMPLETED = "of hints, None leaves one to completion"
+
+
+def broadcast_specs(
+    name: str, what: str, prefix: Any, described: Described, without: str = _COMPLETED
+) -> list[Any]:
     """The entry of a prefix tree for every leaf of a tree; None where nothing is said.
 
-    `what` is how errors call the prefix, `name` the function it was given to.
+    `what` is how errors call the prefix, `name` the function it was given to; `without` says what
+    comes of a leaf of which nothing is said.
     """
     try:
         specs = _jax.broadcast_prefix(prefix, described.tree)
     except ValueError as mismatch:
         offenders = _mismatches(what, prefix, described) or [str(mismatch)]
-        raise TreeError(
-            message(
-                f"{what} of {name} does not match the tree it describes",
-                offenders,
-                "A tree of shardings has the structure of what it describes, or is a prefix of it: "
-                "one entry may stand for a whole subtree.",
-                "Give one entry for each subtree, and no other; of hints, None leaves one to "
-                "completion.",
-            )
-        ) from None
+        raise _mismatch(f"{what} of {name}", offenders, without) from None
     return [None if _jax.is_unspecified(s) else _without_format(s) for s in specs]
+
+
+def _mismatch(asked: str, offenders: Sequence[str], without: str = _COMPLETED) -> TreeError:
+    """The error for a tree of shardings that is none for what it describes."""
+    return TreeError(
+        message(
+            f"{asked} does not match the tree it describes",
+            offenders,
+            "A tree of shardings has the structure of what it describes, or is a prefix of it: "
+            "one entry may stand for a whole subtree.",
+            f"Give one entry for each subtree, and no other; {without}.",
+        )
+    )
 
 
 def _without_format(spec: Any) -> Any:
@@ -116,6 +126,8 @@ def given_in_specs(
     kind += f"; {', '.join(named)} came by keyword: pass it by position" if named else ""
     names = tuple(f"args[{p}]" for p in positions)
     call = Described(args, "the call", kind, names)
+    if named and not args.num_leaves and not _jax.is_unspecified(given) and given not in ((), {}):
+        raise _mismatch(f"in_shardings of {name}", [f"in_shardings describes nothing: {kind}"])
     return broadcast_specs(name, "in_shardings", given, call) + [None] * kwargs.num_leaves
 
 

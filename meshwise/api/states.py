@@ -83,13 +83,14 @@ def _next_value(program: SpmdProgram, argument: int, result: int | str | None) -
     if isinstance(result, str):
         return _position(program, result, program.out_paths, "result")
     following = states_of(program).get(argument) if result is None else result
+    shown = ", ".join(f"{i} ({path})" for i, path in enumerate(program.out_paths[:12]))
     if following is None or not 0 <= following < len(program.out_paths):
         raise ArgumentError(
             message(
                 f"{program.in_paths[argument]} has no next value that is known",
                 [f"result={result}"],
                 "A state is an argument that the step makes anew, for the next step.",
-                f"Name the result: one of {', '.join(program.out_paths[:12])}.",
+                f"Name the result, or its position: {shown}.",
             )
         )
     return following

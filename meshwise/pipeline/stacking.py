@@ -85,6 +85,7 @@ def stack_stages(layers: Any, stages: int, repeat: int = 1) -> StackedLayers:
     ((2, 2, 2), (2, 2))
     """
     _check_counts(stages=stages, repeat=repeat)
+    _check_arrays(layers)
     stacked = layers
     if isinstance(layers, list | tuple):
         _check_alike(layers)
@@ -142,6 +143,25 @@ def _check_counts(**counts: Any) -> None:
                 offenders,
                 "Layers are dealt out to one stage or more, each passed `repeat` times.",
                 "Pass the size of the pipeline's axis, as in mw.stack_stages(layers, stages=4).",
+            )
+        )
+
+
+def _check_arrays(layers: Any) -> None:
+    """An error for leaves that are no arrays."""
+    found = jax.tree_util.tree_flatten_with_path(layers)[0]
+    strange = [
+        f"layers{jax.tree_util.keystr(path)} is {leaf!r:.60}"
+        for path, leaf in found
+        if _jax.array_type(leaf) is None
+    ]
+    if strange:
+        raise PipelineError(
+            message(
+                "mw.stack_stages was given layers that are no arrays",
+                strange[:4],
+                "Layers are trees of arrays, which are stacked.",
+                "Leave out what is no array, or let the function of a layer close over it.",
             )
         )
 

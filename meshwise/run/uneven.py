@@ -30,12 +30,35 @@ class UnevenShard:
     data: jax.Array
 
 
-def _no_padding(offender: str) -> MeshwiseError:
+def misfit_of(padded: Any, shape: Any) -> str | None:
+    """Why something is not an array of a shape with its padding, in words; None where it is."""
+    sizes = [whole_number(size) for size in shape] if isinstance(shape, Iterable) else [None]
+    if None in sizes:
+        return f"{shape!r:.60} is no shape: its sizes are whole numbers"
+    shape = tuple([size for size in sizes if size is not None])
+    sharding = getattr(padded, "sharding", None)  # an array of NumPy lies nowhere
+    if not isinstance(sharding, NamedSharding):
+        return f"it is sharded by a NamedSharding, not by {sharding}"
+    if len(shape) != padded.ndim or shape == padded.shape:
+        return f"an array of shape {padded.shape} is not {shape} with padding"
+    local = sharding.shard_shape(padded.shape)
+    for dim, (size, held, part) in enumerate(zip(shape, padded.shape, local, strict=True)):
+        shards = held // part if part else 1
+        if held != -(-size // shards) * shards:
+            return (
+                f"dim {dim} of size {size} over {shards} devices is padded to"
+                f" {-(-size // shards) * shards}, but the padded array {padded.shape} has"
+                f" {held} there"
+            )
+    return None
+
+
+def no_padding(offenders: Sequence[str]) -> MeshwiseError:
     """The error for what is no padded array; of a value, as NumPy's for a shape is."""
     error = ArgumentError(
         message(
             "mw.UnevenArray was given no padded array of that shape",
-            [offender],
+            offenders,
             "It wraps what devices hold where a dim does not divide: the dim rounded up to a "
             "multiple of its shards.",
             "Have one made of an ordinary array: mw.reshard(x, sharding), or a step's argument. "
@@ -77,28 +100,13 @@ class UnevenArray:
     padded: jax.Array
     shape: tuple[int, ...]
 
+    @_jax.hides_frames
     def __init__(self, padded: jax.Array, shape: Sequence[int]):
         """Wrap a padded array; its sharding must be a `NamedSharding` that explains the padding."""
-        sizes = [whole_number(size) for size in shape]
-        if None in sizes:
-            raise _no_padding(f"{tuple(shape)} is no shape: its sizes are whole numbers")
-        shape = tuple([size for size in sizes if size is not None])
-        sharding = getattr(padded, "sharding", None)  # an array of NumPy lies nowhere
-        if not isinstance(sharding, NamedSharding):
-            raise _no_padding(f"it is sharded by a NamedSharding, not by {sharding}")
-        if len(shape) != padded.ndim or shape == padded.shape:
-            raise _no_padding(f"an array of shape {padded.shape} is not {shape} with padding")
-        local = sharding.shard_shape(padded.shape)
-        for dim, (size, held, part) in enumerate(zip(shape, padded.shape, local, strict=True)):
-            shards = held // part if part else 1
-            if held != -(-size // shards) * shards:
-                raise _no_padding(
-                    f"dim {dim} of size {size} over {shards} devices is padded to"
-                    f" {-(-size // shards) * shards}, but the padded array {padded.shape} has"
-                    f" {held} there"
-                )
+        if (misfit := misfit_of(padded, shape)) is not None:
+            raise no_padding([misfit])
         self.padded = padded
-        self.shape = shape
+        self.shape = tuple([whole_number(size) or 0 for size in shape])
 
     @property
     def _held(self) -> jax.Array:

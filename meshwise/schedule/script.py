@@ -18,10 +18,11 @@ class Script:
 
     lines: list[tuple[str, str]] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
+    counts: dict[str, int] = field(default_factory=dict)  # how many values which call found
 
     def copy(self) -> "Script":
         """The same lines, to be gone on with in another way."""
-        return Script(list(self.lines), set(self.names))
+        return Script(list(self.lines), set(self.names), dict(self.counts))
 
     def name(self, what: str) -> str:
         """A name that was not given before: that of what it is, else with the next free number."""
@@ -36,6 +37,10 @@ class Script:
     def add(self, name: str, call: str) -> None:
         """One more line."""
         self.lines.append((name, call))
+
+    def found(self) -> list[str]:
+        """What was looked for, and how much of it was there, in words."""
+        return [f"{call} finds {count or 'none'}" for call, count in self.counts.items()]
 
     def __str__(self) -> str:
         """A function of the schedule; what was found and not used is left out."""
@@ -101,6 +106,14 @@ def schedule_function(script: Any) -> Callable[[Any], Any]:
             )
         )
     return names["schedule"]
+
+
+def line_of_script(error: BaseException, script: Any) -> str:
+    """The line of a script that an error was raised at: its text where the script is text."""
+    frame, line = [*walk_tb(error.__traceback__)][-1]
+    if isinstance(script, str):
+        return script.splitlines()[line - 1].strip()
+    return f"{frame.f_code.co_filename}:{line}"
 
 
 def is_of_script(error: BaseException) -> bool:

@@ -68,3 +68,16 @@ def test_what_was_padded_for_another_mesh_is_refused(mesh8):
     assert mw.unpadded(held, like).shape == (17,)
     with pytest.raises(mw.ArgumentError, match="dim 0 of size 9 over 8 devices is padded to 16"):
         mw.unpadded(held, jnp.ones(9))
+
+
+def test_what_is_not_padded_as_said_is_named():
+    rows = NamedSharding(jax.make_mesh((8,), ("x",)), P("x"))
+    held = jax.device_put(jnp.zeros((24, 2)), rows)
+    like = [jax.ShapeDtypeStruct((n, 2), "float32") for n in (15, 17, 24, 17)]
+    with pytest.raises(mw.ArgumentError) as raised:
+        mw.unpadded({"a": [held, held, held, np.zeros((24, 2))]}, {"a": like})
+    assert "tree['a'][0]: dim 0 of size 15" in str(raised.value)
+    assert "tree['a'][3]: it is sharded by a NamedSharding, not by None" in str(raised.value)
+    assert str(raised.value).count("\n  - ") == 2
+    with pytest.raises(mw.TreeError, match="not alike"):
+        mw.unpadded({"a": held}, {"b": held})

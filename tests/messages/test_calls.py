@@ -30,7 +30,8 @@ def on(mesh, array, *spec):
 
 
 SPECS = (
-    "A hint has at most one entry per dim, names only axes of the mesh, each once.\n"
+    "A hint is a PartitionSpec or NamedSharding: at most one entry per dim,"
+    " of axes of the mesh, each once, none of them unreduced.\n"
     "Correct the PartitionSpec; None or a missing entry leaves a dim unsharded,"
     " PartitionSpec.UNCONSTRAINED leaves it to completion."
 )
@@ -241,7 +242,7 @@ def test_arguments_on_other_devices(mesh2x4):
         "  - args[0]['b'] float32[4] is on cpu device 2\n"
         "  - args[0]['w'] float32[8,4] is on cpu devices 4, 5, 6, 7\n"
         "A committed argument must lie on exactly the mesh's devices.\n"
-        "Move it with jax.device_put(x, NamedSharding(mesh, spec)), or pass a numpy array.",
+        "Move it with mw.reshard(x, NamedSharding(mesh, spec)), or pass a numpy array.",
         lambda: mw.jit(step, mesh=mesh2x4)(*args),
     )
 
@@ -255,7 +256,7 @@ def test_arguments_that_lie_otherwise_than_said(mesh2x4):
         "  - args[0]['w'] lies as P('y',), in_shardings says P('x',)\n"
         "  - args[1] lies as P(None, 'x'), in_shardings says P('x',)\n"
         "A committed argument's sharding is a hint as well, and hints are never changed.\n"
-        "Move the argument with jax.device_put, or leave its entry in in_shardings None.",
+        "Move the argument with mw.reshard, or leave its entry in in_shardings None.",
         lambda: wrong(*args),
     )
 

@@ -36,7 +36,8 @@ def test_hints_that_fit_no_value(mesh2x4):
         " the mesh has 'x', 'y'\n"
         f"  - value float32[4,8] at {line_of('a row')}, under vmap: P('x', 'y') has 2 entries,"
         " the shape (8,) has 1 dim\n"
-        "A hint has at most one entry per dim, names only axes of the mesh, each once.\n"
+        "A hint is a PartitionSpec or NamedSharding: at most one entry per dim,"
+        " of axes of the mesh, each once, none of them unreduced.\n"
         "Correct the PartitionSpec; None or a missing entry leaves a dim unsharded,"
         " PartitionSpec.UNCONSTRAINED leaves it to completion.",
         lambda: mw.jit(fn, mesh=mesh2x4)(X),
@@ -67,7 +68,8 @@ def test_hints_that_contradict_each_other(mesh2x4):
 
 
 RULE = (
-    "A hint has at most one entry per dim, names only axes of the mesh, each once.\n"
+    "A hint is a PartitionSpec or NamedSharding: at most one entry per dim,"
+    " of axes of the mesh, each once, none of them unreduced.\n"
     "Correct the PartitionSpec; None or a missing entry leaves a dim unsharded,"
     " PartitionSpec.UNCONSTRAINED leaves it to completion."
 )

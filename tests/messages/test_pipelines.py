@@ -381,7 +381,8 @@ def test_an_axis_that_the_mesh_does_not_have():
         mw.HintError,
         "fn has hints that do not fit its values on the mesh (stage=4): axis='st' of mw.pipeline:"
         " P('st',) names axis 'st', the mesh has 'stage'\n"
-        "A hint has at most one entry per dim, names only axes of the mesh, each once.\n"
+        "A hint is a PartitionSpec or NamedSharding: at most one entry per dim,"
+        " of axes of the mesh, each once, none of them unreduced.\n"
         "Correct the PartitionSpec; None or a missing entry leaves a dim unsharded,"
         " PartitionSpec.UNCONSTRAINED leaves it to completion.",
         lambda: mw.jit(fn, mesh=mesh_of(stage=4)).partition(np.ones(4), np.ones((8, 2))),

@@ -32,7 +32,7 @@ MEMORIES = (
 TREES = (
     "A tree of shardings has the structure of what it describes, or is a prefix of it: one entry"
     " may stand for a whole subtree.\n"
-    "Give one entry for each subtree, and no other; of hints, None leaves one to completion."
+    "Give one entry for each subtree, and no other; None leaves one where it lies."
 )
 VALUES = (
     "Only arrays have parts to send.\n"

@@ -43,7 +43,7 @@ def test_types_that_no_array_has(dtype):
 
 @pytest.mark.parametrize("given", [None, "mesh", 8], ids=["none", "text", "number"])
 def test_specs_on_no_mesh(given):
-    text = f"src = P('x',) has no mesh: mesh={given!r}\n{MESHES}"
+    text = f"src = P('x',) and dst = P() have no mesh: mesh={given!r}\n{MESHES}"
     check(mw.MeshError, text, lambda: mw.reshard_plan((8,), "int8", given, P("x"), P()))
     text = f"dst = P() has no mesh: mesh={given!r}\n{MESHES}"
     source = NamedSharding(ABSTRACT, P("x"))
@@ -52,7 +52,7 @@ def test_specs_on_no_mesh(given):
 
 @pytest.mark.parametrize("mesh", [np.arange(3), {"x": 8}], ids=["array", "dict"])
 def test_what_has_no_hash_is_no_mesh(mesh):
-    text = f"src = P('x',) has no mesh: mesh={mesh!r}\n{MESHES}"
+    text = f"src = P('x',) and dst = P() have no mesh: mesh={mesh!r}\n{MESHES}"
     check(mw.MeshError, text, lambda: mw.reshard_plan((8,), "int8", mesh, P("x"), P()))
 
 

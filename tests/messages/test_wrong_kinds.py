@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.extend.core import Primitive
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
@@ -13,6 +13,16 @@ from meshwise.rules.registry import REGISTRY
 
 MESH = AbstractMesh((8,), ("x",))
 TYPE = jax.ShapeDtypeStruct((8,), jnp.float32)
+
+
+ON_DEVICES = jax.make_mesh((8,), ("x",), (jax.sharding.AxisType.Auto,))
+
+
+def fn(x, y):
+    return x if x.sum() > 0 else y
+
+
+PROGRAM = mw.program(MESH)(fn)
 
 
 def schedule():
@@ -125,6 +135,101 @@ CASES = {
         mw.PipelineError, "repeat='2'",
         lambda: mw.pipeline(lambda w, x: w * x, jnp.ones(2), jnp.ones((3, 1)), repeat="2"),
     ),
+    "a key": (mw.LayoutError, "drop: key=3", lambda: mw.dropout(3, jnp.ones(4), 0.5)),
+    "text to drop": (
+        mw.LayoutError, "drop: x='x'", lambda: mw.dropout(jax.random.key(0), "x", 0.1),
+    ),
+    "a rate of text": (
+        mw.LayoutError, "drop: rate='a'", lambda: mw.dropout(jax.random.key(0), 1.0, "a"),
+    ),
+    "layers of text": (
+        mw.PipelineError, r"(?s)layers\[0\] is 'a'.*layers\[1\] is 'b'",
+        lambda: mw.stack_stages(["a", "b"], stages=2),
+    ),
+    "a shape of an uneven array": (
+        mw.ArgumentError, "3 is no shape", lambda: mw.UnevenArray(jnp.ones(3), 3),
+    ),
+    "what is donated": (
+        mw.ArgumentError, "neither so nor not: donate='yes'",
+        lambda: mw.reshard(jnp.ones(4), P(), donate="yes"),
+    ),
+    "whether dims may be uneven": (
+        mw.ArgumentError, "uneven='yes'", lambda: mw.plan(jnp.sin, TYPE, mesh=MESH, uneven="yes"),
+    ),
+    "what runs beside": (
+        mw.ArgumentError, "overlaps='yes'",
+        lambda: mw.autotune(schedule().program, measure="cost", overlaps="yes"),
+    ),
+    "a hint outside of functions": (
+        mw.HintError, "no sharding: 'q'", lambda: mw.shard(jnp.ones(3), "q"),
+    ),
+    "a mesh of a function by hand": (
+        mw.ArgumentError, "from_shard_map was given a mesh that is none: mesh=3",
+        lambda: mw.SpmdProgram.from_shard_map(jnp.sin, 3, P(), P(), TYPE),
+    ),
+    "a function by hand": (
+        mw.ArgumentError, "from_shard_map was given no function: 3 is int",
+        lambda: mw.SpmdProgram.from_shard_map(3, MESH, P(), P(), TYPE),
+    ),
+    "specs of a function by hand": (
+        mw.TreeError, "the call has 1 argument\n",
+        lambda: mw.SpmdProgram.from_shard_map(jnp.sin, MESH, (P(), P()), P(), TYPE),
+    ),
+    "a function of a program": (
+        mw.ArgumentError, "mw.program was given no function: 3", lambda: mw.program(MESH)(3),
+    ),
+    "arguments of a program": (
+        mw.ArgumentError, r"(?s)fn was called with other .*: missing .*'x'\n.*are x, y\.",
+        PROGRAM.partition,
+    ),
+    "a branch in a program": (
+        jax.errors.TracerBoolConversionError, "(?s)the function fn .* argument x",
+        lambda: PROGRAM.partition(TYPE, TYPE),
+    ),
+    "a verb to differentiate": (
+        mw.LayoutError, "mw.all_reduce was to be differentiated",
+        lambda: mw.program(MESH)(jax.grad(lambda x: mw.all_reduce(x).sum())).partition(TYPE),
+    ),
+    "a verb to map": (
+        mw.LayoutError, "mw.all_gather was to be mapped",
+        lambda: mw.program(MESH)(jax.vmap(mw.all_gather)).partition(TYPE),
+    ),
+    "devices twice": (
+        mw.ArgumentError, "(?i)more than once.*cpu.*0",
+        lambda: mw.calibrate([jax.devices()[0]] * 2),
+    ),
+    "a class in the place of a sharding": (
+        mw.HintError, "<class .*NamedSharding'> is neither a PartitionSpec nor a NamedSharding",
+        lambda: mw.jit(jnp.sin, mesh=ON_DEVICES, in_shardings=NamedSharding)(jnp.ones(8)),
+    ),
+    "shardings of keywords alone": (
+        mw.TreeError, "(?s)describes nothing: the call has 0 .*; x came by keyword: pass it by",
+        lambda: mw.jit(lambda x: x, mesh=MESH, in_shardings=P("x")).partition(x=TYPE),
+    ),
+    "both ends without a mesh": (
+        mw.MeshError, r"src = P\('x',\) and dst = P\(\) have no mesh",
+        lambda: mw.reshard_plan((8,), "int8", (2, 4), P("x"), P()),
+    ),
+    "another tree to reshard": (
+        mw.TreeError, "None leaves one where it lies",
+        lambda: mw.reshard({"a": jnp.ones(3)}, {"b": P()}),
+    ),
+    "a result that is none": (
+        mw.ArgumentError, r"its position: 0 \(result\)",
+        lambda: schedule().slice_state("args[0]", result=9),
+    ),
+    "a handle of another schedule": (
+        mw.IllegalMove, "not in this schedule's program",
+        lambda: schedule().split(schedule().find("all_reduce")),
+    ),
+    "a script of another program": (
+        mw.IllegalMove, r"(?s)test_wrong_kinds.py:\d+: list .*s.find\('all_gather'\) finds none",
+        lambda: schedule().run(lambda s: s.find("all_gather")[0]),
+    ),
+    "a script in text": (
+        mw.IllegalMove, r"a = s.find\('all_reduce'\)\[1\]: list .*\n.* finds 1",
+        lambda: schedule().run("def schedule(s):\n    a = s.find('all_reduce')[1]\n"),
+    ),
 }  # fmt: skip
 
 
@@ -133,6 +238,15 @@ def test_what_was_given_is_named(name):
     kind, text, call = CASES[name]
     with pytest.raises(kind, match=text):
         call()
+
+
+def test_what_no_platform_runs_is_jaxs_error():
+    primitive = Primitive("mw_test_without_a_program")
+    primitive.def_abstract_eval(lambda x: x)
+    for jit in (jax.jit, lambda f: mw.jit(f, mesh=ON_DEVICES, in_shardings=P("x"))):
+        with pytest.raises(NotImplementedError) as raised:
+            jit(primitive.bind)(jnp.ones(8))
+        assert not isinstance(raised.value, mw.MeshwiseError)
 
 
 @pytest.mark.parametrize("linear", [(), ((0,),), [[0]], [(0,)], ({0},)])

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from meshwise._jax import Primitive, array_type, typed_as
+from meshwise._jax import Primitive, array_type, hides_frames, typed_as
 from meshwise._jax.verbs import new_verb
 from meshwise.errors import LayoutError, message
 from meshwise.ir.numbers import whole_number
@@ -22,7 +22,18 @@ from meshwise.schedule.language.specs import REDUCTIONS, axes_of
 Tree = TypeVar("Tree")
 
 
-def _outside(name: str) -> LayoutError:
+def _outside(name: str, transformed: str | None = None) -> LayoutError:
+    if transformed is not None:
+        return LayoutError(
+            message(
+                f"mw.{name} was to be {transformed}",
+                ["it is in a function given to jax.grad, jax.vmap or the like"],
+                "A verb says what devices send of values with layouts; derivatives and batches of "
+                "it have layouts of their own, which nobody says.",
+                "Take the gradient, or the batch, of what is between verbs, and write the verbs "
+                "of the gradient, as mw.all_reduce(jax.grad(loss)(w, x)).",
+            )
+        )
     return LayoutError(
         message(
             f"mw.{name} was called outside of a program",
@@ -62,12 +73,14 @@ def verb_name(primitive: Primitive) -> str:
     return f"mw.{primitive.name.removeprefix('mw_')}"
 
 
+@hides_frames
 def all_reduce(x: Tree, op: str = "sum", axes: str | Sequence[str] | None = None) -> Tree:
     """The sum (maximum, ...) of what devices hold: Local or Unreduced becomes Replicated."""
     reduction = _operator("all_reduce", op, x)
     return _bind(all_reduce_p, x, op=reduction, axes=axes_of(axes))
 
 
+@hides_frames
 def reduce_scatter(
     x: Tree, dim: int = 0, op: str = "sum", axes: str | Sequence[str] | None = None
 ) -> Tree:
@@ -81,16 +94,19 @@ def reduce_scatter(
     )
 
 
+@hides_frames
 def all_gather(x: Tree, axes: str | Sequence[str] | None = None) -> Tree:
     """The parts that devices hold, joined: Sliced becomes Replicated."""
     return _bind(all_gather_p, x, axes=axes_of(axes))
 
 
+@hides_frames
 def all_to_all(x: Tree, dim: int, axes: str | Sequence[str] | None = None) -> Tree:
     """The parts cut along another dim: Sliced(d) becomes Sliced(dim)."""
     return _bind(all_to_all_p, x, dim=_whole("all_to_all", dim=dim), axes=axes_of(axes))
 
 
+@hides_frames
 def broadcast(x: Tree, root: int = 0, axes: str | Sequence[str] | None = None) -> Tree:
     """What device `root` holds, on all of them: Local becomes Replicated.
 
@@ -99,6 +115,7 @@ def broadcast(x: Tree, root: int = 0, axes: str | Sequence[str] | None = None) -
     return _bind(broadcast_p, x, root=_whole("broadcast", root=root), axes=axes_of(axes))
 
 
+@hides_frames
 def reduce(
     x: Tree, root: int = 0, op: str = "sum", axes: str | Sequence[str] | None = None
 ) -> Tree:
@@ -110,6 +127,7 @@ def reduce(
     return _bind(reduce_p, x, root=number, op=_operator("reduce", op, x), axes=axes_of(axes))
 
 
+@hides_frames
 def send(x: Tree, axis: str, shift: int = 1) -> Tree:
     """To the neighbour along an axis: device i gets what device i - shift holds; Local over it.
 
@@ -119,6 +137,7 @@ def send(x: Tree, axis: str, shift: int = 1) -> Tree:
     return _bind(send_p, x, axis=axis, shift=_whole("send", shift=shift))
 
 
+@hides_frames
 def update(target: Tree, value: Tree) -> Tree:
     """`value`, to be the next value of an argument, `target`; the program returns it.
 
@@ -162,6 +181,7 @@ def _not_alike(before: Any, after: Any) -> LayoutError:
     )
 
 
+@hides_frames
 def dropout(key: Any, x: jax.Array, rate: float) -> jax.Array:
     """`x` with a share `rate` of its elements zero, at random, and the others scaled up.
 
@@ -172,13 +192,21 @@ def dropout(key: Any, x: jax.Array, rate: float) -> jax.Array:
     [1.0, 1.0, 1.0, 1.0]
     """
     is_known = isinstance(rate, int | float | np.number)
-    if is_known and not 0 <= rate < 1:
+    is_rate = 0 <= rate < 1 if is_known else array_type(rate) is not None
+    given = {
+        "key": (key, _is_key(key)),
+        "x": (x, array_type(x) is not None),
+        "rate": (rate, is_rate),
+    }
+    strange = [f"{name}={value!r:.60}" for name, (value, is_right) in given.items() if not is_right]
+    if strange:
         raise LayoutError(
             message(
-                "mw.dropout was given a rate that is none",
-                [f"rate={rate!r}"],
-                "The rate is the share of elements that become zero: from 0 on, below 1.",
-                "Give 0.1 to drop a tenth of them.",
+                "mw.dropout was given what does not say what to drop",
+                strange,
+                "It takes a key, an array, and the share of its elements that become zero: from 0 "
+                "on, below 1.",
+                "Write mw.dropout(jax.random.key(0), x, 0.1) to drop a tenth of them.",
             )
         )
     if is_known and not rate:
@@ -187,6 +215,13 @@ def dropout(key: Any, x: jax.Array, rate: float) -> jax.Array:
     lies = typed_as(x)
     kept = kept if lies is None else jax.sharding.reshard(kept, lies)
     return jnp.where(kept, x / (1.0 - rate), jnp.zeros_like(x))
+
+
+def _is_key(key: Any) -> bool:
+    """Whether something is a key of `jax.random`, or the numbers of one."""
+    kind = array_type(key)
+    is_typed = kind is not None and jnp.issubdtype(kind.dtype, jax.dtypes.prng_key)
+    return is_typed or (kind is not None and kind.dtype == np.uint32 and len(kind.shape) == 1)
 
 
 def _bind(primitive: Primitive, x: Any, **params: Any) -> Any:
