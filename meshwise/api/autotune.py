@@ -155,8 +155,7 @@ def autotune(
     Raises ArgumentError for what does not fit.
     """
     limits = tuning_limits(budget_s, finalists, rounds, hardware)
-    beside_or_not = {} if overlaps is None else {"overlaps": overlaps}
-    check_flags("mw.autotune", progress=progress, **beside_or_not)
+    check_flags("mw.autotune", progress=progress, overlaps=overlaps)
     start = time.perf_counter()
     first = Schedule(program, *args)
     if args and isinstance(program, SpmdProgram):

@@ -91,8 +91,9 @@ class Options:
 
 
 def check_flags(asked: str, **given: Any) -> None:
-    """An error for what is neither True nor False. `asked` is what it was given to."""
-    offenders = [f"{k}={v!r:.60}" for k, v in given.items() if not isinstance(v, bool | np.bool_)]
+    """An error for what is neither so nor not, nor None. `asked` is what it was given to."""
+    is_left = bool | np.bool_ | None
+    offenders = [f"{k}={v!r:.60}" for k, v in given.items() if not isinstance(v, is_left)]
     if offenders:
         raise ArgumentError(
             message(

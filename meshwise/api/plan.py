@@ -18,7 +18,7 @@ from meshwise.api.arguments import Arguments, take_apart
 from meshwise.api.build import Resolved, TracedCall, donated_inputs, partition_call
 from meshwise.api.calibrate import figures_of
 from meshwise.api.jit import JitFunction
-from meshwise.api.options import Options, check_flags
+from meshwise.api.options import Options
 from meshwise.api.plan_inputs import as_jit, check_call, check_trees, no_room, plan_limits
 from meshwise.api.spmd_program import SpmdProgram
 from meshwise.api.states import kept_trees
@@ -112,8 +112,7 @@ def plan(
     >>> found.best.layouts
     ((('devices',), ()), ((), ()))
     """
-    most_bytes, until = plan_limits(max_bytes, most_tried, budget_s)
-    check_flags("mw.plan", uneven=uneven, progress=progress)
+    most_bytes, until = plan_limits(max_bytes, most_tried, budget_s, uneven=uneven)
     function = as_jit(fun, mesh)
     check_call(function.name, function.options, take_apart(function.options, args, {}))
     arguments, resolved, call = function.calls.read(*args)

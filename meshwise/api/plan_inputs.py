@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from meshwise import _jax
 from meshwise.api.arguments import Arguments
 from meshwise.api.jit import JitFunction, jit
-from meshwise.api.options import Options, check_is_mesh
+from meshwise.api.options import Options, check_flags, check_is_mesh
 from meshwise.errors import ArgumentError, MemoryLimitError, message
 from meshwise.ir.numbers import number_of_bytes, real_number, whole_number
 from meshwise.planner.search import Outcome, Searched, Until
@@ -76,11 +76,14 @@ def as_jit(fun: Any, mesh: Any) -> JitFunction:
     return fun
 
 
-def plan_limits(max_bytes: Any, most_tried: Any, budget_s: Any) -> tuple[int | None, Until]:
+def plan_limits(
+    max_bytes: Any, most_tried: Any, budget_s: Any, **flags: Any
+) -> tuple[int | None, Until]:
     """The limits as Python has them; seconds count from here on.
 
-    Raises ArgumentError for what is none.
+    Raises ArgumentError for what is none, and for flags that are neither so nor not.
     """
+    check_flags("mw.plan", **flags)
     given = {"max_bytes": max_bytes, "most_tried": most_tried}
     read = {"max_bytes": number_of_bytes, "most_tried": whole_number}
     numbers = {name: read[name](n) for name, n in given.items() if n is not None}
