@@ -108,7 +108,6 @@ def test_keyword_arguments_and_defaults(mesh2x4):
         ((X, W), {}),
         ((X, W), {"shift": 2.0}),
         ((X,), {"w": W}),
-        ((), {"w": W, "x": X}),
         ((X, W), {"extra": np.float32(3)}),
         ((X, W), {"shift": 2.0, "extra": np.float32(3)}),
         ((X, W), {"extra": np.float32(3), "shift": 2.0}),
@@ -121,6 +120,8 @@ def test_keyword_arguments_and_defaults(mesh2x4):
     assert [s.spec for s in args] == [P("x")]
     assert list(kwargs) == ["w"]
     np.testing.assert_allclose(program(X, w=W), fn(X, W), rtol=1e-5)
+    without = mw.jit(fn, mesh=mesh2x4)  # hints of positions say nothing of keywords alone
+    np.testing.assert_allclose(without(w=W, x=X), fn(X, W), rtol=1e-5, atol=1e-5)
 
 
 STATICS = {
