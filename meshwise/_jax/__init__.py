@@ -183,6 +183,10 @@ from meshwise._jax.settings import promoting as promoting
 from meshwise._jax.settings import settings_of_here as settings_of_here
 from meshwise._jax.settings import x64 as x64
 from meshwise._jax.settings import x64_is_on as x64_is_on
+from meshwise._jax.slices import cut_dims as cut_dims
+from meshwise._jax.slices import is_plain_slice as is_plain_slice
+from meshwise._jax.slices import rows_cut as rows_cut
+from meshwise._jax.slices import strides_of as strides_of
 from meshwise._jax.specs import axes_of as axes_of
 from meshwise._jax.stages import is_for_export as is_for_export
 from meshwise._jax.stages import lower_flat as lower_flat

@@ -35,6 +35,7 @@ from meshwise._jax.jaxprs import (
     with_bodies,
     with_each,
 )
+from meshwise._jax.slices import cut_dims, is_plain_slice
 
 # What only shows the same numbers as another array.
 VIEWS = (
@@ -96,13 +97,13 @@ def cut_before_joined(jaxpr: Any, sizes: Mapping[str, int]) -> Any:
 
 def _of_received(eqn: JaxprEqn, makers: Mapping[Any, JaxprEqn]) -> Any:
     """For a piece along one dim of what is received: of what, along which, and how large."""
-    if eqn.primitive is not lax.slice_p or any(n > 1 for n in eqn.params["strides"] or ()):
+    if not is_plain_slice(eqn):
         return None
     (x,) = eqn.invars
     maker = _maker_behind(_PIECES, x, makers)
     if maker is None or maker.primitive.name not in _RECEIVING:
         return None
-    along, shape = _cut_dims(eqn), shape_of(eqn.outvars[0])
+    along, shape = cut_dims(eqn), shape_of(eqn.outvars[0])
     # Numbers by themselves, as those of a norm, are mostly read by one kernel, which grows by each.
     return (x, *along, shape) if len(along) == 1 and prod(shape) > 1 else None
 
@@ -117,15 +118,9 @@ def _maker_behind(
     return maker
 
 
-def _cut_dims(eqn: JaxprEqn) -> list[int]:
-    """The dims of which a slice does not take all."""
-    whole, cut = shape_of(eqn.invars[0]), shape_of(eqn.outvars[0])
-    return [dim for dim, (n, m) in enumerate(zip(whole, cut, strict=True)) if n != m]
-
-
 def _cut_at_place(eqn: JaxprEqn) -> list[JaxprEqn]:
     """The same piece, cut at a place that is read."""
-    (along,), starts = _cut_dims(eqn), eqn.params["start_indices"]
+    (along,), starts = cut_dims(eqn), eqn.params["start_indices"]
     place = new_var(_INT32)
     made = new_eqn(place_p, [], [place], {"at": starts[along]}, eqn)
     firsts = [place if dim == along else Literal(np.int32(0), _INT32) for dim in range(len(starts))]

@@ -73,11 +73,9 @@ def _cuts(eqns: Sequence[JaxprEqn]) -> dict[Var, _Cut]:
     """What slices make; a slice of a slice is one of the whole."""
     found: dict[Var, _Cut] = {}
     for eqn in eqns:
-        if eqn.primitive is lax.slice_p and not isinstance(eqn.invars[0], Literal):
-            steps = eqn.params["strides"]
-            if steps is None or set(steps) <= {1}:
-                bounds = eqn.params["start_indices"], eqn.params["limit_indices"]
-                found[eqn.outvars[0]] = _cut_of(found, eqn.invars[0]).within(*bounds)
+        if _jax.is_plain_slice(eqn) and not isinstance(eqn.invars[0], Literal):
+            bounds = eqn.params["start_indices"], eqn.params["limit_indices"]
+            found[eqn.outvars[0]] = _cut_of(found, eqn.invars[0]).within(*bounds)
     return found
 
 

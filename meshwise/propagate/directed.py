@@ -88,7 +88,7 @@ def _sliced(eqn: JaxprEqn) -> Passing:
 def _sliced_back(eqn: JaxprEqn, dims: frozenset[int]) -> dict[str, Any]:
     params, sizes = eqn.params, shape_of(eqn.invars[0])
     starts = list(params["start_indices"])
-    limits, steps = list(params["limit_indices"]), params["strides"] or (1,) * len(sizes)
+    limits, steps = list(params["limit_indices"]), _jax.strides_of(eqn)
     for d in dims:
         count = shape_of(eqn.outvars[0])[d]
         last = starts[d] + max(0, count - 1) * steps[d]

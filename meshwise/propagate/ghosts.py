@@ -191,14 +191,8 @@ class _Ghosts:
 
     def _cut_of(self, atom: Any, dim: int) -> tuple[Any, int]:
         """Of what something is a part along one dim, and from which row on; maybe of itself."""
-        cut = self._merging.maker(atom)
-        if cut is None or cut.primitive is not lax.slice_p or _is_strided(cut):
-            return atom, 0
-        source, starts = cut.invars[0], cut.params["start_indices"]
-        same = [d for d, n in enumerate(shape_of(atom)) if n == _size(source, d)]
-        if len(same) < len(starts) - 1 or dim in same or source not in self.completion.dims:
-            return atom, 0
-        return source, starts[dim]
+        cut = _jax.rows_cut(self._merging.maker(atom), dim)
+        return cut[:2] if cut is not None and cut[0] in self.completion.dims else (atom, 0)
 
     def _follow(self, index: int, eqn: JaxprEqn) -> bool:
         """Go on with rows in parts that an equation reads."""
@@ -206,7 +200,7 @@ class _Ghosts:
         if not read or len(eqn.outvars) > 1 or 0 in shape_of(eqn.outvars[0]):
             return False
         rows = self.rows[read[0]]
-        if eqn.primitive is lax.slice_p and not _is_strided(eqn):
+        if _jax.is_plain_slice(eqn):
             return self._sliced(eqn, rows)
         if eqn.primitive is lax.pad_p and any(eqn.params["padding_config"][rows.dim]):
             return self._padded_more(eqn, rows)
@@ -390,7 +384,3 @@ def _between(firsts: Sequence[int], most: int) -> int:
 
 def _size(atom: Any, dim: int) -> int:
     return shape_of(atom)[dim]
-
-
-def _is_strided(eqn: JaxprEqn) -> bool:
-    return any(step != 1 for step in eqn.params["strides"] or ())

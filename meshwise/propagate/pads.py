@@ -7,7 +7,6 @@ rows are computed where they are written: slices become shifts of all rows, and 
 pad's inside is overwritten with its fill. In dims that are not sharded nothing changes.
 """
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -171,7 +170,7 @@ class _Inside:
             config.append((low - first, high - (n - limit), 0))
             if (low or high) and sum(config[-1]):
                 return None
-        if eqn.params["strides"] and math.prod(eqn.params["strides"]) != 1:
+        if not _jax.is_plain_slice(eqn):
             return None
         result = self._grown(eqn)
         fill = np.zeros((), type_of(result).dtype)

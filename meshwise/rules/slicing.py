@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from jax import lax
 
+from meshwise._jax import strides_of
 from meshwise.ir.collectives import CollectiveKind
 from meshwise.ir.mesh import Axes
 from meshwise.rules.factoring import Dim, Factoring, Kind, shapes
@@ -107,7 +108,7 @@ def _rev_local(context: LocalContext, operand: Any) -> list[Any]:
 @register("slice")
 def _slice_rule(application: Application) -> OpRule:
     operand, (result,) = application.operands[0], shapes(application.results)
-    strides = application.params["strides"] or (1,) * len(result)
+    strides = strides_of(application)
     factoring = Factoring()
     before: list[Dim] = []
     after: list[Dim] = []
@@ -128,7 +129,7 @@ def _slice_rule(application: Application) -> OpRule:
 
 def _slice_readings(context: LocalContext) -> list[Reading]:
     starts = context.params["start_indices"]
-    strides = context.params["strides"] or (1,) * len(starts)
+    strides = strides_of(context)
     return [
         _reading(context, 0, d, Window(strides[d], starts[d]))
         for d in range(len(starts))
@@ -144,7 +145,7 @@ def _slice_exchanges(context: LocalContext) -> list[Exchange] | None:
 def _slice_local(context: LocalContext, operand: Any) -> list[Any]:
     """Rows that are fetched begin at the first; the rows that a device picks are its terms."""
     starts, limits = (list(context.params[k]) for k in ("start_indices", "limit_indices"))
-    strides = list(context.params["strides"] or (1,) * len(starts))
+    strides = list(strides_of(context))
     for reading in _slice_readings(context):
         operand = read_rows(operand, reading, context.mesh, None)
         starts[reading.dim], limits[reading.dim] = 0, reading.span

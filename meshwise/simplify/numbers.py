@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from meshwise._jax import JaxprEqn, Literal, Var
+from meshwise._jax import JaxprEqn, Literal, Var, strides_of
 from meshwise.ir.program import shape_of, type_of
 
 MOST_POSITION = np.iinfo(np.int64).max
@@ -206,8 +206,7 @@ def _spread(eqn: JaxprEqn, x: np.ndarray) -> np.ndarray:
 
 def _cut(eqn: JaxprEqn, x: np.ndarray) -> np.ndarray:
     starts, limits = eqn.params["start_indices"], eqn.params["limit_indices"]
-    strides = eqn.params["strides"] or (1,) * x.ndim
-    return x[tuple(map(slice, starts, limits, strides))]
+    return x[tuple(map(slice, starts, limits, strides_of(eqn)))]
 
 
 def _reshaped(eqn: JaxprEqn, x: np.ndarray) -> np.ndarray:

@@ -15,7 +15,7 @@ from typing import Any
 
 from jax import lax
 
-from meshwise._jax import DropVar, JaxprEqn, Literal, Var
+from meshwise._jax import DropVar, JaxprEqn, Literal, Var, is_plain_slice
 from meshwise.ir.operators import RESHAPES, SPREADS, TURNS, is_among
 from meshwise.ir.program import are_alike, shape_of
 from meshwise.simplify.borders.equations import equations_of
@@ -98,11 +98,8 @@ def _is_join(eqn: JaxprEqn) -> bool:
 
 def _reads_windows(eqn: JaxprEqn) -> bool:
     """Whether each result is rows of the one operand that follow each other."""
-    if eqn.primitive.name not in ("split", "unstack", "slice"):
-        return False
-    return not isinstance(eqn.invars[0], Literal) and not any(
-        stride > 1 for stride in eqn.params.get("strides") or ()
-    )
+    is_window = eqn.primitive.name in ("split", "unstack") or is_plain_slice(eqn)
+    return is_window and not isinstance(eqn.invars[0], Literal)
 
 
 def _of_parts(

@@ -9,7 +9,7 @@ from jax import lax
 from meshwise import _jax
 from meshwise._jax import JaxprEqn, Literal
 from meshwise.ir.program import atom_key, shape_of
-from meshwise.simplify.borders.equations import Makers, maker_of, one_equation
+from meshwise.simplify.borders.equations import Makers, any_maker, maker_of, one_equation
 from meshwise.simplify.counts import Counts
 
 
@@ -60,14 +60,7 @@ def _part_of_dim(atom: Any, dim: int, makers: Makers) -> tuple[Any, int, int] | 
         ends = list(accumulate(split.params["sizes"]))
         end = ends[split.outvars.index(atom)]
         return split.invars[0], end - shape_of(atom)[dim], end
-    cut = maker_of(atom, makers, "slice")
-    if cut is None or any(s != 1 for s in cut.params["strides"] or ()):
-        return None
-    shape = shape_of(cut.invars[0])
-    starts, limits = list(cut.params["start_indices"]), list(cut.params["limit_indices"])
-    found = cut.invars[0], starts[dim], limits[dim]
-    starts[dim], limits[dim] = 0, shape[dim]
-    return found if (starts, limits) == ([0] * len(shape), list(shape)) else None
+    return _jax.rows_cut(any_maker(atom, makers), dim)
 
 
 def merge_add(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn] | None:

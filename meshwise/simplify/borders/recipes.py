@@ -97,11 +97,10 @@ class Recipe:
 
     def _starts(self, eqn: JaxprEqn) -> Starts | None:
         """The first of the rows that are cut of something; in other dims where they are written."""
-        cut = maker_of(eqn.outvars[0], self.makers, "slice")
-        if cut is None or any(step != 1 for step in cut.params["strides"] or ()):
+        if not _jax.is_plain_slice(eqn) or shape_of(eqn.outvars[0]) != self._window:
             return None
-        starts = cut.params["start_indices"]
-        if not self._is_like(cut.invars[0]) or shape_of(eqn.outvars[0]) != self._window:
+        starts = eqn.params["start_indices"]
+        if not self._is_like(eqn.invars[0]):
             return None
         begins = enumerate(self.place.begin)
         is_here = all(begin == starts[d] for d, begin in begins if d not in self.dims)

@@ -18,10 +18,8 @@ from meshwise.simplify.borders.equations import (
 from meshwise.simplify.borders.joins import merge_concatenate, zero_pad
 from meshwise.simplify.borders.slices import (
     along,
-    cut_dims,
     is_read_again,
     slice_equation,
-    strides_of,
     to_merge,
 )
 from meshwise.simplify.counts import Counts
@@ -35,7 +33,7 @@ def merge_slice(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn]
     inner = maker_of(eqn.invars[0], makers, "slice")
     if inner is not None:
         return _slice_cut(eqn, inner, makers, counts)
-    if any(s != 1 for s in strides_of(eqn)):
+    if not _jax.is_plain_slice(eqn):
         return None
     inner = maker_of(eqn.invars[0], makers, "concatenate")
     if inner is not None:
@@ -70,16 +68,16 @@ def _slice_cut(
     eqn: JaxprEqn, inner: JaxprEqn, makers: Makers, counts: Counts
 ) -> list[JaxprEqn] | None:
     """One slice of what another one is of."""
-    merged = to_merge(inner, cut_dims(eqn), makers)
+    merged = to_merge(inner, _jax.cut_dims(eqn), makers)
     if merged is None:
         return None
     made, inner = merged
     starts, limits = eqn.params["start_indices"], eqn.params["limit_indices"]
-    first, step = inner.params["start_indices"], strides_of(inner)
+    first, step = inner.params["start_indices"], _jax.strides_of(inner)
     begin = [f + k * s for f, k, s in zip(first, starts, step, strict=True)]
     end = [f + (m - 1) * s + 1 for f, m, s in zip(first, limits, step, strict=True)]
     end = [max(b, e) for b, e in zip(begin, end, strict=True)]
-    strides = tuple(a * b for a, b in zip(step, strides_of(eqn), strict=True))
+    strides = tuple(a * b for a, b in zip(step, _jax.strides_of(eqn), strict=True))
     (cut,) = slice_equation(eqn, inner.invars[0], begin, end, strides)
     return [*made, *(merge_slice(cut, makers.beside(made), counts) or [cut])]
 
@@ -90,7 +88,7 @@ def _is_selected(eqn: JaxprEqn, inner: JaxprEqn, moved: Sequence[int], makers: M
     Such are fields of a state whose borders are padded, and the taps of a filter of what is joined:
     cut before, they would be sent once more.
     """
-    is_along_others = cut_dims(eqn).isdisjoint(moved)
+    is_along_others = _jax.cut_dims(eqn).isdisjoint(moved)
     is_whole = eqn.invars[0] in makers.read_whole or is_read_again(inner, makers)
     return is_along_others and is_whole
 
@@ -173,7 +171,7 @@ def _slice_turned(
 def merge_pad(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn] | None:
     """A pad of a slice, unless it puts fill where the slice left rows out."""
     inner = maker_of(eqn.invars[0], makers, "slice")
-    if inner is None or any(s != 1 for s in strides_of(inner)):
+    if inner is None or not _jax.is_plain_slice(inner):
         return None
     padding, params = eqn.params["padding_config"], inner.params
     padded = {d for d, amounts in enumerate(padding) if any(amounts)}

@@ -16,7 +16,7 @@ from jax import lax
 from meshwise import _jax
 from meshwise._jax import JaxprEqn, Literal, Var
 from meshwise.ir.program import shape_of
-from meshwise.simplify.borders.equations import Makers, equations_of, maker_of
+from meshwise.simplify.borders.equations import Makers, any_maker, equations_of, maker_of
 
 # Rows that are not a part as it was, runs of rows, and what part of a dim a shift may be.
 MOST_ROWS, MOST_RUNS, MOST_PART = 4, 6, 8
@@ -97,7 +97,7 @@ def _shifted(x: Any, dim: int, places: int, size: int) -> Any:
 def _rows_of(atom: Any, dim: int, makers: Makers) -> tuple[Any, list[tuple[int, int]]]:
     """Of which value something has rows of a dim, as runs (first, count); maybe of itself."""
     whole = atom, [(0, shape_of(atom)[dim])]
-    cut, turned = maker_of(atom, makers, "slice"), maker_of(atom, makers, "rev")
+    cut, turned = _jax.rows_cut(any_maker(atom, makers), dim), maker_of(atom, makers, "rev")
     joined = maker_of(atom, makers, "concatenate")
     if joined is not None and joined.params["dimension"] == dim:
         parts = [_rows_of(part, dim, makers) for part in joined.invars]
@@ -105,13 +105,8 @@ def _rows_of(atom: Any, dim: int, makers: Makers) -> tuple[Any, list[tuple[int, 
         if all(own is source for own, _ in parts):
             return source, [run for _, runs in parts for run in runs if run[1]]
     elif cut is not None:
-        shape = shape_of(cut.invars[0])
-        starts, limits = list(cut.params["start_indices"]), list(cut.params["limit_indices"])
-        run = starts[dim], limits[dim] - starts[dim]
-        starts[dim], limits[dim] = 0, shape[dim]
-        is_all = (starts, limits) == ([0] * len(shape), list(shape))
-        if is_all and all(step == 1 for step in cut.params["strides"] or ()):
-            return cut.invars[0], [run]
+        source, start, limit = cut
+        return source, [(start, limit - start)]
     elif turned is not None and tuple(turned.params["dimensions"]) == (dim,):
         source, runs = _rows_of(turned.invars[0], dim, makers)
         if sum(count for _, count in runs) <= MOST_ROWS:

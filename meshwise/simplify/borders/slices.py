@@ -23,17 +23,6 @@ from meshwise.simplify.borders.shifts import MOST_PART
 _MOVES = lax.slice_p, lax.pad_p
 
 
-def strides_of(eqn: JaxprEqn) -> tuple[int, ...]:
-    """The strides of a slice, one for each dim."""
-    return eqn.params["strides"] or (1,) * len(eqn.params["start_indices"])
-
-
-def cut_dims(eqn: JaxprEqn) -> set[int]:
-    """The dims of which a slice leaves something out."""
-    whole, found = shape_of(eqn.invars[0]), shape_of(eqn.outvars[0])
-    return {d for d, (n, m) in enumerate(zip(whole, found, strict=True)) if n != m}
-
-
 def slice_equation(
     eqn: JaxprEqn, x: Any, starts: Sequence[int], limits: Sequence[int], strides: Sequence[int]
 ) -> list[JaxprEqn]:
@@ -78,7 +67,7 @@ def to_merge(
     That part is of a slice along the other dims, which comes with it where it is not there yet.
     None where there is nothing to merge with.
     """
-    cut, shape = cut_dims(inner), shape_of(inner.outvars[0])
+    cut, shape = _jax.cut_dims(inner), shape_of(inner.outvars[0])
     if not is_read_again(inner, makers) or any(shape[d] == 1 for d in cut):
         return [], inner
     return along(inner, {d for d in moved if not _leaves_much(inner, d)}, makers)
@@ -91,7 +80,7 @@ def along(
 
     Others read what this makes, so whoever asks has to write it.
     """
-    cut = cut_dims(inner)
+    cut = _jax.cut_dims(inner)
     if cut <= moved:
         return [], inner
     return _apart(inner, cut & moved, makers) if cut & moved else None
@@ -109,7 +98,7 @@ def _apart(
     source, shape = inner.invars[0], shape_of(inner.outvars[0])
     sizes, params = shape_of(source), inner.params
     starts, limits = params["start_indices"], params["limit_indices"]
-    ranges = [*zip(starts, limits, strides_of(inner), strict=True)]
+    ranges = [*zip(starts, limits, _jax.strides_of(inner), strict=True)]
     others = [(0, sizes[d], 1) if d in own else cut for d, cut in enumerate(ranges)]
     rest = [cut if d in own else (0, shape[d], 1) for d, cut in enumerate(ranges)]
     key = source, tuple(others)

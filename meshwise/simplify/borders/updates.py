@@ -74,9 +74,8 @@ def merge_cut(eqn: JaxprEqn, makers: Makers) -> list[JaxprEqn] | None:
     numbers, mode = inner.params["dimension_numbers"], inner.params["mode"]
     shape, limits = shape_of(inner.outvars[0]), eqn.params["limit_indices"]
     single = set(numbers.inserted_window_dims) & set(numbers.scatter_dims_to_operand_dims)
-    cut = {d for d, (n, limit) in enumerate(zip(shape, limits, strict=True)) if n != limit}
     is_most = math.prod(limits) * 2 >= math.prod(shape)
-    if any(eqn.params["start_indices"]) or not cut <= single or not is_most:
+    if any(eqn.params["start_indices"]) or not _jax.cut_dims(eqn) <= single or not is_most:
         return None
     if lax.GatherScatterMode.from_any(mode) == lax.GatherScatterMode.CLIP:
         return None  # what is before the first row is for that
