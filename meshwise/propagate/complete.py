@@ -40,21 +40,23 @@ def complete(program: Program, rules: Sequence[OpRule] | None = None) -> Complet
 def in_parts(completed: Completed) -> Iterator[Completed]:
     """The same with rows beside others in parts: along one dim, along one more, and so on.
 
-    First all grids, then but for those for which more is shifted than they are. Which is best is
-    for plans to say. Along several dims parts multiply: none has more than `MOST` times as many
-    equations.
+    First all grids; then, from the first dim on along which there are such, but for those for which
+    more is shifted than they are. Which is best is for plans to say. Along several dims parts
+    multiply: none has more than `MOST` times as many equations.
     """
     most = MOST * len(completed[0].equations)
+    way, fork = completed, None
     for shifted in (inf, 1.0):
-        way, has_more = completed, False
         while True:
             other, found = rows_beside(*way, shifted)
             if other is way[0] or len(other.equations) > most:
                 break
-            way, has_more = _with_additions_apart(_completed(other)), has_more or found > 1
+            fork = way if fork is None and found > 1 else fork
+            way = _with_additions_apart(_completed(other))
             yield way
-        if not has_more:
+        if fork is None:
             break
+        way = fork
 
 
 def _with_additions_apart(completed: Completed) -> Completed:
