@@ -70,9 +70,11 @@ def rows_beside(
         for index, eqn in enumerate(program.equations):
             ghosts.visit(index, eqn)
         instead = without_unread(program, ghosts.instead, set())
-        left = ghosts.left() or ghosts.grids.dear(program, instead, shifted)
+        together = ghosts.grids.together(program, instead)
+        dear = set[int]().union(*(one.laid for one in together if one.is_dear(shifted)))
+        left = ghosts.left() or dear
         if not left:
-            return rewritten(program, instead), ghosts.grids.shifted(program)
+            return rewritten(program, instead), max((one.shifted for one in together), default=0.0)
         as_they_are |= left
 
 
@@ -181,7 +183,7 @@ class _Ghosts:
         return dim, parts, _size(operand, dim), low
 
     def _is_few(self, grid: Any, dim: int, rows: int) -> bool:
-        """Whether so many rows beside an array are few: at most half as many as a shard of it has.
+        """Whether so many rows beside an array are few: at most half as many as a full shard has.
 
         Each device computes them, beside those of its own.
         """

@@ -12,6 +12,23 @@ from meshwise.ir.program import Program, bytes_of
 MOST = 5
 
 
+@dataclass(frozen=True)
+class Together:
+    """What is computed of the same grids: the equations that `laid` their rows.
+
+    `made` equations stand in place of one, on an average; `shifted` for it is that part of what
+    was laid.
+    """
+
+    laid: Set[int]
+    made: float
+    shifted: float
+
+    def is_dear(self, shifted: float) -> bool:
+        """Whether too much is made, or more is shifted than that."""
+        return self.made > MOST or self.shifted > shifted
+
+
 @dataclass
 class Grids:
     """Of each equation in parts, by index: those that laid the rows, and what is cut for it.
@@ -22,34 +39,21 @@ class Grids:
     region_of: dict[int, Set[int]] = field(default_factory=dict)
     cut_bytes: Counter[int] = field(default_factory=Counter)
 
-    def dear(
-        self, program: Program, instead: Mapping[int, Sequence[JaxprEqn]], shifted: float
-    ) -> set[int]:
-        """Those that laid rows of which too much is made, or for which more is shifted than that.
-
-        `instead` is what is written in place of each.
-        """
-        found: set[int] = set()
-        for region in self._together():
-            own = self._of(region)
-            made = sum(len(instead[index]) for index in own)
-            if made > MOST * len(own) or self._shifted(program, region) > shifted:
-                found |= region
+    def together(
+        self, program: Program, instead: Mapping[int, Sequence[JaxprEqn]]
+    ) -> list[Together]:
+        """All of that, counted; `instead` is what is written in place of each equation."""
+        found: list[Together] = []
+        for laid in self._regions():
+            own = [index for index, part in self.region_of.items() if part <= laid]
+            made = sum(len(instead[index]) for index in own) / len(own)
+            cut = sum(self.cut_bytes[index] for index in own)
+            rows = sum(bytes_of(program.equations[index].outvars[0]) for index in laid)
+            found.append(Together(laid, made, cut / max(rows, 1)))
         return found
 
-    def shifted(self, program: Program) -> float:
-        """What is shifted at most for what is computed of the same grids, as a part of these."""
-        return max((self._shifted(program, region) for region in self._together()), default=0.0)
-
-    def _shifted(self, program: Program, region: Set[int]) -> float:
-        laid = sum(bytes_of(program.equations[index].outvars[0]) for index in region)
-        return sum(self.cut_bytes[index] for index in self._of(region)) / max(laid, 1)
-
-    def _of(self, region: Set[int]) -> list[int]:
-        return [index for index, part in self.region_of.items() if part <= region]
-
-    def _together(self) -> list[Set[int]]:
-        """Regions that have something in common as one."""
+    def _regions(self) -> list[Set[int]]:
+        """Those that laid rows, of which something in common is computed as one."""
         found: list[Set[int]] = []
         for one in self.region_of.values():
             apart = [other for other in found if not other & one]
