@@ -18,6 +18,8 @@ from meshwise.choose.search import Search
 MUCH = 1.2
 # And a part of the seconds that is smaller is none.
 HARDLY = 3e-4
+# The power to which what a plan costs counts: a tenth more is worth a third less of something.
+POWER = 4
 # The power to which seconds of a machine count; others are bytes, which weigh less.
 OF_A_MACHINE = 4
 
@@ -71,9 +73,9 @@ class Burden:
 # on every device; and element-wise work, which is cheap each time, and in a loop may be most of
 # what is computed.
 BURDENS = (
-    Burden(lambda one: one.temporary_bytes, far=MUCH, power=4, holding=0.3),
+    Burden(lambda one: one.temporary_bytes, far=MUCH, power=POWER, holding=0.3),
     Burden(lambda one: one.made_bytes, far=2.0, power=1.8, holding=1.0),
-    Burden(lambda one: one.work_seconds, far=MUCH, power=4),
+    Burden(lambda one: one.work_seconds, far=MUCH, power=POWER),
 )
 
 

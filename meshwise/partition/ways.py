@@ -13,15 +13,12 @@ from functools import cached_property
 
 from meshwise.choose.choose import DRIVERS, choose
 from meshwise.choose.plan import Plan
-from meshwise.choose.weighing import MUCH
+from meshwise.choose.weighing import MUCH, POWER
 from meshwise.cost.hardware import Hardware
 from meshwise.cost.memory import peak_memory
 from meshwise.ir.per_device import PerDeviceProgram
 from meshwise.partition.partition import partition
 from meshwise.propagate.complete import Completed, in_parts
-
-# A tenth fewer bytes is worth a third more of anything else, as where plans are weighed.
-POWER = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,10 +41,11 @@ class _Way:
             return self.plan.seconds < other.plan.seconds
         sent, others = self.program.wire_bytes, other.program.wire_bytes
         worth = max(MUCH, (others / max(sent, 1)) ** POWER)
-        return sent < others and all(of(self) <= worth * of(other) for of in _BURDENS)
+        return sent < others and all(of(self) <= worth * of(other) for of in _OTHER_COSTS)
 
 
-_BURDENS: tuple[Callable[[_Way], float], ...] = (
+# What more may be had of for fewer bytes, as seconds may where plans are weighed.
+_OTHER_COSTS: tuple[Callable[[_Way], float], ...] = (
     lambda way: way.peak_bytes,
     lambda way: way.plan.work_seconds,
 )
