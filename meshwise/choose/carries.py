@@ -165,9 +165,7 @@ def _gathered(
     return found
 
 
-def _shrinking(
-    program: Program, rules: Sequence[OpRule], uses: dict[Var, list[Use]]
-) -> set[Var]:  # fmt: skip
+def _shrinking(program: Program, rules: Sequence[OpRule], uses: dict[Var, list[Use]]) -> set[Var]:
     """Values whose one use leads, through linear equations, to a sum of fewer bytes."""
     found: set[Var] = set()
     for eqn in reversed(program.equations):
@@ -259,9 +257,7 @@ class _Known:
         others = [a for a in atoms if not isinstance(a, Literal) and a not in self.unreduced]
         return {a for a in others if self.made.get(a, 1) == trips}
 
-    def passes(
-        self, eqn: JaxprEqn, operands: Iterable[int], whole: Set[Var], trips: int
-    ) -> bool:  # fmt: skip
+    def passes(self, eqn: JaxprEqn, operands: Iterable[int], whole: Set[Var], trips: int) -> bool:
         """Whether a sum may pass, to which one device adds what is whole."""
         atoms = [eqn.invars[i] for i in operands]
         terms = [a for a in atoms if isinstance(a, Literal) or a not in whole]

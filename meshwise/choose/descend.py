@@ -290,9 +290,7 @@ def _choices_then(
     return found
 
 
-def _made_so(
-    search: Search, value: Value, maker: Node, axes: DimAxes
-) -> tuple[Sharding, float]:  # fmt: skip
+def _made_so(search: Search, value: Value, maker: Node, axes: DimAxes) -> tuple[Sharding, float]:
     """The sharding in which a value is made so, and what that costs at least without reshards."""
     changes = search.put(maker, axes)
     found = search.produced(value).reduced, search.least_delta(changes, without=value)

@@ -43,7 +43,7 @@ def descents(graph: Graph, limits: Limits) -> list[Found]:
 
 def _from_completion_and_forward(
     graph: Graph, limits: Limits, found: Sequence[Found]
-) -> list[Found]:  # fmt: skip
+) -> list[Found]:
     """From completion, and from the program's own order."""
     starts = completion_start(graph, limits), forward_start(graph, limits)
     return [descended(Search(graph, axes), limits) for axes in dict.fromkeys(map(tuple, starts))]

@@ -303,9 +303,7 @@ def _values(
     return values
 
 
-def _note_branches(
-    program: Program, nodes: Sequence[Node], values: Mapping[Var, Value]
-) -> None:  # fmt: skip
+def _note_branches(program: Program, nodes: Sequence[Node], values: Mapping[Var, Value]) -> None:
     """Note where values are read that are read in branches: there they are resharded, too."""
     eqns = program.equations
     around = paths(eqns)

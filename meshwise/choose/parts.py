@@ -301,9 +301,7 @@ class Groups:
     def _is_sum(self, part: int) -> bool:
         return self.parts[part].joins and self.parts[part].reduces
 
-    def reads_otherwise(
-        self, part: int, operand: int, readers: Sequence[tuple[int, int]]
-    ) -> bool:  # fmt: skip
+    def reads_otherwise(self, part: int, operand: int, readers: Sequence[tuple[int, int]]) -> bool:
         """Whether a group of pairs reads a part's operand by other dims, as one of `readers`."""
         root = self.find(part)
         if not self.has_pairs[root]:

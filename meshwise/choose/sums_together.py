@@ -51,9 +51,7 @@ def _terms(search: Search, node: Node) -> list[Value]:
     return values if all(v.maker is not None and not v.remade for v in values) else []
 
 
-def _ways(
-    search: Search, node: Node, terms: Sequence[Value], limits: Limits
-) -> list[list[Choice]]:  # fmt: skip
+def _ways(search: Search, node: Node, terms: Sequence[Value], limits: Limits) -> list[list[Choice]]:
     """The addition and the makers of its terms, for all axes that these may be sums over."""
     current = search.placed[node.index].strategy
     ways = []

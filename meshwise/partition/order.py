@@ -37,9 +37,7 @@ def emission_order(items: Sequence[Item], plan: Plan) -> list[Item]:
     return [items[place] for place in order]
 
 
-def _reads_and_makes(
-    item: Item, eqns: Sequence[JaxprEqn]
-) -> tuple[set[Var], dict[Var, None]]:  # fmt: skip
+def _reads_and_makes(item: Item, eqns: Sequence[JaxprEqn]) -> tuple[set[Var], dict[Var, None]]:
     """What an item reads from around it, and what it makes, in an order."""
     positions = [item] if isinstance(item, int) else list(item.positions())
     reads = {a for p in positions for a in eqns[p].invars if not isinstance(a, Literal)}

@@ -39,9 +39,7 @@ class _Part:
     is_run: bool = True
 
 
-def cut_known_positions(
-    eqns: Sequence[JaxprEqn], constants: Mapping[Var, Any]
-) -> list[JaxprEqn]:  # fmt: skip
+def cut_known_positions(eqns: Sequence[JaxprEqn], constants: Mapping[Var, Any]) -> list[JaxprEqn]:
     """The equations, with gathers at known positions and sums into such as slices and joins."""
     numbers = Numbers({v: eqn for eqn in eqns for v in eqn.outvars}, constants)
     found: list[JaxprEqn] = []
@@ -171,9 +169,7 @@ class _Rows:
         return lax.broadcast_in_dim(x, self.result, sorted(own))
 
 
-def _part(
-    starts: np.ndarray, size: int, given: Sequence[int], kept: int | None
-) -> _Part | None:  # fmt: skip
+def _part(starts: np.ndarray, size: int, given: Sequence[int], kept: int | None) -> _Part | None:
     """What is read along one dim in windows of a size, which is the result's dim `kept`.
 
     `starts` are for each index vector, whose dims are the result's dims `given`.

@@ -97,7 +97,7 @@ def merge_moves(eqns: Sequence[JaxprEqn], constants: Mapping[Var, Any]) -> list[
 
 def _merged(
     eqns: Sequence[JaxprEqn], merges: Mapping[str, Merge], counts: Counts
-) -> list[JaxprEqn]:  # fmt: skip
+) -> list[JaxprEqn]:
     merging = Merging(eqns, counts)
     found: list[JaxprEqn] = []
     for eqn, scope in zip(eqns, scopes(eqns), strict=True):

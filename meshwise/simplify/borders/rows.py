@@ -154,9 +154,7 @@ def _slice_joined(
     return [*found, *(merge_concatenate(joined, makers.beside(found), counts) or [joined])]
 
 
-def _slice_turned(
-    eqn: JaxprEqn, inner: JaxprEqn, makers: Makers, counts: Counts
-) -> list[JaxprEqn]:  # fmt: skip
+def _slice_turned(eqn: JaxprEqn, inner: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn]:
     """What a slice takes of an array that is turned round, cut before it is."""
     starts, limits = list(eqn.params["start_indices"]), list(eqn.params["limit_indices"])
     for d in inner.params["dimensions"]:

@@ -74,9 +74,7 @@ def one_source(eqn: JaxprEqn, makers: Makers) -> Any | None:
     return None if source is eqn.outvars[0] else source
 
 
-def near_runs(
-    eqn: JaxprEqn, makers: Makers
-) -> tuple[Any, list[tuple[int, int, int]]] | None:  # fmt: skip
+def near_runs(eqn: JaxprEqn, makers: Makers) -> tuple[Any, list[tuple[int, int, int]]] | None:
     """The one value whose rows a join has, and these as runs (place, first, count), if all near."""
     dim = eqn.params["dimension"]
     source, rows = _rows_of(eqn.outvars[0], dim, makers.beside([eqn]))

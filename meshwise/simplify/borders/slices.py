@@ -91,9 +91,7 @@ def _leaves_much(eqn: JaxprEqn, dim: int) -> bool:
     return (size - shape_of(eqn.outvars[0])[dim]) * MOST_PART > size
 
 
-def _apart(
-    inner: JaxprEqn, own: Set[int], makers: Makers
-) -> tuple[list[JaxprEqn], JaxprEqn]:  # fmt: skip
+def _apart(inner: JaxprEqn, own: Set[int], makers: Makers) -> tuple[list[JaxprEqn], JaxprEqn]:
     """A slice along some dims, of one along the others."""
     source, shape = inner.invars[0], shape_of(inner.outvars[0])
     sizes, params = shape_of(source), inner.params
@@ -101,7 +99,7 @@ def _apart(
     ranges = [*zip(starts, limits, _jax.strides_of(inner), strict=True)]
     others = [(0, sizes[d], 1) if d in own else cut for d, cut in enumerate(ranges)]
     rest = [cut if d in own else (0, shape[d], 1) for d, cut in enumerate(ranges)]
-    key = source, tuple(others)
+    key = (source, tuple(others))
     made: list[JaxprEqn] = []
     if key not in makers.kept or not makers.is_made_here(makers.kept[key]):
         aval: Any = inner.outvars[0].aval
