@@ -29,7 +29,7 @@ from meshwise.simplify.borders.merge import Merging
 from meshwise.simplify.counts import Counts
 
 # Operators that treat each row alone, if the rows' dim is none that they are about.
-_BY_ROWS = ELEMENTWISE | REDUCTIONS | SPREADS | JOINS | {"transpose", "squeeze"}
+_BY_ROWS = ELEMENTWISE | REDUCTIONS | SPREADS | JOINS | {"transpose", "squeeze", "set_rows"}
 
 
 # So many rows beside the main ones are few: of each all is computed by itself.

@@ -55,6 +55,29 @@ def central(u):
     return u - (between[:, 1:] - between[:, :-1])
 
 
+def of_components(ghosts):
+    """Few of them made otherwise than most: of components at known places, written among these."""
+    x = jnp.tanh(ghosts) * ghosts
+    return jnp.concatenate([x[..., :1] + 1, x[..., 1:-1], 2 * x[..., -1:]], -1)
+
+
+def walled(ghosts):
+    """Components at the walls of another dim, one of them but for two rows."""
+    mirrored = ghosts.at[..., 0].set(ghosts[..., 1]).at[..., -2:].set(ghosts[..., -4:-2][..., ::-1])
+    return mirrored.at[1:-1, 1].set(2 * mirrored[1:-1, 2] - mirrored[1:-1, 3])
+
+
+def differences(make):
+    """Of neighbours, of what is made of rows with one ghost on either side."""
+
+    def step(u):
+        made = make(jnp.concatenate([u[-1:], u, u[:1]]))
+        between = made[1:] * made[:-1]
+        return u - (between[1:] - between[:-1])
+
+    return step
+
+
 def also_whole(u):
     """All rows are read together as well."""
     ghosts = jnp.tanh(jnp.concatenate([u[-1:], u, u[:1]]))
@@ -98,6 +121,9 @@ CASES = {
     "a mirrored plate": (plate("reflect"), (24, 32), P("y", "x"), (2, 4)),
     "gradient of a plate": (slope_of(plate("constant")), (32, 32), P("x", "y"), (2, 4)),
     "components": (central, (2, 32, 8), P(None, ("x", "y")), (2, 4)),
+    "components side by side": (differences(of_components), (64, 3, 5), P("x"), (8,)),
+    "components at walls": (differences(walled), (64, 5, 16), P("x", None, "y"), (4, 2)),
+    "their gradient": (slope_of(differences(walled)), (64, 16), P("x"), (8,)),
     "also whole": (also_whole, (32, 8), P("x"), (8,)),
     "read after a loop": (read_after_a_loop, (32, 8), P("x"), (8,)),
     "in a loop": (
@@ -128,7 +154,13 @@ def several(u):
 
 
 # Rows that a device sends.
-SENT = {"a row of ghosts": (one_row, 1), "a circle": (circle, 8), "several cuts": (several, 7)}
+SENT = {
+    "a row of ghosts": (one_row, 1),
+    "a circle": (circle, 8),
+    "several cuts": (several, 7),
+    "components side by side": (differences(of_components), 5.5),
+    "components at walls": (differences(walled), 5.5),
+}
 
 
 @pytest.mark.parametrize("name", SENT)
