@@ -10,7 +10,6 @@ one are shifted, which sends as many rows.
 
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
-from itertools import pairwise
 from math import inf
 from typing import Any
 
@@ -18,15 +17,14 @@ from jax import lax
 
 from meshwise import _jax
 from meshwise._jax import JaxprEqn, Literal, Var
-from meshwise.ir.bodies import OUTERMOST, Scope, is_visible, scopes
+from meshwise.ir.bodies import is_visible, scopes
 from meshwise.ir.operators import ELEMENTWISE, JOINS, REDUCTIONS, SPREADS, is_among
 from meshwise.ir.program import Program, bytes_of, shape_of
 from meshwise.propagate.completion import Completion
 from meshwise.propagate.grids import Grids
+from meshwise.propagate.parted import Writing, size_of
 from meshwise.propagate.rewriting import rewritten, without_unread
 from meshwise.rules.registry import OpRule
-from meshwise.simplify.borders.merge import Merging
-from meshwise.simplify.counts import Counts
 
 # Operators that treat each row alone, if the rows' dim is none that they are about.
 _BY_ROWS = ELEMENTWISE | REDUCTIONS | SPREADS | JOINS | {"transpose", "squeeze", "set_rows"}
@@ -51,7 +49,7 @@ class _Rows:
     @property
     def count(self) -> int:
         """How many main rows there are."""
-        return _size(self.parts[self.first], self.dim)
+        return size_of(self.parts[self.first], self.dim)
 
 
 def rows_beside(
@@ -95,15 +93,11 @@ class _Ghosts:
 
     def __post_init__(self) -> None:
         """Nothing is written yet."""
-        flat = self.given.jaxpr.jaxpr
-        constants = dict(zip(flat.constvars, self.given.jaxpr.consts, strict=True))
         equations = self.given.equations
-        self._merging = Merging(equations, Counts(equations, constants), shares=False)
+        self.write = Writing(self.given)
         self._scopes = scopes(equations)
         made_in = zip(equations, self._scopes, strict=True)
         self._scope_of = {v: scope for eqn, scope in made_in for v in eqn.outvars}
-        self._here: Scope = OUTERMOST
-        self._made: list[JaxprEqn] = []
         self._read_otherwise: set[int] = set()
         self._laid: set[int] = set()
         self._computed: set[int] = set()
@@ -121,18 +115,18 @@ class _Ghosts:
 
     def visit(self, index: int, eqn: JaxprEqn) -> None:
         """Write an equation in parts, if it lays rows beside others or is of such, row by row."""
-        self._here, self._made = self._scopes[index], []
+        self.write.begin(self._scopes[index])
         is_plain = not eqn.effects and index not in self.given.hints and not _jax.is_mark(eqn)
         # What is computed in another body stays there.
-        is_here = all(is_visible(self._scope_of[a], self._here) for a in self._read(eqn))
+        is_here = all(is_visible(self._scope_of[a], self._scopes[index]) for a in self._read(eqn))
         is_written = is_plain and is_here and (self._lay(index, eqn) or self._follow(index, eqn))
         if is_written:
-            self.instead[index] = self._made
+            self.instead[index] = self.write.made
             regions = [self.rows[a].region for a in self._read(eqn)] or [{index}]
             self.grids.region_of[index] = frozenset[int]().union(*regions)
         else:
             self._leave(eqn.invars)
-            self._merging.add([eqn], self._here)
+            self.write.keep(eqn)
 
     def _lay(self, index: int, eqn: JaxprEqn) -> bool:
         """Begin with rows that an equation lays beside others that are in shards."""
@@ -151,10 +145,10 @@ class _Ghosts:
         if eqn.primitive is not lax.concatenate_p:
             return None
         dim = eqn.params["dimension"]
-        sizes = [_size(a, dim) for a in eqn.invars]
+        sizes = [size_of(a, dim) for a in eqn.invars]
         most = sizes.index(max(sizes))
         grid, start = self._cut_of(eqn.invars[most], dim)
-        count, total = _size(grid, dim), sum(sizes)
+        count, total = size_of(grid, dim), sum(sizes)
         if not self._is_few(grid, dim, total - count):
             return None
         first = min(max(sum(sizes[:most]) - start, 0), total - count)
@@ -177,10 +171,10 @@ class _Ghosts:
             others = tuple([(0, 0, 0) if d == dim else own for d, own in enumerate(config)])
             shape = [n + sum(own) for n, own in zip(shape_of(operand), others, strict=True)]
             what = lax.pad_p, [operand, fill], {"padding_config": others}
-            operand = self._emit(eqn, *what, _jax.var_like(operand, shape))
-        row = self._row_of(eqn, fill, operand, dim)
+            operand = self.write.emit(eqn, *what, _jax.var_like(operand, shape))
+        row = self.write.row_of(eqn, fill, operand, dim)
         parts = [*[row] * low, operand, *[row] * high]
-        return dim, parts, _size(operand, dim), low
+        return dim, parts, size_of(operand, dim), low
 
     def _is_few(self, grid: Any, dim: int, rows: int) -> bool:
         """Whether so many rows beside an array are few: at most half as many as a full shard has.
@@ -189,11 +183,11 @@ class _Ghosts:
         """
         axes = () if isinstance(grid, Literal) else self.completion.dims[grid][dim]
         shards = self.given.mesh.size(axes)
-        return shards > 1 and 0 < rows <= min(FEW, -(-_size(grid, dim) // shards) // 2)
+        return shards > 1 and 0 < rows <= min(FEW, -(-size_of(grid, dim) // shards) // 2)
 
     def _cut_of(self, atom: Any, dim: int) -> tuple[Any, int]:
         """Of what something is a part along one dim, and from which row on; maybe of itself."""
-        cut = _jax.rows_cut(self._merging.maker(atom), dim)
+        cut = _jax.rows_cut(self.write.merging.maker(atom), dim)
         return cut[:2] if cut is not None and cut[0] in self.completion.dims else (atom, 0)
 
     def _follow(self, index: int, eqn: JaxprEqn) -> bool:
@@ -214,18 +208,18 @@ class _Ghosts:
     def _sliced(self, eqn: JaxprEqn, rows: _Rows) -> bool:
         starts, limits = list(eqn.params["start_indices"]), list(eqn.params["limit_indices"])
         start, limit = starts[rows.dim], limits[rows.dim]
-        parts = self._cut(eqn, rows.parts, rows.dim, start, limit)
+        parts = self.write.cut(eqn, rows.parts, rows.dim, start, limit)
         shape = shape_of(eqn.outvars[0])
         for k, part in enumerate(parts):
-            starts[rows.dim], limits[rows.dim] = 0, _size(part, rows.dim)
+            starts[rows.dim], limits[rows.dim] = 0, size_of(part, rows.dim)
             own = [*shape[: rows.dim], limits[rows.dim], *shape[rows.dim + 1 :]]
             if list(shape_of(part)) != own:
-                parts[k] = self._slice(eqn, part, starts, limits)
+                parts[k] = self.write.slice(eqn, part, starts, limits)
         if limit - start > rows.count:
             first = min(max(rows.first - start, 0), limit - start - rows.count)
             self._keep(eqn, rows.dim, parts, rows.count, first, rows.region)
         else:
-            self._join(eqn, parts, rows.dim, eqn.outvars[0])
+            self.write.join(eqn, parts, rows.dim, eqn.outvars[0])
         return True
 
     def _padded_more(self, eqn: JaxprEqn, rows: _Rows) -> bool:
@@ -234,7 +228,7 @@ class _Ghosts:
         is_few = len(rows.parts) + low + high <= FEW + 1
         if min(low, high) < 0 or gap or any(map(any, config)) or not is_few:
             return False
-        row = self._row_of(eqn, eqn.invars[1], rows.parts[rows.first], rows.dim)
+        row = self.write.row_of(eqn, eqn.invars[1], rows.parts[rows.first], rows.dim)
         parts = [*[row] * low, *rows.parts, *[row] * high]
         self._keep(eqn, rows.dim, parts, rows.count, rows.first + low, rows.region)
         return True
@@ -257,7 +251,7 @@ class _Ghosts:
         count, at = found[0].count, factors.results[0].index(dim)
         if any(rows.count != count for rows in found):
             return False
-        total = _size(eqn.outvars[0], at)
+        total = size_of(eqn.outvars[0], at)
         first = _between([rows.first for rows in found], total - count)
         operands: list[Sequence[Any]] = []
         for atom, dims in zip(eqn.invars, factors.operands, strict=True):
@@ -266,7 +260,7 @@ class _Ghosts:
                 if known is None:
                     self.grids.cut_bytes[index] += self._own_bytes(atom)
                 parts = [atom] if known is None else known.parts
-                operands.append(self._parted(eqn, parts, dims.index(dim), count, first))
+                operands.append(self.write.parted(eqn, parts, dims.index(dim), count, first))
             else:
                 operands.append((atom,) * (total - count + 1))
         made = [
@@ -280,7 +274,7 @@ class _Ghosts:
 
     def _own_bytes(self, atom: Any) -> int:
         """Of an array; of one that repeats another, that of this one."""
-        maker = self._merging.maker(atom)
+        maker = self.write.merging.maker(atom)
         is_spread = maker is not None and is_among(maker, SPREADS)
         return bytes_of(maker.invars[0] if maker is not None and is_spread else atom)
 
@@ -291,7 +285,7 @@ class _Ghosts:
         params = dict(eqn.params)
         if eqn.primitive is lax.broadcast_in_dim_p:
             params["shape"] = tuple(shape)
-        return self._emit(
+        return self.write.emit(
             eqn, eqn.primitive, operands, params, _jax.var_like(eqn.outvars[0], shape)
         )
 
@@ -304,75 +298,8 @@ class _Ghosts:
         first: int,
         region: frozenset[int],
     ) -> None:
-        made = self._parted(eqn, parts, dim, count, first)
+        made = self.write.parted(eqn, parts, dim, count, first)
         self.rows[eqn.outvars[0]] = _Rows(dim, made, first, region)
-
-    def _parted(
-        self, eqn: JaxprEqn, parts: Sequence[Any], dim: int, count: int, first: int
-    ) -> tuple[Any, ...]:
-        """What lies side by side as so many main rows from one on, and single ones around them."""
-        total = sum(_size(part, dim) for part in parts)
-        ends = [*range(first + 1), *range(first + count, total + 1)]
-        return tuple(
-            [self._join(eqn, self._cut(eqn, parts, dim, *pair), dim) for pair in pairwise(ends)]
-        )
-
-    def _cut(
-        self, eqn: JaxprEqn, parts: Sequence[Any], dim: int, start: int, limit: int
-    ) -> list[Any]:
-        """Of what lies side by side the rows between two."""
-        found, at = [], 0
-        for part in parts:
-            size = _size(part, dim)
-            begin, end = max(start - at, 0), min(limit - at, size)
-            if end - begin == size:
-                found.append(part)
-            elif end > begin:
-                starts, limits = [0] * len(shape_of(part)), list(shape_of(part))
-                starts[dim], limits[dim] = begin, end
-                found.append(self._slice(eqn, part, starts, limits))
-            at += size
-        return found
-
-    def _slice(self, eqn: JaxprEqn, atom: Any, starts: Sequence[int], limits: Sequence[int]) -> Any:
-        """A part of an array; of a number that is repeated so many of it."""
-        shape = [end - start for start, end in zip(starts, limits, strict=True)]
-        maker = self._merging.maker(atom)
-        if maker is not None and is_among(maker, SPREADS) and not shape_of(maker.invars[0]):
-            return self._spread(eqn, maker.invars[0], shape, atom)
-        params = {"start_indices": tuple(starts), "limit_indices": tuple(limits), "strides": None}
-        return self._emit(eqn, lax.slice_p, [atom], params, _jax.var_like(atom, shape))
-
-    def _join(self, eqn: JaxprEqn, parts: Sequence[Any], dim: int, result: Any = None) -> Any:
-        """Rows side by side, of one array maybe."""
-        if len(parts) == 1:
-            return parts[0] if result is None else self._emit(eqn, lax.copy_p, parts, {}, result)
-        shape = list(shape_of(parts[0]))
-        shape[dim] = sum(_size(part, dim) for part in parts)
-        made = _jax.var_like(eqn.outvars[0], shape) if result is None else result
-        return self._emit(eqn, lax.concatenate_p, parts, {"dimension": dim}, made)
-
-    def _row_of(self, eqn: JaxprEqn, number: Any, like: Any, dim: int) -> Any:
-        """A row of a number, as those of an array are."""
-        shape = list(shape_of(like))
-        shape[dim] = 1
-        return self._spread(eqn, number, shape, like)
-
-    def _spread(self, eqn: JaxprEqn, number: Any, shape: Sequence[int], like: Any) -> Any:
-        params = {"shape": tuple(shape), "broadcast_dimensions": (), "sharding": None}
-        return self._emit(eqn, lax.broadcast_in_dim_p, [number], params, _jax.var_like(like, shape))
-
-    def _emit(
-        self, eqn: JaxprEqn, primitive: Any, operands: Sequence[Any], params: Any, result: Any
-    ) -> Any:
-        """One more equation in place of another, merged with what it is of."""
-        made = _jax.new_eqn(primitive, list(operands), [result], params, eqn)
-        found = self._merging.merged(made, self._here)
-        if primitive is lax.concatenate_p and found == [made]:
-            found = self._merging.shifted(made)
-        self._merging.add(found, self._here)
-        self._made += found
-        return result
 
 
 def _between(firsts: Sequence[int], most: int) -> int:
@@ -382,7 +309,3 @@ def _between(firsts: Sequence[int], most: int) -> int:
     """
     away = {one: sum(abs(one - first) for first in firsts) for one in firsts}
     return min(away, key=lambda one: (away[one], abs(most - 2 * one), one))
-
-
-def _size(atom: Any, dim: int) -> int:
-    return shape_of(atom)[dim]
