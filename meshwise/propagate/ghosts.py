@@ -27,7 +27,9 @@ from meshwise.propagate.rewriting import rewritten, without_unread
 from meshwise.rules.registry import OpRule
 
 # Operators that treat each row alone, if the rows' dim is none that they are about.
-_BY_ROWS = ELEMENTWISE | REDUCTIONS | SPREADS | JOINS | {"transpose", "squeeze", "set_rows"}
+_BY_ROWS = (
+    ELEMENTWISE | REDUCTIONS | SPREADS | JOINS | {"stack", "squeeze", "transpose", "set_rows"}
+)
 
 
 # So many rows beside the main ones are few: of each all is computed by itself.
