@@ -41,12 +41,15 @@ class _Rows:
     """Rows along a dim as parts side by side: the main ones, and single ones before and after.
 
     `region` is all that is computed of the same grids: the equations that laid rows beside them.
+    Where all `goes_round`, those before the main ones are the last of these, and those after them
+    the first.
     """
 
     dim: int
     parts: tuple[Any, ...]
     first: int
     region: frozenset[int]
+    goes_round: bool = False
 
     @property
     def count(self) -> int:
@@ -139,7 +142,8 @@ class _Ghosts:
             return False
         dim, parts, count, first = found
         self._laid.add(index)
-        self._keep(eqn, dim, parts, count, first, frozenset({index}))
+        goes_round = self.write.merging.goes_round(eqn, count)
+        self._keep(eqn, dim, parts, count, first, frozenset({index}), goes_round)
         return True
 
     def _joined(self, eqn: JaxprEqn) -> tuple[int, list[Any], int, int] | None:
@@ -210,16 +214,19 @@ class _Ghosts:
     def _sliced(self, eqn: JaxprEqn, rows: _Rows) -> bool:
         starts, limits = list(eqn.params["start_indices"]), list(eqn.params["limit_indices"])
         start, limit = starts[rows.dim], limits[rows.dim]
-        parts = self.write.cut(eqn, rows.parts, rows.dim, start, limit)
+        more = limit - start - rows.count
+        first = min(max(rows.first - start, 0), more)
+        is_round = rows.goes_round and more >= 0
+        parts = self._from(eqn, rows, start + first) if is_round else rows.parts
+        parts = self.write.cut(eqn, parts, rows.dim, start, limit)
         shape = shape_of(eqn.outvars[0])
         for k, part in enumerate(parts):
             starts[rows.dim], limits[rows.dim] = 0, size_of(part, rows.dim)
             own = [*shape[: rows.dim], limits[rows.dim], *shape[rows.dim + 1 :]]
             if list(shape_of(part)) != own:
                 parts[k] = self.write.slice(eqn, part, starts, limits)
-        if limit - start > rows.count:
-            first = min(max(rows.first - start, 0), limit - start - rows.count)
-            self._keep(eqn, rows.dim, parts, rows.count, first, rows.region)
+        if more > 0:
+            self._keep(eqn, rows.dim, parts, rows.count, first, rows.region, rows.goes_round)
         else:
             self.write.join(eqn, parts, rows.dim, eqn.outvars[0])
         return True
@@ -256,13 +263,15 @@ class _Ghosts:
         total = size_of(eqn.outvars[0], at)
         first = _between([rows.first for rows in found], total - count)
         operands: list[Sequence[Any]] = []
+        goes_round = all(rows.goes_round for rows in found)
         for atom, dims in zip(eqn.invars, factors.operands, strict=True):
-            if dim in dims:
-                known = self.rows.get(atom) if isinstance(atom, Var) else None
-                if known is None:
-                    self.grids.cut_bytes[index] += self._own_bytes(atom)
-                parts = [atom] if known is None else known.parts
-                operands.append(self.write.parted(eqn, parts, dims.index(dim), count, first))
+            if isinstance(atom, Var) and atom in self.rows:
+                operands.append(self._from(eqn, self.rows[atom], first))
+            elif dim in dims:
+                own = dims.index(dim)
+                operands.append(self.write.parted(eqn, [atom], own, count, first))
+                self.grids.cut_bytes[index] += self._own_bytes(atom)
+                goes_round &= self._is_spread(atom, own)
             else:
                 operands.append((atom,) * (total - count + 1))
         made = [
@@ -270,7 +279,7 @@ class _Ghosts:
             for k, part in enumerate(zip(*operands, strict=True))
         ]
         region = frozenset[int]().union(*(rows.region for rows in found))
-        self.rows[eqn.outvars[0]] = _Rows(at, tuple(made), first, region)
+        self.rows[eqn.outvars[0]] = _Rows(at, tuple(made), first, region, goes_round)
         self._computed |= region
         return True
 
@@ -299,9 +308,27 @@ class _Ghosts:
         count: int,
         first: int,
         region: frozenset[int],
+        goes_round: bool = False,
     ) -> None:
         made = self.write.parted(eqn, parts, dim, count, first)
-        self.rows[eqn.outvars[0]] = _Rows(dim, made, first, region)
+        self.rows[eqn.outvars[0]] = _Rows(dim, made, first, region, goes_round)
+
+    def _from(self, eqn: JaxprEqn, rows: _Rows, first: int) -> tuple[Any, ...]:
+        """The parts of rows where the main ones are those from another one on.
+
+        Of what goes round they are the same ones, which go on round.
+        """
+        main = rows.parts[rows.first]
+        main = self.write.roll(eqn, main, rows.dim, rows.first - first) if rows.goes_round else None
+        return self.write.parted(eqn, rows.parts, rows.dim, rows.count, first, main)
+
+    def _is_spread(self, atom: Any, dim: int) -> bool:
+        """Whether an array has the same row of a dim again and again."""
+        maker = self.write.merging.maker(atom)
+        if maker is None or not is_among(maker, SPREADS):
+            return False
+        dims = maker.params["broadcast_dimensions"]
+        return dim not in dims or size_of(maker.invars[0], dims.index(dim)) == 1
 
 
 def _between(firsts: Sequence[int], most: int) -> int:

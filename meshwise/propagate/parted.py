@@ -35,13 +35,27 @@ class Writing:
         self.merging.add([eqn], self._here)
 
     def parted(
-        self, eqn: JaxprEqn, parts: Sequence[Any], dim: int, count: int, first: int
+        self,
+        eqn: JaxprEqn,
+        parts: Sequence[Any],
+        dim: int,
+        count: int,
+        first: int,
+        main: Any = None,
     ) -> tuple[Any, ...]:
-        """What lies side by side as so many main rows from one on, and single ones around them."""
+        """What lies side by side as so many main rows from one on, and single ones around them.
+
+        The main ones may be known otherwise.
+        """
         total = sum(size_of(part, dim) for part in parts)
         ends = [*range(first + 1), *range(first + count, total + 1)]
         return tuple(
-            [self.join(eqn, self.cut(eqn, parts, dim, *pair), dim) for pair in pairwise(ends)]
+            [
+                self.join(eqn, self.cut(eqn, parts, dim, start, end), dim)
+                if main is None or start != first
+                else main
+                for start, end in pairwise(ends)
+            ]
         )
 
     def cut(
@@ -78,6 +92,13 @@ class Writing:
         shape[dim] = sum(size_of(part, dim) for part in parts)
         made = _jax.var_like(eqn.outvars[0], shape) if result is None else result
         return self.emit(eqn, lax.concatenate_p, parts, {"dimension": dim}, made)
+
+    def roll(self, eqn: JaxprEqn, atom: Any, dim: int, shift: int) -> Any:
+        """Rows moved on by so many, round the end."""
+        shift %= size_of(atom, dim)
+        params = {"dimension": dim, "shift": shift}
+        made = _jax.var_like(atom, shape_of(atom))
+        return self.emit(eqn, _jax.roll_p, [atom], params, made) if shift else atom
 
     def row_of(self, eqn: JaxprEqn, number: Any, like: Any, dim: int) -> Any:
         """A row of a number, as those of an array are."""

@@ -40,7 +40,7 @@ from meshwise._jax import JaxprEqn, Literal, Var
 from meshwise.ir.bodies import OUTERMOST, Scope, scopes
 from meshwise.simplify.borders import copies, cut_sums, ends, joins, rows, sums, updates, windows
 from meshwise.simplify.borders.equations import Makers, any_maker
-from meshwise.simplify.borders.shifts import choose_shifts, near_shifts
+from meshwise.simplify.borders.shifts import choose_shifts, goes_round, near_shifts
 from meshwise.simplify.borders.slices import times_read
 from meshwise.simplify.counts import Counts
 
@@ -140,6 +140,10 @@ class Merging:
     def shifted(self, eqn: JaxprEqn) -> list[JaxprEqn]:
         """Rows side by side near where they were, as shifts of these; others as they are."""
         return near_shifts(eqn, self._makers) or [eqn]
+
+    def goes_round(self, eqn: JaxprEqn, count: int) -> bool:
+        """Whether an equation lays so many rows of one value side by side, and on round the end."""
+        return eqn.primitive is lax.concatenate_p and goes_round(eqn, count, self._makers)
 
     def add(self, eqns: Sequence[JaxprEqn], scope: Scope) -> None:
         """Take in equations that follow, in a body."""

@@ -85,6 +85,16 @@ def near_runs(eqn: JaxprEqn, makers: Makers) -> tuple[Any, list[tuple[int, int, 
     return None if any(abs(at - first) > most for at, first, _ in runs) else (source, runs)
 
 
+def goes_round(eqn: JaxprEqn, count: int, makers: Makers) -> bool:
+    """Whether a join has so many rows of one value, on from the last of them at the first again."""
+    source, rows = _rows_of(eqn.outvars[0], eqn.params["dimension"], makers.beside([eqn]))
+    runs = _runs(rows)
+    if source is eqn.outvars[0]:
+        return False
+    ends = max(first + n for _, first, n in runs) - min(first for _, first, _ in runs)
+    return ends <= count and len({(at - first) % count for at, first, _ in runs}) == 1
+
+
 def _shifted(x: Any, dim: int, places: int, size: int) -> Any:
     """So many rows, of which each was some places before; the others are zero."""
     amounts = (places, size - places - x.shape[dim], 0)
