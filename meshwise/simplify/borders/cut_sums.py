@@ -11,6 +11,7 @@ from typing import Any
 
 from jax import lax
 
+from meshwise import _jax
 from meshwise._jax import JaxprEqn
 from meshwise.ir.program import shape_of
 from meshwise.simplify.borders.equations import Makers, any_maker, equations_of
@@ -77,10 +78,10 @@ def _is_pad(eqn: JaxprEqn) -> bool:
 def _window_of(eqn: JaxprEqn) -> _Window | None:
     """The window of its operand that an equation cuts, if it does nothing else."""
     shape = shape_of(eqn.invars[0])
-    if eqn.primitive is lax.slice_p:
-        if any(stride > 1 for stride in eqn.params["strides"] or ()):
-            return None
+    if _jax.is_plain_slice(eqn):
         return tuple(zip(eqn.params["start_indices"], eqn.params["limit_indices"], strict=True))
+    if eqn.primitive is not lax.pad_p:
+        return None
     config = eqn.params["padding_config"]
     if any(low > 0 or high > 0 or interior for low, high, interior in config):
         return None
