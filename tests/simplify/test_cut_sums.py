@@ -74,6 +74,14 @@ def padded(x, low, high, fill=ZERO):
     return lax.pad(x, fill, ((low, high, 0), (0, 0, 0)))
 
 
+def across(x):
+    return lax.pad(x, ZERO, ((0, 0, 0), (1, 1, 0)))
+
+
+def cut_total(a, b):
+    return (padded(a, 1, 1) + padded(b, 2, 0))[1:-1]
+
+
 def read_again(total):
     return total[1:-1] + total[0]
 
@@ -91,6 +99,12 @@ CUTS = {  # of fields u and v of 24 rows
     "one that is no pad": lambda u, v: (padded(u, 1, 1) + jnp.concatenate([v, v[:2]]) * 2)[1:-1],
     "three terms": lambda u, v: (padded(u, 1, 1) + (padded(v, 2, 0) + padded(u * v, 0, 2)))[1:-1],
     "of a sum of that": lambda u, v: (padded((padded(u, 1, 1) + padded(v, 0, 2))[1:-1], 0, 1))[1:],
+    "one row of a batch": lambda u, v: jax.vmap(cut_total, (0, None))(u[:, :, None], v[0, :, None]),
+    "a row added to each": lambda u, v: (across(u) + across(v[:1]))[:, 1:-1],
+    "a mean added to each": lambda u, v: (across(u) + across(v.sum(0, keepdims=True)))[:, 1:-1],
+    "a bias": lambda u, v: (padded(u, 1, 1) + v[0])[1:-1],
+    "a number": lambda u, v: (padded(u, 1, 1) + 1)[1:-1],
+    "a sum of all": lambda u, v: (padded(u, 1, 1) + (padded(v, 2, 0) + v[0, 0]))[1:-1],
     "read again": lambda u, v: read_again(padded(u, 1, 1) + padded(v, 0, 2)),
     "in two halves": lambda u, v: in_halves(padded(u, 1, 1) + padded(v, 0, 2)),
     "every other": lambda u, v: (padded(u, 1, 1) + padded(v, 0, 2))[::2],

@@ -31,23 +31,28 @@ def merge_cut(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn] |
     window = _window_of(eqn)
     if window is None:
         return None
-    terms = _Terms(makers)
+    terms = _Terms(makers, shape_of(eqn.invars[0]))
     total = terms.sum_of(eqn.invars[0])
-    if not terms.pads or terms.others > 1:
+    if not terms.pads or terms.others > 1 or terms.are_spread:
         return None
     return equations_of(eqn, terms.operands, lambda *given: total(iter(given), window))
 
 
 class _Terms:
-    """The terms of a sum, as they are found."""
+    """The terms of a sum of some shape, as they are found.
 
-    def __init__(self, makers: Makers):
+    Some `are_spread`, if they have one row, or are one number, where the sum has several.
+    """
+
+    def __init__(self, makers: Makers, shape: tuple[int, ...]):
         self.operands: list[Any] = []
         self.pads = self.others = 0
-        self._makers = makers
+        self.are_spread = False
+        self._makers, self._shape = makers, shape
 
     def sum_of(self, atom: Any, depth: int = 0) -> _Cut:
         """What cuts a value, and with it all that it is the sum of."""
+        self.are_spread |= shape_of(atom) != self._shape
         maker = self._read_here_alone(atom)
         if maker is not None and _is_pad(maker):
             self.pads += 1
