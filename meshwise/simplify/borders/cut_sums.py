@@ -5,6 +5,7 @@ off the sum: rows of one field more or less, which lie in other blocks than its 
 are added, the pads are shifts of the field, and a device sends the rows that cross its borders.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -29,7 +30,7 @@ MOST_DEEP = 100
 def merge_cut(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn] | None:
     """A part of a sum that nothing else reads, of which all terms, or all but one, are pads."""
     window = _window_of(eqn)
-    if window is None:
+    if window is None or not _reads_alone(eqn, makers):
         return None
     terms = _Terms(makers, shape_of(eqn.invars[0]))
     total = terms.sum_of(eqn.invars[0])
@@ -78,6 +79,13 @@ class _Terms:
 def _is_pad(eqn: JaxprEqn) -> bool:
     """Whether an equation adds to the ends of dims."""
     return eqn.primitive is lax.pad_p and not any(c[2] for c in eqn.params["padding_config"])
+
+
+def _reads_alone(eqn: JaxprEqn, makers: Makers) -> bool:
+    """Whether nothing else reads what an equation cuts; of a slice its part counts as read."""
+    cut_of, result = (math.prod(shape_of(a)) for a in (eqn.invars[0], eqn.outvars[0]))
+    own = result / max(1, cut_of) if eqn.primitive is lax.slice_p else 1.0
+    return makers.times_read.get(eqn.invars[0], 0) <= own * (1 + 1e-9)
 
 
 def _window_of(eqn: JaxprEqn) -> _Window | None:
