@@ -5,7 +5,6 @@ off the sum: rows of one field more or less, which lie in other blocks than its 
 are added, the pads are shifts of the field, and a device sends the rows that cross its borders.
 """
 
-import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -16,6 +15,7 @@ from meshwise import _jax
 from meshwise._jax import JaxprEqn
 from meshwise.ir.program import shape_of
 from meshwise.simplify.borders.equations import Makers, any_maker, equations_of
+from meshwise.simplify.borders.slices import cut_padding, is_read_again, part_read
 from meshwise.simplify.counts import Counts
 
 # Where a result begins and ends along each dim of what it is cut of.
@@ -58,8 +58,8 @@ class _Terms:
         if maker is not None and _is_pad(maker):
             self.pads += 1
             self.operands += maker.invars
-            config = maker.params["padding_config"]
-            return lambda given, window: _part_of_pad(next(given), next(given), config, window)
+            pad = partial(_part_of_pad, maker.params["padding_config"], self._shape)
+            return lambda given, window: pad(window, next(given), next(given))
         if maker is not None and maker.primitive.name in ("add", "add_any") and depth < MOST_DEEP:
             add = partial(maker.primitive.bind, **maker.params)
             first, second = (self.sum_of(term, depth + 1) for term in maker.invars)
@@ -73,7 +73,7 @@ class _Terms:
         maker = any_maker(atom, self._makers)
         if maker is None or not self._makers.is_made_here(atom):
             return None
-        return None if self._makers.times_read.get(atom, 0) > 1 else maker
+        return None if is_read_again(maker, self._makers) else maker
 
 
 def _is_pad(eqn: JaxprEqn) -> bool:
@@ -83,9 +83,8 @@ def _is_pad(eqn: JaxprEqn) -> bool:
 
 def _reads_alone(eqn: JaxprEqn, makers: Makers) -> bool:
     """Whether nothing else reads what an equation cuts; of a slice its part counts as read."""
-    cut_of, result = (math.prod(shape_of(a)) for a in (eqn.invars[0], eqn.outvars[0]))
-    own = result / max(1, cut_of) if eqn.primitive is lax.slice_p else 1.0
-    return makers.times_read.get(eqn.invars[0], 0) <= own * (1 + 1e-9)
+    cut: Any = eqn.invars[0]
+    return makers.times_read.get(cut, 0) <= part_read(eqn) * (1 + 1e-9)
 
 
 def _window_of(eqn: JaxprEqn) -> _Window | None:
@@ -101,11 +100,8 @@ def _window_of(eqn: JaxprEqn) -> _Window | None:
     return tuple((-low, n + high) for n, (low, high, _) in zip(shape, config, strict=True))
 
 
-def _part_of_pad(x: Any, fill: Any, config: Any, window: _Window) -> Any:
-    """A window of a pad, as the pad that makes it."""
-    sizes = [n + low + high for n, (low, high, _) in zip(x.shape, config, strict=True)]
-    ends = [
-        (low - begin, high - (size - end), 0)
-        for (low, high, _), (begin, end), size in zip(config, window, sizes, strict=True)
-    ]
+def _part_of_pad(config: Any, shape: tuple[int, ...], window: _Window, x: Any, fill: Any) -> Any:
+    """A window of a pad of some shape, as the pad that makes it."""
+    ends = cut_padding(config, shape, window)
+    assert ends is not None, "a pad with rows between its own is no pad here"
     return lax.pad(x, fill, ends)

@@ -18,6 +18,7 @@ from meshwise.simplify.borders.equations import (
 from meshwise.simplify.borders.joins import merge_concatenate, zero_pad
 from meshwise.simplify.borders.slices import (
     along,
+    cut_padding,
     is_read_again,
     slice_equation,
     to_merge,
@@ -52,15 +53,10 @@ def merge_slice(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn]
     padded = [d for d, amounts in enumerate(inner.params["padding_config"]) if any(amounts)]
     if _is_selected(eqn, inner, padded, makers):
         return None
-    config = []
-    shape = shape_of(eqn.invars[0])
-    for amounts, n, first, limit in zip(
-        inner.params["padding_config"], shape, starts, limits, strict=True
-    ):
-        low, high, interior = amounts
-        if interior and (first, limit) != (0, n):
-            return None
-        config.append((low - first, high - (n - limit), interior))
+    window = zip(starts, limits, strict=True)
+    config = cut_padding(inner.params["padding_config"], shape_of(eqn.invars[0]), window)
+    if config is None:
+        return None
     return one_equation(eqn, lax.pad_p, inner.invars, padding_config=tuple(config))
 
 

@@ -8,7 +8,7 @@ leaves out much, where together they read more than there is of it.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from math import inf, prod
 from typing import Any
 
@@ -45,18 +45,35 @@ def times_read(eqns: Sequence[JaxprEqn]) -> dict[Var, float]:
     times: dict[Var, float] = defaultdict(float)
     for eqn in reversed(eqns):
         again = max(1.0, times.get(eqn.outvars[0], 0)) if eqn.primitive in _MOVES else 1.0
-        share = 1.0
-        if eqn.primitive is lax.slice_p:
-            share = prod(shape_of(eqn.outvars[0])) / max(1, prod(shape_of(eqn.invars[0])))
+        share = part_read(eqn)
         for atom in eqn.invars:
             if not isinstance(atom, Literal):
                 times[atom] += share * again
     return times
 
 
+def part_read(eqn: JaxprEqn) -> float:
+    """The part of its operand that a slice takes; any other equation reads all of it."""
+    if eqn.primitive is not lax.slice_p:
+        return 1.0
+    return prod(shape_of(eqn.outvars[0])) / max(1, prod(shape_of(eqn.invars[0])))
+
+
 def is_read_again(eqn: JaxprEqn, makers: Makers) -> bool:
     """Whether what it makes is read more than once over."""
     return makers.times_read.get(eqn.outvars[0], 0) > 1
+
+
+def cut_padding(
+    config: Sequence[Sequence[int]], shape: Sequence[int], window: Iterable[tuple[int, int]]
+) -> list[tuple[int, int, int]] | None:
+    """How a window of a pad is padded itself; None where it cuts a dim with rows between."""
+    found = []
+    for (low, high, between), n, (first, limit) in zip(config, shape, window, strict=True):
+        if between and (first, limit) != (0, n):
+            return None
+        found.append((low - first, high - (n - limit), between))
+    return found
 
 
 def to_merge(
