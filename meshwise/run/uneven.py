@@ -103,10 +103,11 @@ class UnevenArray:
     @_jax.hides_frames
     def __init__(self, padded: jax.Array, shape: Sequence[int]):
         """Wrap a padded array; its sharding must be a `NamedSharding` that explains the padding."""
+        shape = tuple(shape) if isinstance(shape, Iterable) else shape  # which is read twice
         if (misfit := misfit_of(padded, shape)) is not None:
             raise no_padding([misfit])
         self.padded = padded
-        self.shape = tuple([whole_number(size) or 0 for size in shape])
+        self.shape = tuple([int(size) for size in shape])
 
     @property
     def _held(self) -> jax.Array:
