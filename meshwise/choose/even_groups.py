@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from meshwise.choose.found import LESS, Found, descended
 from meshwise.choose.graph import Graph
-from meshwise.choose.limits import Limits, with_work_at
+from meshwise.choose.limits import Limits, fixed_axes, with_work_at
 from meshwise.choose.regions import Node
 from meshwise.choose.search import Search
 from meshwise.choose.starts import completion_start
@@ -26,8 +26,11 @@ def with_even_groups(graph: Graph, limits: Limits, found: Sequence[Found]) -> li
     best = min(found, key=lambda one: one.seconds)
     if not best.sent_bytes or not any(node.rule.compound for node in graph.nodes):
         return []
-    given = completion_start(graph, limits)
-    start = [_evenly(graph, *one) for one in zip(graph.nodes, given, strict=True)]
+    given, fixed = completion_start(graph, limits), fixed_axes(graph)
+    start = [
+        axes if node.index in fixed else _evenly(graph, node, axes)
+        for node, axes in zip(graph.nodes, given, strict=True)
+    ]
     placed = zip(graph.nodes, given, start, strict=True)
     if not any(_has_uneven_groups(*one) for one in placed):
         return []

@@ -64,3 +64,20 @@ def test_products_are_not_repeated_for_them():
     (product,) = (e for e in program.jaxpr.eqns if e.primitive.name == "dot_general")
     assert product.outvars[0].aval.size == 8 * 16 * 48 // 8
     np.testing.assert_allclose(program.simulate(*args), normed(*args), rtol=1e-3, atol=1e-4)
+
+
+def test_a_hint_on_groups_stays():
+    """Twelve heads over eight devices are two for each of six, as the hint says."""
+
+    def attended(z, w):
+        heads = mw.shard((z @ w).reshape(2, 8, 12, 8), P(None, None, "x"))
+        scores = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", heads, heads))
+        return jnp.einsum("bhqk,bkhd->bqhd", scores, heads).reshape(2, 8, 96) @ w.T
+
+    random = np.random.default_rng(0)
+    args = [random.normal(size=shape).astype(np.float32) for shape in ((2, 8, 48), (48, 96))]
+    program = mw.jit(attended, mesh=mesh_of(x=8), in_shardings=(P(), P())).partition(*args)
+    (index,) = program.plan.program.hints
+    (hinted,) = program.plan.equations[index].results
+    assert program.plan.program.mesh.size(hinted.dims[2]) == 8
+    np.testing.assert_allclose(program.simulate(*args), attended(*args), rtol=1e-3, atol=1e-2)

@@ -1,6 +1,7 @@
 """Slices and pads of rows that follow each other."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
+from math import inf
 from typing import Any
 
 from jax import lax
@@ -40,7 +41,11 @@ def merge_slice(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn]
     if inner is not None:
         if _is_selected(eqn, inner, [inner.params["dimension"]], makers):
             return None
-        return _slice_joined(eqn, inner, makers, counts)
+        apart = _cut_apart(eqn, inner, makers, counts)
+        return _slice_joined(eqn, inner, makers, counts) if apart is None else apart
+    inner = maker_of(eqn.invars[0], makers, _jax.roll_p.name)
+    if inner is not None:
+        return _slice_rolled(eqn, inner, makers, counts)
     scattered = updates.merge_cut(eqn, makers)
     if scattered is not None:
         return scattered
@@ -148,6 +153,65 @@ def _slice_joined(
         parts.append(part)
     (joined,) = one_equation(eqn, lax.concatenate_p, parts, dimension=dim)
     return [*found, *(merge_concatenate(joined, makers.beside(found), counts) or [joined])]
+
+
+def _cut_apart(
+    eqn: JaxprEqn, inner: JaxprEqn, makers: Makers, counts: Counts
+) -> list[JaxprEqn] | None:
+    """A slice of rows side by side, cut along their dim first, as others may be.
+
+    So of a plane with borders around it the part that is one place off in both dims is what is one
+    place off in one, one place off in the other. None where it only cuts along one of the two, or
+    what is joined is not read more than once over.
+    """
+    dim, cut = inner.params["dimension"], _jax.cut_dims(eqn)
+    if cut <= {dim} or dim not in cut or not is_read_again(inner, makers):
+        return None
+    made, part, starts, limits = _cut_once(eqn, eqn.invars[0], {dim}, makers, counts)
+    (rest,) = slice_equation(eqn, part, starts, limits, [1] * len(starts))
+    return [*made, *(merge_slice(rest, makers.beside(made), counts) or [rest])]
+
+
+def _cut_once(
+    eqn: JaxprEqn, source: Any, dims: Set[int], makers: Makers, counts: Counts
+) -> tuple[list[JaxprEqn], Any, list[int], list[int]]:
+    """What a slice takes of some dims of an array, for all slices that take as much of these.
+
+    With what makes it, where it is not there yet, and what the slice takes of that.
+    """
+    starts, limits = list(eqn.params["start_indices"]), list(eqn.params["limit_indices"])
+    shape = list(shape_of(source))
+    own = tuple((starts[d], limits[d]) if d in dims else (0, n) for d, n in enumerate(shape))
+    for d in dims:
+        shape[d] = limits[d] - starts[d]
+        starts[d], limits[d] = 0, shape[d]
+    key = source, own
+    if key in makers.kept and makers.is_made_here(makers.kept[key]):
+        return [], makers.kept[key], starts, limits
+    part = makers.kept[key] = _jax.var_like(source, shape)
+    makers.times_read[part] = inf
+    begins, ends = zip(*own, strict=True)
+    (cut,) = slice_equation(eqn.replace(outvars=[part]), source, begins, ends, [1] * len(shape))
+    made = merge_slice(cut, makers, counts) or [cut]
+    if made[-1].primitive is lax.slice_p and not _jax.cut_dims(made[-1]):
+        made, part = made[:-1], made[-1].invars[0]
+        makers.kept[key] = part
+    return made, part, starts, limits
+
+
+def _slice_rolled(
+    eqn: JaxprEqn, inner: JaxprEqn, makers: Makers, counts: Counts
+) -> list[JaxprEqn] | None:
+    """What a slice takes along other dims of what is moved round, cut before it is.
+
+    Where that is a slice of what was laid side by side along these.
+    """
+    cut, (source,) = _jax.cut_dims(eqn), inner.invars
+    joined = maker_of(source, makers, "concatenate")
+    if joined is None or {joined.params["dimension"]} != cut or inner.params["dimension"] in cut:
+        return None
+    made, part, _, _ = _cut_once(eqn, source, cut, makers, counts)
+    return [*made, *one_equation(eqn, _jax.roll_p, [part], **inner.params)]
 
 
 def _slice_turned(eqn: JaxprEqn, inner: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn]:
