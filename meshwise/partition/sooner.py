@@ -104,7 +104,7 @@ def _parts_alone(plan: Plan) -> Plan:
             copies[read] = tuple([(e[0], part) if e[1] == whole else e for e in before])
         elif not is_stack or whole.unreduced:
             continue
-        elif (whole, part) not in before:
+        elif part not in {sharding for edge in before for sharding in edge}:
             copies[read] = (*before, (whole, part))
         del copies[made]
         equations[index] = moved
