@@ -51,4 +51,5 @@ def _with_moves_merged(
 
     Of several equations that move rows some make more than they read, and stay in a loop.
     """
-    return hoist_loop_invariants(eliminate_dead_code(merge_moves(eqns, constants), outputs))
+    merged = merge_moves(eqns, outputs, constants)
+    return hoist_loop_invariants(eliminate_dead_code(merged, outputs))

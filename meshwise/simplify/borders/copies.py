@@ -1,4 +1,4 @@
-"""Copies of rows that are counted by a dim of their own, before they are laid end to end.
+"""Copies of rows: counted by a dim of their own before they are laid end to end, or of one row.
 
 In `tile(x, 4)` the four copies of sharded rows are interleaved with no sharding. Where the copies
 are told apart again right after, to be added up or compared, they need never be laid end to end:
@@ -15,6 +15,7 @@ from jax import lax
 from meshwise._jax import JaxprEqn
 from meshwise.ir.program import shape_of
 from meshwise.simplify.borders.equations import Makers, equations_of, maker_of
+from meshwise.simplify.borders.shifts import single_row
 from meshwise.simplify.counts import Counts
 
 
@@ -30,6 +31,16 @@ def merge_reshape(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEq
     if not {ends[2 * d] for d, n in enumerate(reps) if n > 1} <= set(accumulate(sizes, mul)):
         return None
     return equations_of(eqn, tile.invars, lambda x: lax.reshape(_copied(x, reps), sizes))
+
+
+def repeat_row(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn] | None:
+    """A row that is repeated along a new dim, which is joined with that of the row: along this."""
+    shape, beside = shape_of(eqn.outvars[0]), makers.beside([eqn])
+    rows = (single_row(eqn.outvars[0], dim, beside) for dim in range(len(shape)))
+    row = next((row for row in rows if row is not None), None)
+    if row is None:
+        return None
+    return equations_of(eqn, [row], lambda x: lax.broadcast_in_dim(x, shape, range(x.ndim)))
 
 
 def _copied(x: Any, reps: Sequence[int]) -> Any:

@@ -5,7 +5,8 @@ is shared out anew over the devices, and then the slice again. So, in a traced p
 
 - a slice of a slice, a slice of a pad and a pad of a slice become one slice or pad, but along dims
   that only one of them changes, where several read it; a slice of rows laid side by side what it
-  takes of each, laid side by side;
+  takes of each, laid side by side, but of borders around what has borders in another dim each dim
+  is cut for itself, so that what is diagonally off is a shift of a shift;
 - a pad with what a window over it would pad with (the gradient of average pooling, `jnp.pad` before
   a convolution) becomes the window's own padding and dilation;
 - a split into unlike parts becomes a slice for each, which sends what its own part needs;
@@ -23,7 +24,7 @@ is shared out anew over the devices, and then the slice again. So, in a traced p
   its gradient is spread;
 - a reshape that transposes first becomes a transpose and a reshape;
 - copies of rows that are told apart right after they were laid end to end (`jnp.tile`) become a dim
-  of their own;
+  of their own, copies of a single row (`jnp.pad(u, 2, mode="edge")`) that row, spread;
 - a slice, or an update of most of a dim, at positions that are known while tracing becomes a
   plain slice, or a pad and a choice between old and new (`u.at[1:-1].set(...)` of a stencil);
 - an update of few rows by what is made of few rows becomes one equation with the slices that cut
@@ -58,7 +59,7 @@ def _first_of(*merges: Merge) -> Merge:
 
 
 _MERGES: Mapping[str, Merge] = {
-    "reshape": copies.merge_reshape,
+    "reshape": _first_of(copies.merge_reshape, copies.repeat_row),
     "slice": _first_of(rows.merge_slice, cut_sums.merge_cut),
     "pad": _first_of(rows.merge_pad, cut_sums.merge_cut),
     "reduce_sum": sums.merge_reduce_sum,
@@ -85,14 +86,16 @@ _MERGES: Mapping[str, Merge] = {
 _FIRST: Mapping[str, Merge] = {"concatenate": joins.merge_rolled}
 
 
-def merge_moves(eqns: Sequence[JaxprEqn], constants: Mapping[Var, Any]) -> list[JaxprEqn]:
+def merge_moves(
+    eqns: Sequence[JaxprEqn], outputs: Sequence[Any], constants: Mapping[Var, Any]
+) -> list[JaxprEqn]:
     """The equations, each move of rows as one; what is no longer used is still there.
 
     Where a split is read by nothing but a join, both are one move; so splits are for a second call
     of the equations that are still needed then (`slice_splits`).
     """
     counts = Counts(eqns, constants)
-    return choose_shifts(_merged(_merged(eqns, _FIRST, counts), _MERGES, counts))
+    return choose_shifts(_merged(_merged(eqns, _FIRST, counts), _MERGES, counts), outputs)
 
 
 def _merged(

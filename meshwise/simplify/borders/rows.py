@@ -1,6 +1,6 @@
 """Slices and pads of rows that follow each other."""
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from math import inf
 from typing import Any
 
@@ -12,11 +12,13 @@ from meshwise.ir.program import shape_of
 from meshwise.simplify.borders import updates
 from meshwise.simplify.borders.equations import (
     Makers,
+    any_maker,
     known_numbers,
     maker_of,
     one_equation,
 )
 from meshwise.simplify.borders.joins import merge_concatenate, zero_pad
+from meshwise.simplify.borders.recipes import is_most
 from meshwise.simplify.borders.slices import (
     along,
     cut_padding,
@@ -39,10 +41,12 @@ def merge_slice(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn]
         return None
     inner = maker_of(eqn.invars[0], makers, "concatenate")
     if inner is not None:
+        bordered = _slice_bordered(eqn, inner, makers, counts)
+        if bordered is not None:
+            return bordered
         if _is_selected(eqn, inner, [inner.params["dimension"]], makers):
             return None
-        apart = _cut_apart(eqn, inner, makers, counts)
-        return _slice_joined(eqn, inner, makers, counts) if apart is None else apart
+        return _slice_joined(eqn, inner, makers, counts)
     inner = maker_of(eqn.invars[0], makers, _jax.roll_p.name)
     if inner is not None:
         return _slice_rolled(eqn, inner, makers, counts)
@@ -121,6 +125,39 @@ def _sliced(split: JaxprEqn) -> list[JaxprEqn]:
     return found
 
 
+def _flat(joined: JaxprEqn, makers: Makers) -> list[Any]:
+    """What is laid side by side, where some of that may be as well, along the same dim."""
+    found: list[Any] = []
+    for atom in joined.invars:
+        inner = maker_of(atom, makers, "concatenate")
+        is_more = inner is not None and inner.params["dimension"] == joined.params["dimension"]
+        found += _flat(inner, makers) if inner is not None and is_more else [atom]
+    return found
+
+
+def _taken(
+    arrays: Sequence[Any], dim: int, start: int, limit: int
+) -> Iterator[tuple[Any, int, int]]:
+    """Of several arrays in a row those of which a slice takes rows; from where to where in each."""
+    at = 0
+    for atom in arrays:
+        size = shape_of(atom)[dim]
+        begin, end = max(start - at, 0), min(limit - at, size)
+        at += size
+        if begin < end:
+            yield atom, begin, end
+
+
+def _rows_between(eqn: JaxprEqn, atom: Any, dim: int, begin: int, end: int) -> JaxprEqn:
+    """A slice of some rows of a dim, in place of another equation."""
+    starts, ends = [0] * len(shape_of(atom)), list(shape_of(atom))
+    starts[dim], ends[dim] = begin, end
+    sizes = [m - n for n, m in zip(starts, ends, strict=True)]
+    own = eqn.replace(outvars=[_jax.var_like(atom, sizes)])
+    (cut,) = slice_equation(own, atom, starts, ends, [1] * len(ends))
+    return cut
+
+
 def _slice_joined(
     eqn: JaxprEqn, inner: JaxprEqn, makers: Makers, counts: Counts
 ) -> list[JaxprEqn] | None:
@@ -129,13 +166,8 @@ def _slice_joined(
     starts, limits = list(eqn.params["start_indices"]), list(eqn.params["limit_indices"])
     found: list[JaxprEqn] = []
     parts: list[Any] = []
-    at = 0
-    for atom in inner.invars:
+    for atom, begin, end in _taken(inner.invars, dim, starts[dim], limits[dim]):
         shape = shape_of(atom)
-        begin, end = max(starts[dim] - at, 0), min(limits[dim] - at, shape[dim])
-        at += shape[dim]
-        if begin >= end:
-            continue
         first, last = [*starts], [*limits]
         first[dim], last[dim] = begin, end
         aval: Any = eqn.outvars[0].aval
@@ -155,48 +187,108 @@ def _slice_joined(
     return [*found, *(merge_concatenate(joined, makers.beside(found), counts) or [joined])]
 
 
-def _cut_apart(
+def _slice_bordered(
     eqn: JaxprEqn, inner: JaxprEqn, makers: Makers, counts: Counts
 ) -> list[JaxprEqn] | None:
-    """A slice of rows side by side, cut along their dim first, as others may be.
+    """What a slice takes of borders laid along one dim around what has some along another.
 
-    So of a plane with borders around it the part that is one place off in both dims is what is one
-    place off in one, one place off in the other. None where it only cuts along one of the two, or
-    what is joined is not read more than once over.
+    That is cut first, along its own dim, so that of a plane with borders around it what is one
+    place off in both dims is what is one place off in one, one place off in the other. None where
+    there are no such borders, or the slice takes few rows.
     """
-    dim, cut = inner.params["dimension"], _jax.cut_dims(eqn)
-    if cut <= {dim} or dim not in cut or not is_read_again(inner, makers):
+    dim = inner.params["dimension"]
+    others = _jax.cut_dims(eqn) - {dim}
+    starts, limits = eqn.params["start_indices"], eqn.params["limit_indices"]
+    sizes = zip(shape_of(eqn.outvars[0]), shape_of(eqn.invars[0]), strict=True)
+    if not others or not all(is_most(rows, size) for rows, size in sizes):
         return None
-    made, part, starts, limits = _cut_once(eqn, eqn.invars[0], {dim}, makers, counts)
-    (rest,) = slice_equation(eqn, part, starts, limits, [1] * len(starts))
-    return [*made, *(merge_slice(rest, makers.beside(made), counts) or [rest])]
+    found: list[JaxprEqn] = []
+    parts: list[Any] = []
+    for atom, begin, end in _taken(_flat(inner, makers), dim, starts[dim], limits[dim]):
+        behind = _joined_behind(atom, others, makers)
+        if behind is None:
+            return None
+        source, moves = behind
+        made, part = _cut_once(eqn, source, others, makers.beside(found), counts)
+        found += made
+        if end - begin < shape_of(atom)[dim]:
+            moves = [*moves, _rows_between(eqn, atom, dim, begin, end)]
+        for move in moves:
+            own = _of_part(move, part, others)
+            is_slice = own.primitive is lax.slice_p
+            merged = merge_slice(own, makers.beside(found), counts) if is_slice else None
+            found += merged or [own]
+            (part,) = own.outvars
+        parts.append(part)
+    if len(parts) == 1:
+        return [*found, *one_equation(eqn, lax.copy_p, parts)]
+    (joined,) = one_equation(eqn, lax.concatenate_p, parts, dimension=dim)
+    return [*found, *(merge_concatenate(joined, makers.beside(found), counts) or [joined])]
+
+
+def _joined_behind(
+    atom: Any, dims: Set[int], makers: Makers
+) -> tuple[Any, Sequence[JaxprEqn]] | None:
+    """What is laid side by side along a dim, which are all of some, and what comes between.
+
+    That are slices, reversals and repeated rows, along other dims.
+    """
+    moves: list[JaxprEqn] = []
+    eqn = any_maker(atom, makers)
+    while eqn is not None and dims.isdisjoint(_moved_dims(eqn)):
+        moves.insert(0, eqn)
+        atom = eqn.invars[0]
+        eqn = any_maker(atom, makers)
+    if eqn is None or eqn.primitive is not lax.concatenate_p:
+        return None
+    return (atom, moves) if {eqn.params["dimension"]} == dims else None
+
+
+def _moved_dims(eqn: JaxprEqn) -> Set[int]:
+    """Along which dims an equation cuts, reverses or repeats a row; of any other, all."""
+    if eqn.primitive is lax.rev_p:
+        return {*eqn.params["dimensions"]}
+    dims = range(len(shape_of(eqn.outvars[0])))
+    is_repeat = eqn.primitive is lax.broadcast_in_dim_p and len(eqn.invars) == 1
+    if _jax.is_plain_slice(eqn) or (is_repeat and [*eqn.params["broadcast_dimensions"]] == [*dims]):
+        return _jax.cut_dims(eqn)
+    return {*dims}
+
+
+def _of_part(move: JaxprEqn, part: Any, dims: Set[int]) -> JaxprEqn:
+    """The same along other dims of a part along some."""
+    sizes, params = shape_of(part), dict(move.params)
+    shape = [sizes[d] if d in dims else n for d, n in enumerate(shape_of(move.outvars[0]))]
+    if move.primitive is lax.broadcast_in_dim_p:
+        params["shape"] = tuple(shape)
+    if move.primitive is lax.slice_p:
+        limits = enumerate(params["limit_indices"])
+        params["limit_indices"] = tuple([sizes[d] if d in dims else end for d, end in limits])
+    return move.replace(invars=[part], outvars=[_jax.var_like(part, shape)], params=params)
 
 
 def _cut_once(
     eqn: JaxprEqn, source: Any, dims: Set[int], makers: Makers, counts: Counts
-) -> tuple[list[JaxprEqn], Any, list[int], list[int]]:
+) -> tuple[list[JaxprEqn], Any]:
     """What a slice takes of some dims of an array, for all slices that take as much of these.
 
-    With what makes it, where it is not there yet, and what the slice takes of that.
+    With what makes it, where it is not there yet.
     """
-    starts, limits = list(eqn.params["start_indices"]), list(eqn.params["limit_indices"])
-    shape = list(shape_of(source))
-    own = tuple((starts[d], limits[d]) if d in dims else (0, n) for d, n in enumerate(shape))
-    for d in dims:
-        shape[d] = limits[d] - starts[d]
-        starts[d], limits[d] = 0, shape[d]
+    ranges = [*zip(eqn.params["start_indices"], eqn.params["limit_indices"], strict=True)]
+    own = tuple(ranges[d] if d in dims else (0, n) for d, n in enumerate(shape_of(source)))
     key = source, own
     if key in makers.kept and makers.is_made_here(makers.kept[key]):
-        return [], makers.kept[key], starts, limits
-    part = makers.kept[key] = _jax.var_like(source, shape)
+        return [], makers.kept[key]
+    part: Any = _jax.var_like(source, [end - start for start, end in own])
+    makers.kept[key] = part
     makers.times_read[part] = inf
     begins, ends = zip(*own, strict=True)
-    (cut,) = slice_equation(eqn.replace(outvars=[part]), source, begins, ends, [1] * len(shape))
+    (cut,) = slice_equation(eqn.replace(outvars=[part]), source, begins, ends, [1] * len(own))
     made = merge_slice(cut, makers, counts) or [cut]
     if made[-1].primitive is lax.slice_p and not _jax.cut_dims(made[-1]):
         made, part = made[:-1], made[-1].invars[0]
         makers.kept[key] = part
-    return made, part, starts, limits
+    return made, part
 
 
 def _slice_rolled(
@@ -207,10 +299,9 @@ def _slice_rolled(
     Where that is a slice of what was laid side by side along these.
     """
     cut, (source,) = _jax.cut_dims(eqn), inner.invars
-    joined = maker_of(source, makers, "concatenate")
-    if joined is None or {joined.params["dimension"]} != cut or inner.params["dimension"] in cut:
+    if inner.params["dimension"] in cut or _joined_behind(source, cut, makers) is None:
         return None
-    made, part, _, _ = _cut_once(eqn, source, cut, makers, counts)
+    made, part = _cut_once(eqn, source, cut, makers, counts)
     return [*made, *one_equation(eqn, _jax.roll_p, [part], **inner.params)]
 
 

@@ -7,6 +7,7 @@ reads all of it in memory, as a convolution does, would have each shift there: f
 side by side.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,27 +23,38 @@ from meshwise.simplify.borders.equations import Makers, any_maker, equations_of,
 MOST_ROWS, MOST_RUNS, MOST_PART = 4, 6, 8
 
 
-def choose_shifts(eqns: Sequence[JaxprEqn]) -> list[JaxprEqn]:
-    """The equations, with rows side by side that are near where they were as shifts."""
+def choose_shifts(eqns: Sequence[JaxprEqn], outputs: Sequence[Any]) -> list[JaxprEqn]:
+    """The equations, with rows side by side that are near where they were as shifts.
+
+    But for rows that something reads in memory: otherwise than element by element, as its readers'
+    shapes tell, or a loop. What only shifts take the place of reads nothing any more.
+    """
     makers = Makers({v: eqn for eqn in eqns for v in eqn.outvars}, frozenset())
-    in_memory = _read_in_memory(eqns)
+    times = Counter(a for eqn in eqns for a in _read(eqn))
+    times.update(a for a in outputs if not isinstance(a, Literal))
+    in_memory: set[Var] = set()
     found: list[JaxprEqn] = []
-    for eqn in eqns:
+    for eqn in reversed(eqns):
+        is_read = bool(eqn.effects) or any(times[v] for v in eqn.outvars)
         is_apart = eqn.primitive is lax.concatenate_p and eqn.outvars[0] not in in_memory
-        made = near_shifts(eqn, makers) if is_apart else None
-        found += [eqn] if made is None else made
-    return found
+        made = near_shifts(eqn, makers) if is_apart and is_read else None
+        found += reversed(made or [eqn])
+        if made is None and is_read:
+            in_memory.update(_read_in_memory(eqn))
+            continue
+        times.subtract(_read(eqn))
+        times.update(a for one in made or () for a in _read(one))
+    return found[::-1]
 
 
-def _read_in_memory(eqns: Sequence[JaxprEqn]) -> set[Var]:
-    """What is read otherwise than element by element, as its readers' shapes tell, or by a loop."""
-    found: set[Var] = set()
-    for eqn in eqns:
-        shapes = {shape_of(v) for v in eqn.outvars}
-        if eqn.primitive is not _jax.close_p:
-            read = (a for a in eqn.invars if not isinstance(a, Literal))
-            found.update(a for a in read if {shape_of(a)} != shapes)
-    return found
+def _read(eqn: JaxprEqn) -> list[Var]:
+    return [a for a in eqn.invars if not isinstance(a, Literal)]
+
+
+def _read_in_memory(eqn: JaxprEqn) -> list[Var]:
+    shapes = {shape_of(v) for v in eqn.outvars}
+    is_mark = eqn.primitive is _jax.close_p
+    return [a for a in _read(eqn) if {shape_of(a)} != shapes and not is_mark]
 
 
 def near_shifts(eqn: JaxprEqn, makers: Makers) -> list[JaxprEqn] | None:
@@ -114,21 +126,34 @@ def _rows_of(atom: Any, dim: int, makers: Makers) -> tuple[Any, list[tuple[int, 
             return source, [run for _, runs in parts for run in runs if run[1]]
     elif cut is not None:
         source, start, limit = cut
-        return source, [(start, limit - start)]
+        behind, runs = _rows_of(source, dim, makers)
+        return behind, _runs_between(runs, start, limit)
     elif turned is not None and tuple(turned.params["dimensions"]) == (dim,):
         source, runs = _rows_of(turned.invars[0], dim, makers)
         if sum(count for _, count in runs) <= MOST_ROWS:
             rows = [first + k for first, count in runs for k in range(count)]
             return source, [(row, 1) for row in reversed(rows)]
     else:
-        times, single = shape_of(atom)[dim], _single_row(atom, dim, makers)
+        times, single = shape_of(atom)[dim], single_row(atom, dim, makers)
         if single is not None and times <= MOST_ROWS:
             source, runs = _rows_of(single, dim, makers)
             return source, runs * times
     return whole
 
 
-def _single_row(atom: Any, dim: int, makers: Makers) -> Any:
+def _runs_between(runs: Sequence[tuple[int, int]], start: int, limit: int) -> list[tuple[int, int]]:
+    """Of the rows in some runs (first, count) those from one on, before another."""
+    found: list[tuple[int, int]] = []
+    at = 0
+    for first, count in runs:
+        begin, end = max(start - at, 0), min(limit - at, count)
+        at += count
+        if begin < end:
+            found.append((first + begin, end - begin))
+    return found
+
+
+def single_row(atom: Any, dim: int, makers: Makers) -> Any:
     """The single row that a value has again and again."""
     flat = maker_of(atom, makers, "reshape")
     spread = maker_of(flat.invars[0] if flat else atom, makers, "broadcast_in_dim")
