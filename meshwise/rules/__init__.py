@@ -3,6 +3,7 @@
 Importing this package fills the registry.
 """
 
+from meshwise.rules import bordered as bordered
 from meshwise.rules import callbacks as callbacks
 from meshwise.rules import contraction as contraction
 from meshwise.rules import control_flow as control_flow

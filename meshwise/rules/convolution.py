@@ -22,7 +22,14 @@ from meshwise.rules.elementwise import keeps_sums
 from meshwise.rules.factoring import Dim, Factoring, shapes
 from meshwise.rules.identity import mask_padding
 from meshwise.rules.registry import Application, Exchange, LocalContext, OpRule, register
-from meshwise.rules.window import Reading, Window, dilate, exchanges, read_rows
+from meshwise.rules.window import (
+    Reading,
+    Window,
+    dilate,
+    laid_around,
+    read_exchanges,
+    read_rows,
+)
 
 
 @register("conv_general_dilated")
@@ -107,14 +114,15 @@ def _readings(context: LocalContext) -> list[tuple[int, Reading]]:
             size=context.global_shape(0)[lhs_spec[d + 2]],
             rows=rows,
             shards=context.mesh.size(axes),
+            border=context.border(lhs_spec[d + 2]),
         )
         found.append((d, reading))
     return found
 
 
 def _exchanges(context: LocalContext) -> list[Exchange] | None:
-    fetches = [(reading.dim, reading.fetch) for _, reading in _readings(context)]
-    return exchanges(fetches, context.local_shape(0), context.itemsize(0))
+    readings = [reading for _, reading in _readings(context)]
+    return read_exchanges(readings, context.local_shape(0), context.itemsize(0))
 
 
 def _convolution_local(context: LocalContext, lhs: Any, rhs: Any) -> list[Any]:
@@ -140,6 +148,9 @@ def _convolution_local(context: LocalContext, lhs: Any, rhs: Any) -> list[Any]:
         lhs = read_rows(lhs, reading, context.mesh, zero, everywhere=sums)
         if sums:
             rhs = mask_padding(context, rhs, rhs_spec[d + 2], factor, np.zeros((), rhs.dtype))
+    lhs, around = laid_around(context, lhs, [reading for _, reading in readings])
+    for dim in around:
+        padding[params["dimension_numbers"][0][2:].index(dim)] = (0, 0)
     for d, reading in readings:
         if len(set(reading.leads)) == 1:  # the convolution itself dilates
             low = reading.leads[0]

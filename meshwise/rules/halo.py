@@ -37,20 +37,24 @@ LONGER = 1.5
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """Rows that `receiver` needs of `sender`: `rows` from the sender's `start`, to `to`."""
+    """Rows that `receiver` needs of `sender`: `rows` from the sender's `start`, to `to`.
+
+    Round the end of the dim the sender is `round` shards further on.
+    """
 
     sender: int
     receiver: int
     start: int
     to: int
     rows: int
+    round: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
     """Overlaps that travel together: no shard sends or receives twice.
 
-    Each sender's piece is `rows` rows long, from its row `starts[k]` on for the overlap `k`.
+    Each sender's piece is `rows` long, from its row `starts[k]` on for the overlap `k`.
     """
 
     overlaps: tuple[Overlap, ...]
@@ -73,7 +77,7 @@ class Piece:
 class Fetch:
     """Rows of a dim that shards hold, and those they need.
 
-    Where it `wraps`, rows before the first are the last ones, and shards need `block` each.
+    Where it `wraps`, rows before the first are the last ones, and `needed` says how many are.
     """
 
     size: int
@@ -81,6 +85,7 @@ class Fetch:
     starts: tuple[int, ...]
     length: int
     wraps: bool = False
+    needed: tuple[int, ...] = ()
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
@@ -112,20 +117,15 @@ class Fetch:
 
 @lru_cache(maxsize=1 << 12)
 def realignment(size: int, shards: int, before: int, after: int) -> Fetch:
-    """The rows of a dim whose shards change from blocks of `before` to blocks of `after` rows.
-
-    17 rows over 2 shards in blocks of 12 are rows 0-11 and 12-16; in blocks of 9 they are 0-8 and
-    9-16, so shard 1 needs rows 9-11 of shard 0.
-    """
+    """The rows of a dim whose shards change from blocks of `before` to blocks of `after` rows."""
     return Fetch(size, before, tuple(shard * after for shard in range(shards)), after)
 
 
 @lru_cache(maxsize=1 << 12)
 def _pieces(fetch: Fetch) -> tuple[Piece, ...]:
     overlaps = _overlaps(fetch)
-    circle = len(fetch.starts) * (1 if fetch.wraps else 2)
     ways = (
-        _grouped(overlaps, [(o.receiver - o.sender) % circle for o in overlaps], fetch.block),
+        _grouped(overlaps, [o.receiver - o.sender - o.round for o in overlaps], fetch.block),
         _grouped(overlaps, _matchings(overlaps), fetch.block),
     )
     # A piece more is worth a row less.
@@ -138,12 +138,12 @@ def _overlaps(fetch: Fetch) -> list[Overlap]:
     for receiver, first in enumerate(fetch.starts):
         row, end = max(first, 0), min(first + fetch.length, fetch.size)
         if fetch.wraps:
-            row, end = first, first + min(fetch.length, fetch.size - receiver * fetch.block)
+            row, end = first, first + fetch.needed[receiver]
         while row < end:
-            at = row % fetch.size
-            sender = at // fetch.block
-            rows = min(end - row, min((sender + 1) * fetch.block, fetch.size) - at)
-            found.append(Overlap(sender, receiver, at - sender * fetch.block, row - first, rows))
+            turns, at = divmod(row, fetch.size)
+            sender, start = divmod(at, fetch.block)
+            rows, on = min(end - row, fetch.block - start, fetch.size - at), turns * len(fetch.starts)
+            found.append(Overlap(sender, receiver, start, row - first, rows, on))
             row += rows
     return found
 

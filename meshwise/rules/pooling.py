@@ -31,6 +31,8 @@ from meshwise.rules.window import (
     all_exchanges,
     dilate,
     exchanges,
+    laid_around,
+    read_exchanges,
     read_rows,
 )
 
@@ -86,7 +88,8 @@ def _readings(context: LocalContext) -> list[Reading]:
         )
         size, rows = context.global_shape(0)[d], context.result_shape(0)[d]
         shards = context.shards(dim[0])
-        found.append(Reading(d, context.axes(dim[0]), window, size, rows, shards))
+        border = context.border(d)
+        found.append(Reading(d, context.axes(dim[0]), window, size, rows, shards, border))
     return found
 
 
@@ -94,9 +97,10 @@ def _read_exchanges(operands: int) -> Exchanges:
     """What reading the first operands sends."""
 
     def of(context: LocalContext) -> list[Exchange] | None:
-        fetches = [(reading.dim, reading.fetch) for reading in _readings(context)]
+        readings = _readings(context)
         return all_exchanges(
-            exchanges(fetches, context.local_shape(i), context.itemsize(i)) for i in range(operands)
+            read_exchanges(readings, context.local_shape(i), context.itemsize(i))
+            for i in range(operands)
         )
 
     return of
@@ -110,6 +114,9 @@ def _read(context: LocalContext, operand: Any, fill: Any) -> tuple[Any, dict[str
     readings = _readings(context)
     for reading in readings:
         operand = read_rows(operand, reading, context.mesh, fill)
+    operand, around = laid_around(context, operand, readings)
+    for dim in around:
+        padding[dim] = (0, 0)
     for reading in readings:
         operand = dilate(operand, reading, context.mesh, fill)
         padding[reading.dim], dilations[reading.dim] = (0, 0), 1

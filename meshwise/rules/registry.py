@@ -55,7 +55,8 @@ class Application:
 class LocalContext:
     """What a local rule may ask while it computes on one device's part.
 
-    `leaves_turned` says that results may stay turned along the axes that the rule names.
+    `leaves_turned` says that results may stay turned along the axes that the rule names; `borders`
+    are rows of the first operand that lie around it, which its windows are padded with.
     """
 
     eqn: JaxprEqn
@@ -63,6 +64,7 @@ class LocalContext:
     strategy: Strategy
     mesh: Mesh
     leaves_turned: bool = field(default=False, kw_only=True)
+    borders: tuple[_jax.Border, ...] = field(default=(), kw_only=True)
 
     @property
     def params(self) -> dict[str, Any]:
@@ -138,6 +140,10 @@ class LocalContext:
     def operand_axes(self, operand: int, dim: int) -> tuple[str, ...]:
         """Axes that a dim of an operand is sharded over."""
         return dims_sharding(self.rule.operands[operand], self.strategy.axes)[dim]
+
+    def border(self, dim: int) -> _jax.Border | None:
+        """The rows that lie around the first operand along a dim, if there are any."""
+        return next((border for border in self.borders if border.dim == dim), None)
 
     def local_result_shape(self, result: int) -> tuple[int, ...]:
         """Local shape of a result."""

@@ -30,9 +30,11 @@ def _fetch(context: LocalContext) -> Fetch | None:
     axes = context.operand_axes(0, dim)
     if not axes:
         return None
-    block = context.local_shape(0)[dim]
-    starts = [shard * block - context.params["shift"] for shard in range(context.mesh.size(axes))]
-    return Fetch(context.global_shape(0)[dim], block, tuple(starts), block, wraps=True)
+    block, size = context.local_shape(0)[dim], context.global_shape(0)[dim]
+    firsts = range(0, block * context.mesh.size(axes), block)
+    starts = tuple(first - context.params["shift"] for first in firsts)
+    needed = tuple(min(block, max(size - first, 0)) for first in firsts)
+    return Fetch(size, block, starts, block, wraps=True, needed=needed)
 
 
 def _roll_exchanges(context: LocalContext) -> list[Exchange] | None:

@@ -17,9 +17,17 @@ from typing import Any
 import numpy as np
 from jax import lax
 
+from meshwise._jax import Border
 from meshwise.ir.mesh import Axes, Mesh
-from meshwise.rules.halo import MOST_PIECES, Fetch, fetch_filled, fetch_rows, shard_entry
-from meshwise.rules.registry import Exchange
+from meshwise.rules.halo import (
+    MOST_PIECES,
+    Fetch,
+    fetch_filled,
+    fetch_rows,
+    mask_rows,
+    shard_entry,
+)
+from meshwise.rules.registry import Exchange, LocalContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +44,8 @@ class Window:
 class Reading:
     """A dim of an operand, sharded over `axes`, as the shards of a result read it.
 
-    The operand has `size` rows, and the result `rows`.
+    The operand has `size` rows, and the result `rows`. Around the operand there may lie a `border`
+    of its own rows; dilated it is not then.
     """
 
     dim: int
@@ -45,6 +54,7 @@ class Reading:
     size: int
     rows: int
     shards: int
+    border: Border | None = None
 
     @property
     def local_rows(self) -> int:
@@ -73,7 +83,34 @@ class Reading:
         starts = tuple(-(-first // dilation) for first in self.firsts)
         ends = [(first + self.span - 1) // dilation + 1 for first in self.firsts]
         length = max(0, *(end - start for start, end in zip(starts, ends, strict=True)))
-        return Fetch(min(self.size, self._end), -(-self.size // self.shards), starts, length)
+        block = -(-self.size // self.shards)
+        if self.border is not None and self.border.goes_round(self.size):
+            return Fetch(self.size, block, starts, length, wraps=True, needed=self.needed)
+        return Fetch(min(self.size, self._end), block, starts, length)
+
+    @property
+    def needed(self) -> tuple[int, ...]:
+        """How many rows the result's rows of each shard read, of what is not dilated."""
+        counts = (self.rows - shard * self.local_rows for shard in range(self.shards))
+        own = [min(count, self.local_rows) for count in counts]
+        stride, extent = self.window.stride, self.window.extent
+        return tuple((count - 1) * stride + extent if count > 0 else 0 for count in own)
+
+    @cached_property
+    def around(self) -> tuple["Around", ...]:
+        """The rows of a border that shards fill in themselves, of those that they fetched."""
+        if self.border is None or self.fetch.wraps:
+            return ()
+        first = -len(self.border.before)
+        rows = [*zip(range(first, 0), self.border.before, strict=True)]
+        rows += enumerate(self.border.after, self.size)
+        found = (Around.of(self, row, source) for row, source in rows)
+        return tuple(one for one in found if any(one.reads))
+
+    @property
+    def has_borders(self) -> bool:
+        """Whether each shard that reads a row of a border has fetched the row that it is."""
+        return all(one.is_fetched for one in self.around)
 
     @property
     def leads(self) -> tuple[int, ...]:
@@ -98,6 +135,47 @@ class Reading:
         return max((w.first + (self.rows - 1) * w.stride + w.extent - 1) // w.dilation + 1, 0)
 
 
+@dataclass(frozen=True, slots=True)
+class Around:
+    """One row of a border: which shards read it, and where in what they fetched; and its source."""
+
+    reads: tuple[bool, ...]
+    places: tuple[int, ...]
+    sources: tuple[int, ...]
+    is_fetched: bool
+
+    @staticmethod
+    def of(reading: "Reading", row: int, source: int) -> "Around":
+        """A row by its number, which is before the first one or behind the last, and its source."""
+        starts, length = reading.fetch.starts, reading.fetch.length
+        needed = zip(starts, reading.needed, strict=True)
+        reads = tuple(start <= row < start + count for start, count in needed)
+        places, sources = (
+            tuple(min(max(number - start, 0), length - 1) for start in starts)
+            for number in (row, source)
+        )
+        fetched = (0 <= source - start < length for start in starts)
+        held = all(has for is_read, has in zip(reads, fetched, strict=True) if is_read)
+        return Around(reads, places, sources, held and 0 <= source < reading.size)
+
+    def filled(self, x: Any, reading: "Reading", mesh: Mesh) -> Any:
+        """What was fetched, with the row in its place on the shards that read it."""
+        dim, axes = reading.dim, reading.axes
+        place, source = (self._entry(table, axes, mesh) for table in (self.places, self.sources))
+        new, old = (
+            lax.dynamic_slice_in_dim(x, at, 1, dim, allow_negative_indices=False)
+            for at in (source, place)
+        )
+        is_read = lax.ne(shard_entry([*map(int, self.reads)], axes, mesh), np.int32(0))
+        row = lax.select(lax.broadcast(is_read, new.shape), new, old)
+        return lax.dynamic_update_slice_in_dim(x, row, place, dim)
+
+    def _entry(self, table: Sequence[int], axes: Axes, mesh: Mesh) -> Any:
+        """An entry of a table, which matters where the row is read: one for all, if it may be."""
+        read = {entry for entry, is_read in zip(table, self.reads, strict=True) if is_read}
+        return np.int32(read.pop()) if len(read) == 1 else shard_entry(table, axes, mesh)
+
+
 def exchanges(
     fetches: Sequence[tuple[int, Fetch]], shape: Sequence[int], itemsize: int
 ) -> list[Exchange] | None:
@@ -112,6 +190,15 @@ def exchanges(
         found.append(replace(fetch.exchange(row), of_rows=True))
         sizes[dim] = fetch.length
     return all_exchanges([found])
+
+
+def read_exchanges(
+    readings: Sequence[Reading], shape: Sequence[int], itemsize: int
+) -> list[Exchange] | None:
+    """What reading dims of a local array sends; None where a border is of rows from far away."""
+    if not all(reading.has_borders for reading in readings):
+        return None
+    return exchanges([(reading.dim, reading.fetch) for reading in readings], shape, itemsize)
 
 
 def all_exchanges(each: Iterable[Sequence[Exchange] | None]) -> list[Exchange] | None:
@@ -131,11 +218,32 @@ def read_rows(x: Any, reading: Reading, mesh: Mesh, fill: Any, everywhere: bool 
     also where only their padding does.
     """
     fetch, where = reading.fetch, (reading.dim, reading.axes, mesh)
+    if reading.border is not None:
+        x = fetch_rows(x, *where, fetch)
+        for row in reading.around:
+            x = row.filled(x, reading, mesh)
+        if not everywhere or min(reading.needed) == fetch.length:
+            return x
+        needed = shard_entry(reading.needed, reading.axes, mesh)
+        return mask_rows(
+            x, reading.dim, lax.sub(np.int32(fetch.length), needed), fetch.length, fill
+        )
     size = fetch.size if everywhere else reading.size  # rows after the last one read were not sent
     beyond = max(fetch.starts) + fetch.length > size
     if reading.reads_outside or (everywhere and (beyond or min(fetch.starts) < 0)):
         return fetch_filled(x, *where, fetch, size, fill)
     return fetch_rows(x, *where, fetch)
+
+
+def laid_around(
+    context: LocalContext, x: Any, readings: Sequence[Reading]
+) -> tuple[Any, list[int]]:
+    """An operand with the rows around it along dims of which a device has all; and these dims."""
+    read = {reading.dim for reading in readings}
+    own = [border for border in context.borders if border.dim not in read]
+    for border in own:
+        x = border.laid_around(x)
+    return x, [border.dim for border in own]
 
 
 def dilate(x: Any, reading: Reading, mesh: Mesh, fill: Any) -> Any:

@@ -39,7 +39,17 @@ from jax import lax
 
 from meshwise._jax import JaxprEqn, Literal, Var
 from meshwise.ir.bodies import OUTERMOST, Scope, scopes
-from meshwise.simplify.borders import copies, cut_sums, ends, joins, rows, sums, updates, windows
+from meshwise.simplify.borders import (
+    around,
+    copies,
+    cut_sums,
+    ends,
+    joins,
+    rows,
+    sums,
+    updates,
+    windows,
+)
 from meshwise.simplify.borders.equations import Makers, any_maker
 from meshwise.simplify.borders.shifts import choose_shifts, goes_round, near_shifts
 from meshwise.simplify.borders.slices import times_read
@@ -64,13 +74,17 @@ _MERGES: Mapping[str, Merge] = {
     "pad": _first_of(rows.merge_pad, cut_sums.merge_cut),
     "reduce_sum": sums.merge_reduce_sum,
     "reduce_window_sum": _first_of(
-        windows.merge_pad, windows.count_rows, windows.narrow, windows.merge_covered
+        windows.merge_pad,
+        windows.count_rows,
+        windows.narrow,
+        windows.merge_covered,
+        around.merge_bordered,
     ),
     **dict.fromkeys(
         ("reduce_window_max", "reduce_window_min"),
-        _first_of(windows.narrow, windows.merge_covered),
+        _first_of(windows.narrow, windows.merge_covered, around.merge_bordered),
     ),
-    "conv_general_dilated": rows.merge_convolution,
+    "conv_general_dilated": _first_of(rows.merge_convolution, around.merge_bordered),
     "concatenate": _first_of(joins.merge_concatenate, ends.merge_concatenate),
     **dict.fromkeys(("add", "add_any"), _first_of(joins.merge_add, ends.merge_add)),
     "dynamic_slice": rows.merge_dynamic_slice,

@@ -82,14 +82,14 @@ def near_shifts(eqn: JaxprEqn, makers: Makers) -> list[JaxprEqn] | None:
 
 def one_source(eqn: JaxprEqn, makers: Makers) -> Any | None:
     """The one value whose rows a join has."""
-    source, _ = _rows_of(eqn.outvars[0], eqn.params["dimension"], makers.beside([eqn]))
+    source, _ = rows_of(eqn.outvars[0], eqn.params["dimension"], makers.beside([eqn]))
     return None if source is eqn.outvars[0] else source
 
 
 def near_runs(eqn: JaxprEqn, makers: Makers) -> tuple[Any, list[tuple[int, int, int]]] | None:
     """The one value whose rows a join has, and these as runs (place, first, count), if all near."""
     dim = eqn.params["dimension"]
-    source, rows = _rows_of(eqn.outvars[0], dim, makers.beside([eqn]))
+    source, rows = rows_of(eqn.outvars[0], dim, makers.beside([eqn]))
     runs = _runs(rows)
     if source is eqn.outvars[0] or not 1 < len(runs) <= MOST_RUNS:
         return None
@@ -99,7 +99,7 @@ def near_runs(eqn: JaxprEqn, makers: Makers) -> tuple[Any, list[tuple[int, int, 
 
 def goes_round(eqn: JaxprEqn, count: int, makers: Makers) -> bool:
     """Whether a join has so many rows of one value, on from the last of them at the first again."""
-    source, rows = _rows_of(eqn.outvars[0], eqn.params["dimension"], makers.beside([eqn]))
+    source, rows = rows_of(eqn.outvars[0], eqn.params["dimension"], makers.beside([eqn]))
     runs = _runs(rows)
     if source is eqn.outvars[0]:
         return False
@@ -114,29 +114,29 @@ def _shifted(x: Any, dim: int, places: int, size: int) -> Any:
     return lax.pad(x, np.zeros((), x.dtype), config) if any(amounts) else x
 
 
-def _rows_of(atom: Any, dim: int, makers: Makers) -> tuple[Any, list[tuple[int, int]]]:
+def rows_of(atom: Any, dim: int, makers: Makers) -> tuple[Any, list[tuple[int, int]]]:
     """Of which value something has rows of a dim, as runs (first, count); maybe of itself."""
     whole = atom, [(0, shape_of(atom)[dim])]
     cut, turned = _jax.rows_cut(any_maker(atom, makers), dim), maker_of(atom, makers, "rev")
     joined = maker_of(atom, makers, "concatenate")
     if joined is not None and joined.params["dimension"] == dim:
-        parts = [_rows_of(part, dim, makers) for part in joined.invars]
+        parts = [rows_of(part, dim, makers) for part in joined.invars]
         source = parts[0][0]
         if all(own is source for own, _ in parts):
             return source, [run for _, runs in parts for run in runs if run[1]]
     elif cut is not None:
         source, start, limit = cut
-        behind, runs = _rows_of(source, dim, makers)
+        behind, runs = rows_of(source, dim, makers)
         return behind, _runs_between(runs, start, limit)
     elif turned is not None and tuple(turned.params["dimensions"]) == (dim,):
-        source, runs = _rows_of(turned.invars[0], dim, makers)
+        source, runs = rows_of(turned.invars[0], dim, makers)
         if sum(count for _, count in runs) <= MOST_ROWS:
             rows = [first + k for first, count in runs for k in range(count)]
             return source, [(row, 1) for row in reversed(rows)]
     else:
         times, single = shape_of(atom)[dim], single_row(atom, dim, makers)
         if single is not None and times <= MOST_ROWS:
-            source, runs = _rows_of(single, dim, makers)
+            source, runs = rows_of(single, dim, makers)
             return source, runs * times
     return whole
 

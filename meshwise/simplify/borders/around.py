@@ -1,0 +1,112 @@
+"""Windows over what has borders of its own rows around it: one equation, without what is joined.
+
+`jnp.pad(u, 1, mode="wrap")` before a convolution, or `"reflect"`, `"symmetric"` and `"edge"`: by
+itself what is joined is shared out anew over the devices, a few rows more for each, and then
+windows read it.
+"""
+
+from collections.abc import Sequence, Set
+from typing import Any
+
+from jax import lax
+
+from meshwise import _jax
+from meshwise._jax import Border, JaxprEqn
+from meshwise.ir.program import shape_of
+from meshwise.simplify.borders.equations import Makers, any_maker, equations_of
+from meshwise.simplify.borders.shifts import rows_of
+from meshwise.simplify.counts import Counts
+
+# At most so many rows lie before an array, or behind it.
+MOST = 8
+
+
+def merge_bordered(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn] | None:
+    """A window over such borders, along dims that it pads with nothing itself."""
+    window, params = eqn.primitive, eqn.params
+    dims = range(len(shape_of(eqn.invars[0])))
+    may_have = {d for d in dims if _may_have_border(eqn, d)}
+    made, source, borders = _bordered(eqn, eqn.invars[0], may_have, makers)
+    if not borders:
+        return None
+    padding = [*params["padding"]]
+    for border in borders:
+        amounts = len(border.before), len(border.after)
+        padding[_jax.padded_dim(window, params, border.dim)] = amounts
+    more = {"padding": tuple(padding), "borders": tuple(borders), "window": window}
+    operands = [source, *eqn.invars[1:]]
+    primitive = _jax.BORDERED[window]
+    return [*made, _jax.new_eqn(primitive, operands, eqn.outvars, {**params, **more}, eqn)]
+
+
+def _may_have_border(eqn: JaxprEqn, dim: int) -> bool:
+    """Whether a window goes along a dim, and pads or dilates nothing there."""
+    at = _jax.padded_dim(eqn.primitive, eqn.params, dim)
+    if at < 0 or tuple(eqn.params["padding"][at]) != (0, 0):
+        return False
+    dilations = eqn.params.get("lhs_dilation", eqn.params.get("base_dilation"))
+    return dilations is None or dilations[at] == 1
+
+
+def _bordered(
+    eqn: JaxprEqn, atom: Any, dims: Set[int], makers: Makers
+) -> tuple[list[JaxprEqn], Any, list[Border]]:
+    """What has borders around it along some dims; these, and what is written for it."""
+    maker = any_maker(atom, makers)
+    if maker is None:
+        return [], atom, []
+    if maker.primitive is lax.concatenate_p and maker.params["dimension"] in dims:
+        dim = maker.params["dimension"]
+        source, runs = rows_of(atom, dim, makers)
+        border = _around(runs, dim, shape_of(source)[dim])
+        if border is None:
+            return [], atom, []
+        made, source, borders = _bordered(eqn, source, dims - {dim}, makers)
+        return made, source, [*borders, border]
+    places = _places(maker)
+    if places is None:
+        return [], atom, []
+    inner = {k for k, d in enumerate(places) if d in dims}
+    made, source, borders = _bordered(eqn, maker.invars[0], inner, makers)
+    if not borders:
+        return [], atom, []
+    shape = [1] * len(shape_of(atom))
+    for n, d in zip(shape_of(source), places, strict=True):
+        shape[d] = n
+    own = eqn.replace(outvars=[_jax.var_like(atom, shape)])
+    made += equations_of(own, [source], lambda x: lax.broadcast_in_dim(x, shape, places)) or ()
+    moved = [Border(places[b.dim], b.before, b.after) for b in borders]
+    return made, own.outvars[0], moved
+
+
+def _around(runs: Sequence[tuple[int, int]], dim: int, size: int) -> Border | None:
+    """The border of rows of one value, as runs (first, count), of which one is all of it."""
+    if runs.count((0, size)) != 1 or len(runs) == 1:
+        return None
+    at = runs.index((0, size))
+    before, after = (
+        tuple(first + k for first, count in part for k in range(count))
+        for part in (runs[:at], runs[at + 1 :])
+    )
+    return Border(dim, before, after) if max(len(before), len(after)) <= MOST else None
+
+
+def _places(eqn: JaxprEqn) -> list[int] | None:
+    """Where the dims of an operand are in what has dims of one element more, and no other ones."""
+    if len(eqn.invars) != 1:
+        return None
+    before, after = shape_of(eqn.invars[0]), shape_of(eqn.outvars[0])
+    if eqn.primitive is lax.broadcast_in_dim_p:
+        places = [*eqn.params["broadcast_dimensions"]]
+    elif eqn.primitive is lax.reshape_p and eqn.params["dimensions"] is None:
+        # Those that have more than one element, as they come; others anywhere between.
+        places, at = list[int](), 0
+        for n in before:
+            at = next((d for d in range(at, len(after)) if after[d] == n), len(after))
+            places.append(at)
+            at += 1
+    else:
+        return None
+    others = [n for d, n in enumerate(after) if d not in places]
+    kept = len(after) not in places and [after[d] for d in places] == [*before]
+    return places if kept and all(n == 1 for n in others) else None
