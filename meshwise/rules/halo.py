@@ -37,10 +37,7 @@ LONGER = 1.5
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """Rows that `receiver` needs of `sender`: `rows` from the sender's `start`, to `to`.
-
-    Round the end of the dim the sender is `round` shards further on.
-    """
+    """Rows that `receiver` needs of `sender`, `round` shards on: `rows` from `start`, to `to`."""
 
     sender: int
     receiver: int
@@ -54,7 +51,7 @@ class Overlap:
 class Piece:
     """Overlaps that travel together: no shard sends or receives twice.
 
-    Each sender's piece is `rows` long, from its row `starts[k]` on for the overlap `k`.
+    Each sender's piece is `rows` long, from row `starts[k]` on for the overlap `k`.
     """
 
     overlaps: tuple[Overlap, ...]
@@ -142,7 +139,10 @@ def _overlaps(fetch: Fetch) -> list[Overlap]:
         while row < end:
             turns, at = divmod(row, fetch.size)
             sender, start = divmod(at, fetch.block)
-            rows, on = min(end - row, fetch.block - start, fetch.size - at), turns * len(fetch.starts)
+            rows, on = (
+                min(end - row, fetch.block - start, fetch.size - at),
+                turns * len(fetch.starts),
+            )
             found.append(Overlap(sender, receiver, start, row - first, rows, on))
             row += rows
     return found

@@ -68,6 +68,39 @@ def test_each_row_is_sent_once(mode):
     assert both == (rows + columns) * ITEM
 
 
+def test_gradients_of_what_is_wrapped_go_round_too():
+    """Rows beyond the ends, added at the other ends, are those of a window that is wrapped."""
+    program = checked(gradients("wrap"), ROWS, (P("x"), P()), draw((64, 64), (3, 3)))
+    kernel = 2 * 7 / 8 * 9 * ITEM
+    assert program.wire_bytes == 2 * 2 * 64 * ITEM + kernel
+
+
+FOLDED = {
+    "wider": lambda u, k: (convolved("wrap", reach=2)(u, jnp.tile(k, (2, 2))[:5, :5]) ** 2).sum(),
+    "dilated": lambda u, k: (convolved("wrap", reach=2, dilation=(2, 2))(u, k) ** 2).sum(),
+    "strided": lambda u, k: (convolved("wrap", strides=(2, 1))(u, k) ** 2).sum(),
+    "pooled": lambda u, k: (pooled("wrap")(u, k) ** 2).sum(),
+    "read twice": lambda u, k: ((convolved("wrap")(u, k) + u) ** 2 + jnp.pad(u, 1)[2:, 2:]).sum(),
+    "one end": lambda u, k: (convolved_at_one_end(u, k) ** 2).sum(),
+    "a wide kernel": lambda u, k: (
+        convolved("wrap", reach=3)(u, jnp.tile(k, (3, 3))[:7, :7])
+    ).sum(),
+}
+
+
+def convolved_at_one_end(u, kernel):
+    """As a causal filter on a circle is."""
+    padded = jnp.concatenate([u[-2:], u])[None, None]
+    return lax.conv_general_dilated(padded, kernel[None, None], (1, 1), "VALID")[0, 0]
+
+
+@pytest.mark.parametrize("case", FOLDED)
+@pytest.mark.parametrize("shape", [(32, 16), (13, 6), (5, 5)])
+def test_other_gradients(case, shape):
+    args = draw(shape, (3, 3))
+    checked(jax.grad(FOLDED[case], (0, 1)), ROWS, (P("x"), P()), args)
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("mesh, spec, shape", [
     (ROWS, P("x"), (61, 9)),
