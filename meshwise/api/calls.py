@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -23,18 +23,20 @@ from meshwise.api.build import (
     build,
     circumstances,
     donated_leaves,
+    in_specs_of,
     planning,
     resolve,
     traced,
 )
 from meshwise.api.calibrate import figures_of
 from meshwise.api.deleted import base_of, refuse_gone
-from meshwise.api.meshes import lies_as
+from meshwise.api.meshes import lies_as, placement_of
 from meshwise.api.options import Options
 from meshwise.api.spmd_program import SpmdProgram
 from meshwise.api.transform import Runner, call_in_trace
 from meshwise.cost.hardware import GENERIC
 from meshwise.errors import MeshwiseError, NoMeshError, forgotten
+from meshwise.schedule.handles import type_key
 
 
 @dataclass(frozen=True)
@@ -249,30 +251,64 @@ class Calls:
         the host: the hints are the same, and so is the program.
         """
         resolved = resolve(self.name, self.options, arguments, self._as_jax.mesh)
-        call = arguments.key, circumstances(self.options.choices)
-        key = call, resolved.key
-        program = self._kept.shared.get(key)
-        if program is None:
-            program = self._scheduled_before(call, arguments, resolved)
-        if program is None:
-            program = build(self.name, self.fn, self.options, arguments, resolved)
-            program = self._scheduled(program)
-        self._kept.shared[key] = program
-        return program
+        key, shared = self._shared_key(arguments, resolved), self._kept.shared
+        if key not in shared:
+            program = self._of_open_states(arguments, resolved)
+            shared[key] = program or self._made(arguments, resolved)
+        return shared[key]
 
-    def _scheduled_before(
-        self, call: Any, arguments: Arguments, resolved: Resolved
-    ) -> SpmdProgram | None:
-        """A program of an earlier call whose schedule left its arguments as these lie.
+    def _shared_key(self, arguments: Arguments, resolved: Resolved) -> Any:
+        return arguments.key, circumstances(self.options.choices), resolved.key
+
+    def _made(self, arguments: Arguments, resolved: Resolved) -> SpmdProgram:
+        """The program for exactly what is said, with the moves that were asked for."""
+        key, shared = self._shared_key(arguments, resolved), self._kept.shared
+        if key not in shared:
+            program = build(self.name, self.fn, self.options, arguments, resolved)
+            shared[key] = self._scheduled(program)
+        return shared[key]
+
+    def _of_open_states(self, arguments: Arguments, resolved: Resolved) -> SpmdProgram | None:
+        """The program of a schedule that lays the state of a call just as it lies, unasked.
 
         The second step of a loop gets state in the slices that the first one's schedule made: they
-        are no hint, and the moves are made already.
+        are no hint, and the schedule moves what lies open. Whether a call is such a step is asked
+        of its arguments alone, so that its program does not depend on what was called before: on
+        all processes of a mesh it must be the same.
+        """
+        opened = self._open_states(arguments, resolved)
+        while not all(placement.is_fully_replicated for placement in opened.values()):
+            specs = [None if i in opened else s for i, s in enumerate(resolved.in_specs)]
+            try:
+                program = self._made(arguments, replace(resolved, in_specs=specs))
+            except MeshwiseError:  # as it lies it may have one
+                return None
+            wanted = program.placements[0][len(program.held) :]
+            kept = {i: p for i, p in opened.items() if lies_as(arguments.leaves[i], wanted[i])}
+            if len(kept) == len(opened):
+                return program
+            opened = kept  # where others lie is their owner's word
+        return None
+
+    def _open_states(self, arguments: Arguments, resolved: Resolved) -> dict[int, Any]:
+        """Arguments that may be state that a schedule laid, and how they lie.
+
+        That is what no hint says anything of, nor of a result of its type.
         """
         if self.options.choices.schedule is None:
-            return None
-        for (known_call, (mesh, types, _)), program in tuple(self._kept.shared.items()):
-            if (known_call, mesh, types) == (call, *resolved.key[:2]):
-                placements = program.placements[0][len(program.held) :]
-                if all(map(lies_as, arguments.leaves, placements)):
-                    return program
-        return None
+            return {}
+        said = in_specs_of(self.name, self.options, arguments)
+        places = enumerate(
+            zip(said, resolved.types, map(placement_of, arguments.leaves), strict=True)
+        )
+        opened = {
+            i: placement
+            for i, (spec, kind, placement) in places
+            if spec is None and kind.sharding is None and placement is not None
+        }
+        if all(placement.is_fully_replicated for placement in opened.values()):
+            return {}
+        call = traced(self.name, self.fn, self.options, arguments, resolved)
+        results = zip(call.out_avals, call.out_specs, strict=True)
+        made = {type_key(aval) for aval, spec in results if spec is None}
+        return {i: p for i, p in opened.items() if type_key(resolved.types[i]) in made}

@@ -36,7 +36,7 @@ def mesh_said(mesh: Any, in_specs: Sequence[Any], out_shardings: Any, leaves: Se
     where some are named.
     """
     said = [*in_specs, *jax.tree.leaves(out_shardings)]
-    placed = [_placement(leaf) for leaf in leaves]
+    placed = [placement_of(leaf) for leaf in leaves]
     candidates = [
         mesh,
         *(s.mesh for s in said if isinstance(s, NamedSharding) and isinstance(s.mesh, Mesh)),
@@ -79,7 +79,7 @@ def refuse_region(name: str, axes: Sequence[Any]) -> NoReturn:
     )
 
 
-def _placement(leaf: Any) -> Any:
+def placement_of(leaf: Any) -> Any:
     """The sharding of an argument that was put in its place on purpose, None for others."""
     if isinstance(leaf, _jax.Tracer) or not getattr(leaf, "committed", True):
         return None
@@ -101,7 +101,7 @@ def with_placements(
     """
     found, strangers, contradictions = [], [], []
     for spec, leaf, path in zip(specs, leaves, paths, strict=True):
-        own = _placement(leaf)
+        own = placement_of(leaf)
         if own is not None and (_is_elsewhere(own, mesh) or _is_turned(own, mesh, is_given)):
             kind = _jax.array_type(leaf).str_short()
             strangers.append(f"{path} {kind} is on {show_devices(own.device_set)}")
@@ -145,7 +145,7 @@ def refuse_other_memories(
     default = mesh.devices.flat[0].default_memory().kind
     offenders = []
     for spec, leaf, path in zip(specs, leaves, paths, strict=True):
-        for where, what in ((spec, "is to be"), (_placement(leaf), "lies")):
+        for where, what in ((spec, "is to be"), (placement_of(leaf), "lies")):
             kind = where.memory_kind if isinstance(where, jax.sharding.Sharding) else None
             if kind not in (None, default):
                 offenders.append(f"{path} {what} in {kind}")
@@ -165,7 +165,7 @@ def fill_placements(specs: Sequence[Any], leaves: Sequence[Any], mesh: Any) -> t
     """Specs with those of committed arguments in the place of None."""
 
     def fill(spec: Any, leaf: Any) -> Any:
-        own = _placement(leaf) if spec is None else None
+        own = placement_of(leaf) if spec is None else None
         if isinstance(own, NamedSharding) and _same_axes(own.mesh, mesh):
             return own.spec
         return spec
@@ -175,7 +175,7 @@ def fill_placements(specs: Sequence[Any], leaves: Sequence[Any], mesh: Any) -> t
 
 def lies_on(value: Any, mesh: Any) -> bool:
     """Whether an array lies on the mesh's axes on purpose."""
-    own = _placement(value)
+    own = placement_of(value)
     return isinstance(own, NamedSharding) and _same_axes(own.mesh, mesh)
 
 
@@ -373,7 +373,6 @@ def process_count(mesh: Any) -> int:
 
 def lies_as(leaf: Any, placement: NamedSharding) -> bool:
     """Whether an argument lies as a program wants it, or nowhere in particular."""
-    if not getattr(leaf, "committed", isinstance(leaf, UnevenArray)):
-        return True
     held = leaf.padded if isinstance(leaf, UnevenArray) else leaf
-    return held.sharding.is_equivalent_to(placement, held.ndim)
+    own = placement_of(held)
+    return own is None or own.is_equivalent_to(placement, len(held.shape))

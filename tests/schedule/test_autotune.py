@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
@@ -308,6 +309,56 @@ def test_a_script_goes_on_with_the_slices_it_made(mesh8):
     assert found[1].sharding.spec == P("x")
     for got, want in zip(found, wanted, strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+def momentum_in_slices(s):
+    _, gathered = s.split(s.find("all_reduce")[0])
+    s.reorder(gathered, more_bytes=True)
+    s.slice_state("args[2]")
+
+
+@pytest.mark.parametrize("schedule", ["auto", momentum_in_slices])
+def test_a_program_does_not_depend_on_what_was_partitioned_before(mesh8, schedule):
+    """State in slices, as a checkpoint holds it, is that of the schedule whoever made it."""
+
+    def of_fresh(*calls):
+        def step(x, w, mean):
+            mean = 0.9 * mean + x.mean(0)
+            return w - 0.1 * mean, mean
+
+        f = mw.jit(step, mesh=mesh8, in_shardings=(P("x"), None, None), schedule=schedule)
+        return [f.partition(*args) for args in calls][-1]
+
+    size = 1 << 17
+    types = [jax.ShapeDtypeStruct(s, "float32") for s in ((8, size), (size,), (size,))]
+    specs = P("x"), P(), P("x")
+    placed = [
+        jax.ShapeDtypeStruct(t.shape, t.dtype, sharding=NamedSharding(mesh8, spec))
+        for t, spec in zip(types, specs, strict=True)
+    ]
+    alone, after = of_fresh(placed), of_fresh(types, placed)
+    assert [p.spec for p in alone.in_shardings] == list(specs)
+    assert alone.out_shardings == after.out_shardings
+    assert str(alone) == str(after)
+
+
+def test_state_is_gone_on_with_where_its_owner_laid_a_part_of_it(mesh8):
+    """Where a part lies in slices of its own, the others are still those of the schedule."""
+
+    def step(x, w, mean, total):
+        mean = 0.9 * mean + x.mean(0)
+        return w - 0.1 * mean, mean, total + (x * x).sum(0)
+
+    options = {"mesh": mesh8, "in_shardings": (P("x"), None, None, None)}
+    moved = mw.jit(step, **options, schedule=momentum_in_slices)
+    x, w, mean, total = random(8, 64), *(random(64, seed=n) for n in range(3))
+    put = [jax.device_put(a, NamedSharding(mesh8, s)) for a, s in ((w, P()), (total, P("x")))]
+    found, wanted = (put[0], mean, put[1]), (w, mean, total)
+    for _ in range(3):
+        found, wanted = moved(x, *found), jax.jit(step)(x, *wanted)
+        assert [f.sharding.spec for f in found] == [P(), P("x"), P("x")]
+    for got, want in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
 def test_results_with_infinities_are_compared_in_the_rest():
