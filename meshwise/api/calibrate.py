@@ -27,7 +27,7 @@ from meshwise.cost.links import Links
 from meshwise.errors import ArgumentError, message
 from meshwise.run.calibrate import calibrate as measure
 from meshwise.run.calibrate import calibrate_axes as measure_axes
-from meshwise.run.placement import count_processes
+from meshwise.run.placement import count_processes, other_processes
 
 # Said in the place of figures: those that were measured of the devices at hand.
 MEASURED = "measured"
@@ -52,10 +52,10 @@ def calibrate(
     of each axis is measured too, all groups along it at once; its devices' figures are those of any
     mesh of so many. They are kept in `$XDG_CACHE_HOME/meshwise`, by default `~/.cache/meshwise`.
     `again` measures although there are figures.
-    Raises ArgumentError for what are no devices, and for devices of several processes.
+    Raises ArgumentError for what are no devices, and for devices of other processes.
     """
     if isinstance(devices, Mesh):
-        _check_is_one_process(devices.devices.flat)
+        _check_are_here(devices.devices.flat)
         flat = list(devices.devices.flat)
         links = None if again else kept_of_mesh(devices)
         if links is None:
@@ -96,18 +96,18 @@ def _devices(given: Any) -> list[Any]:
                 "Name each device once.",
             )
         )
-    _check_is_one_process(found)
+    _check_are_here(found)
     return found
 
 
-def _check_is_one_process(devices: Iterable[Any]) -> None:
-    count = count_processes(devices)
-    if count > 1:
+def _check_are_here(devices: Iterable[Any]) -> None:
+    others = other_processes(devices)
+    if others:
         raise ArgumentError(
             message(
-                "mw.calibrate was asked for figures of devices of several processes",
-                [f"they belong to {count}"],
-                "What takes how long is measured by one clock, and each process has its own.",
+                "mw.calibrate was asked for figures of devices of other processes",
+                [f"devices of process {number}" for number in others],
+                "A process runs its own devices, and measures them by a clock of its own.",
                 "Pass jax.local_devices(), or a mesh of some of them.",
             )
         )

@@ -19,7 +19,14 @@ from meshwise.api.build import Resolved, TracedCall, donated_inputs, partition_c
 from meshwise.api.calibrate import figures_of
 from meshwise.api.jit import JitFunction
 from meshwise.api.options import Options
-from meshwise.api.plan_inputs import as_jit, check_call, check_trees, no_room, plan_limits
+from meshwise.api.plan_inputs import (
+    as_jit,
+    check_budget,
+    check_call,
+    check_trees,
+    no_room,
+    plan_limits,
+)
 from meshwise.api.spmd_program import SpmdProgram
 from meshwise.api.states import kept_trees
 from meshwise.api.typed import Placements, specs_of_types
@@ -93,7 +100,8 @@ def plan(
         max_bytes: the most that a device may hold at once, arguments included. Without it a tenth
             more time is worth a third less memory.
         most_tried: so many plans are compared at most.
-        budget_s: the search ends after so many seconds, with the best that was found.
+        budget_s: the search ends after so many seconds, with the best that was found. Not on a
+            mesh of several processes, which must all come to one plan.
         uneven: also cut dims that no axis divides, where every device has some rows. What lies so
             comes back as `mw.UnevenArray`, and no sharding of `jax.jit` says it.
         progress: show how many were, and each that is better than those before.
@@ -116,6 +124,7 @@ def plan(
     function = as_jit(fun, mesh)
     check_call(function.name, function.options, take_apart(function.options, args, {}))
     arguments, resolved, call = function.calls.read(*args)
+    check_budget(budget_s, resolved.mesh)
     check_trees(function.name, resolved.mesh, arguments.tree, call.out_tree)
     with Progress(progress) as display:
         pricing = _Pricing.of(function.options, arguments, resolved, call, function.name, display)

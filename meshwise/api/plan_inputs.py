@@ -10,6 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from meshwise import _jax
 from meshwise.api.arguments import Arguments
 from meshwise.api.jit import JitFunction, jit
+from meshwise.api.meshes import process_count
 from meshwise.api.options import Options, check_flags, check_is_mesh
 from meshwise.errors import ArgumentError, MemoryLimitError, message
 from meshwise.ir.numbers import number_of_bytes, real_number, whole_number
@@ -106,6 +107,19 @@ def plan_limits(
     end = time.monotonic() + (math.inf if seconds is None else seconds)
     until = Until(int(numbers["most_tried"] or 0), lambda: time.monotonic() >= end)
     return numbers.get("max_bytes"), until
+
+
+def check_budget(budget_s: float | None, mesh: Any) -> None:
+    """An error for seconds on a mesh of several processes."""
+    if budget_s is not None and process_count(mesh) > 1:
+        raise ArgumentError(
+            message(
+                "mw.plan was given seconds to search for a mesh of several processes",
+                [f"budget_s={budget_s!r}", f"its mesh is {mesh}"],
+                "All processes must come to one plan, and each has a clock of its own.",
+                "Leave budget_s out: most_tried ends the search at one place in all of them.",
+            )
+        )
 
 
 def no_room(name: str, most: int, best: Outcome, found: Searched) -> MemoryLimitError:

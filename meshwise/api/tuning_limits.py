@@ -5,11 +5,11 @@ from typing import Any
 
 from jax.sharding import AbstractMesh
 
-from meshwise.api.meshes import process_count
 from meshwise.cost.hardware import Hardware
 from meshwise.cost.links import Links
 from meshwise.errors import ArgumentError, message
 from meshwise.ir.numbers import real_number, whole_number
+from meshwise.run.placement import other_processes
 
 MEASURES = ("time", "cost")
 
@@ -67,11 +67,11 @@ def check_measure(measure: str, mesh: Any) -> None:
     if isinstance(mesh, AbstractMesh):
         what = "that has no devices"
         rule = "An AbstractMesh has the shape of a mesh, and nothing to run on."
-    elif process_count(mesh) > 1:
-        what = "of several processes"
+    elif other_processes(mesh.devices.flat):
+        what = "of other processes"
         rule = "All processes must come to one schedule, and each has a clock of its own."
     else:
         return
     asked = f"mw.autotune was asked to time a program {what}"
-    way_out = 'Give measure="cost", or the mesh of devices of one process.'
+    way_out = 'Give measure="cost", or a mesh of jax.local_devices().'
     raise ArgumentError(message(asked, [f"its mesh is {mesh}"], rule, way_out))

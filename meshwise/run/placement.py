@@ -141,6 +141,12 @@ def count_processes(devices: Iterable[Any]) -> int:
     return len({device.process_index for device in devices})
 
 
+def other_processes(devices: Iterable[Any]) -> list[int]:
+    """The processes besides this one that some devices belong to."""
+    away = {d.process_index for d in devices if d.process_index != d.client.process_index()}
+    return sorted(away)
+
+
 def show_devices(devices: Iterable[Any]) -> str:
     """Devices by their numbers; a set of them in the order of these, others in their own."""
     ordered = list(devices)

@@ -129,6 +129,12 @@ def with_a_nan() -> int:
     return found
 
 
+def others() -> Mesh:
+    """The devices of the other process."""
+    away = [d for d in jax.devices() if d.process_index != jax.process_index()]
+    return Mesh(np.array(away), ("x",))
+
+
 def few(*spec) -> NamedSharding:
     """On four devices, two of each process."""
     return on([0, 5, 1, 4], (4,), *spec)
@@ -181,6 +187,12 @@ CASES: dict[str, Callable[[], int]] = {
         every("x"),
     ),
     "figures of both": lambda: refused(mw.calibrate, mw.ArgumentError),
+    "figures of the other": lambda: refused(
+        lambda: mw.calibrate(list(others().devices.flat)), mw.ArgumentError
+    ),
+    "times of the other": lambda: refused(
+        lambda: mw.autotune(mw.jit(lambda x: x.sum(), mesh=others()), VALUE), mw.ArgumentError
+    ),
     # What is not so yet: see the test.
     "to one process": lambda: move(VALUE, every("x"), on(range(4), (4,), "x")),
     "to one process, gathered": lambda: move(VALUE, few("x"), on(range(4), (4,))),

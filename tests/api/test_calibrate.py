@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
 from meshwise.api import calibrate as api
-from meshwise.api import tuning_limits
+from meshwise.api import plan_inputs, tuning_limits
 from meshwise.cost.hardware import CPU
 from meshwise.cost.links import Links
 from meshwise.run import calibrate as run
@@ -171,12 +171,16 @@ def test_processes_are_not_to_plan_each_with_figures_of_its_own(quick, mesh8, mo
     mw.calibrate(mesh8.devices.flat)
     x = np.ones((16, 16), np.float32)
     program = mw.jit(lambda a: a @ a, mesh=mesh8, in_shardings=P("x")).partition(x)
-    for module in (api, tuning_limits):
+    for module in (api, plan_inputs):
         monkeypatch.setattr(module, "process_count", lambda mesh: 2)
+    monkeypatch.setattr(tuning_limits, "other_processes", lambda devices: [1])
     with pytest.raises(mw.ArgumentError, match="the mesh is of 2 processes"):
         mw.jit(lambda a: a @ a, mesh=mesh8, in_shardings=P("x"), hardware="measured").partition(x)
     with pytest.raises(mw.ArgumentError, match="a clock of its own"):
         mw.autotune(program, x)
+    with pytest.raises(mw.ArgumentError, match="a clock of its own"):
+        mw.plan(lambda a: a @ a, x, mesh=mesh8, budget_s=60)
+    assert mw.plan(lambda a: a @ a, x, mesh=mesh8, most_tried=3).program
 
 
 def test_of_one_device_no_link_is_measured():

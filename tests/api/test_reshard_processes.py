@@ -41,6 +41,8 @@ SHARDS = {  # how many are in the first and in the second process
     "NumPy's in uneven shards": (1, 1),
     "NumPy's on every device": (4, 4),
     "figures of both": (1, 1),
+    "figures of the other": (1, 1),
+    "times of the other": (1, 1),
 }
 NO_DEVICES = "a process without devices in the target makes an array of no shards, of no dtype"
 NOT_YET = {  # as above, why not
