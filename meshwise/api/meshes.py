@@ -18,7 +18,7 @@ from meshwise.errors import (
 )
 from meshwise.ir.mesh import refine_mesh
 from meshwise.ir.program import Program
-from meshwise.run.placement import count_processes, on_devices_of, show_devices
+from meshwise.run.placement import count_processes, on_devices_of, show_devices, way_to
 from meshwise.run.uneven import UnevenArray
 
 
@@ -121,7 +121,10 @@ def with_placements(
                 f"({_show_mesh(mesh)})",
                 strangers,
                 "A committed argument must lie on exactly the mesh's devices.",
-                "Move it with mw.reshard(x, NamedSharding(mesh, spec)), or pass a numpy array.",
+                way_to(
+                    () if isinstance(mesh, AbstractMesh) else mesh.devices.flat,
+                    "Move it with mw.reshard(x, NamedSharding(mesh, spec)), or pass a numpy array.",
+                ),
             )
         )
     if contradictions:

@@ -26,7 +26,8 @@ from meshwise.run.transfers import (
     Transfer,
     as_before,
     as_travelling,
-    held_by,
+    data_of,
+    wrapped_as,
 )
 
 _AXIS = "devices"
@@ -98,7 +99,7 @@ def move_between(
     program = _program(tuple(transfers), limits)
     flat = NamedSharding(_flat_mesh(union), PartitionSpec(_AXIS))
     with _jax.moving():
-        operands = [_on_all(_data_of(held_by(a)), union, flat) for a in arrays]
+        operands = [_on_all(as_travelling(data_of(a)), union, flat) for a in arrays]
         fetched = program(*operands)
         return [_fetched(x, t, limits) for x, t in zip(fetched, transfers, strict=True)]
 
@@ -149,12 +150,6 @@ def _flat_mesh(devices: Sequence[Any]) -> jax.sharding.Mesh:
     return jax.sharding.Mesh(np.array(devices), (_AXIS,), axis_types=(AxisType.Auto,))
 
 
-def _data_of(array: jax.Array) -> jax.Array:
-    """The numbers of an array as they are moved, of PRNG keys too."""
-    is_key = jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key)
-    return as_travelling(jax.random.key_data(array) if is_key else array)
-
-
 def _on_all(array: jax.Array, devices: Sequence[Any], flat: NamedSharding) -> jax.Array:
     """The shards of all devices as one array, zeros from devices that hold none."""
     shards = {shard.device: shard.data for shard in array.addressable_shards}
@@ -188,9 +183,6 @@ def _fetched(held: jax.Array, transfer: Transfer, limits: Limits) -> tuple[jax.A
     local = (*plan.fetched.block, *transfer.item)
     buffers = [_shaped(on_device[d], local) for d in _devices(lies) if d in on_device]
     array = jax.make_array_from_single_device_arrays((*padded, *transfer.item), lies, buffers)
-    if jax.numpy.issubdtype(transfer.dtype, jax.dtypes.prng_key):
-        impl = _jax.key_impl_name(jax.ShapeDtypeStruct((), transfer.dtype))
-        array = jax.random.wrap_key_data(array, impl=impl)
-    else:
-        array = as_before(array, transfer.dtype)
+    is_key = jax.numpy.issubdtype(transfer.dtype, jax.dtypes.prng_key)
+    array = wrapped_as(array, transfer.dtype) if is_key else as_before(array, transfer.dtype)
     return array, replace(transfer, padded=padded, source=lies)

@@ -10,7 +10,7 @@ from jax.sharding import AbstractMesh, NamedSharding
 
 from meshwise import _jax
 from meshwise.errors import ArgumentError, MeshError, also, message
-from meshwise.run.placement import show_devices
+from meshwise.run.placement import OF_PARTS, show_devices, way_to
 from meshwise.run.uneven import UnevenArray
 
 
@@ -55,8 +55,11 @@ def refuse_other_devices(
                 f"Arguments of {name} are on other devices than its mesh ({show_devices(devices)})",
                 offenders,
                 "An array that was put on devices on purpose is not moved to others.",
-                "Move it with jax.device_put(x, NamedSharding(mesh, spec)), or make the mesh"
-                " of the devices it is on.",
+                way_to(
+                    devices,
+                    "Move it with jax.device_put(x, NamedSharding(mesh, spec)), or make the mesh"
+                    " of the devices it is on.",
+                ),
             )
         )
 
@@ -95,8 +98,7 @@ def refuse_own_of_each(
                 offenders,
                 "Each process would cut its shards out of an array of its own: of its own batch "
                 "a part would be left out.",
-                "Make it of the parts with jax.make_array_from_process_local_data, or, where all "
-                "processes have the same, with jax.make_array_from_callback.",
+                OF_PARTS,
             )
         )
         raise also(refusal, ValueError)

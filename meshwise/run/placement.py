@@ -136,6 +136,21 @@ def platforms_of(mesh: Any) -> set[str]:
     return set() if isinstance(mesh, AbstractMesh) else {d.platform for d in mesh.devices.flat}
 
 
+# How arrays of single processes become one on the devices of all.
+OF_PARTS = (
+    "Make it of the parts with jax.make_array_from_process_local_data, or, where all processes "
+    "have the same, with jax.make_array_from_callback."
+)
+
+
+def way_to(devices: Iterable[Any], here: str) -> str:
+    """How an array gets to devices that was put on others; `here` where all are of one process."""
+    if count_processes(devices) <= 1:
+        return here
+    is_one = "Move what is one array in all processes with mw.reshard(x, NamedSharding(mesh, spec))"
+    return f"{is_one}. What each has for itself: {OF_PARTS[0].lower()}{OF_PARTS[1:]}"
+
+
 def count_processes(devices: Iterable[Any]) -> int:
     """How many processes some devices belong to."""
     return len({device.process_index for device in devices})

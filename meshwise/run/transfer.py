@@ -13,12 +13,12 @@ from functools import lru_cache
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import NamedSharding
 
 from meshwise.errors import MemoryLimitError, message
 from meshwise.run.between import devices_of_both, move_between, plan_between
 from meshwise.run.padding import pad_array
+from meshwise.run.processes import laid, refuse_others_of_each
 from meshwise.run.transfers import (
     KEPT_ANSWERS,
     Array,
@@ -51,6 +51,7 @@ def transfer_all(
     Raises MemoryLimitError, before anything is moved, where one needs more than `max_bytes`.
     """
     transfers = [transfer_of(a, t) for a, t in zip(arrays, targets, strict=True)]
+    refuse_others_of_each(arrays, transfers)
     ways: dict[tuple[Hashable, ...], list[int]] = defaultdict(list)
     for i, transfer in enumerate(transfers):
         ways[_way(transfer, limits)].append(i)
@@ -75,7 +76,7 @@ def _way(transfer: Transfer, limits: Limits) -> tuple[Hashable, ...]:
     """How an array gets to its place; equal for those that one program can move."""
     if transfer.stays:
         return ("stays",)
-    if 0 in transfer.shape:
+    if 0 in transfer.shape or transfer.is_of_each:
         return ("put",)
     if plan_within(transfer, limits) is not None:
         return "within", getattr(transfer.source, "mesh", None), transfer.target.mesh
@@ -133,13 +134,13 @@ def _between(arrays: Sequence[Array], transfers: Sequence[Transfer], limits: Lim
 
 
 def _put(arrays: Sequence[Array], transfers: Sequence[Transfer], limits: Limits) -> list[Array]:
-    """By `jax.device_put`, where rounds would be too many for a program."""
+    """By `jax.device_put`, where rounds would be too many for a program, or from the host."""
     put: list[Array] = []
     for array, t in zip(arrays, transfers, strict=True):
         value: Any = array.value if isinstance(array, UnevenArray) else array
-        if array.size == 0 and not jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key):
-            value = np.empty(array.shape, array.dtype)  # JAX cannot put empty shards together
-        if t.target_padded == t.shape:
+        if t.is_of_each or not array.size:
+            put.append(laid(array, t))
+        elif t.target_padded == t.shape:
             put.append(jax.device_put(value, t.target))
         else:
             put.append(shown_as(pad_array(value, t.target_padded, t.target), t.shape))

@@ -1,6 +1,6 @@
 """One array on its way from one placement to another: what its program is compiled for."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -40,6 +40,7 @@ class Transfer:
 
     `shape` is logical, `padded` the shape that the devices hold. `data_dtype` and `item` are type
     and dims of the numbers as which an element is moved: of a PRNG key several, else one and `()`.
+    Where it `is_of_each`, each of several processes has one for itself, on no device in particular.
     """
 
     shape: tuple[int, ...]
@@ -49,6 +50,7 @@ class Transfer:
     item: tuple[int, ...]
     source: jax.sharding.Sharding
     target: NamedSharding
+    is_of_each: bool = False
 
     @property
     def itemsize(self) -> int:
@@ -95,7 +97,9 @@ class Transfer:
 def transfer_of(array: Array, target: NamedSharding) -> Transfer:
     """What it takes to bring an array to a placement."""
     held = held_by(array)
-    return transfer_between(array.shape, held.shape, held.dtype, held.sharding, target)
+    transfer = transfer_between(array.shape, held.shape, held.dtype, held.sharding, target)
+    is_of_each = not array.committed and not target.is_fully_addressable
+    return replace(transfer, is_of_each=True) if is_of_each else transfer
 
 
 def transfer_between(
@@ -147,6 +151,20 @@ def _converted(x: jax.Array, dtype: Any) -> jax.Array:
 def held_by(array: Array) -> jax.Array:
     """The `jax.Array` that the devices hold."""
     return array.padded if isinstance(array, UnevenArray) else array
+
+
+def data_of(array: Array) -> jax.Array:
+    """The numbers that the devices hold, those of PRNG keys too."""
+    held = held_by(array)
+    return jax.random.key_data(held) if jnp.issubdtype(held.dtype, _jax.extended) else held
+
+
+def wrapped_as(data: jax.Array, dtype: Any) -> jax.Array:
+    """What `data_of` an array of some type gave, as that again."""
+    if not jnp.issubdtype(dtype, _jax.extended):
+        return data
+    impl = _jax.key_impl_name(jax.ShapeDtypeStruct((), dtype))
+    return jax.random.wrap_key_data(data, impl=impl)
 
 
 def shown_as(held: jax.Array, shape: tuple[int, ...]) -> Array:

@@ -68,7 +68,7 @@ def move_uneven(source: NamedSharding, target: NamedSharding) -> int:
     return check(mw.reshard(held, target), UNEVEN, target)
 
 
-def move_keys(source: NamedSharding, target: NamedSharding) -> int:
+def move_keys(source: NamedSharding | None, target: NamedSharding) -> int:
     made = jax.jit(lambda: jax.random.split(jax.random.key(3), 8), out_shardings=source)()
     found = mw.reshard(made, target)
     data = np.asarray(jax.random.key_data(jax.random.split(jax.random.key(3), 8)))
@@ -129,6 +129,11 @@ def with_a_nan() -> int:
     return found
 
 
+def mine() -> NamedSharding:
+    """On the devices of this process, another place in each."""
+    return NamedSharding(Mesh(np.array(jax.local_devices()), ("x",)), P("x"))
+
+
 def others() -> Mesh:
     """The devices of the other process."""
     away = [d for d in jax.devices() if d.process_index != jax.process_index()]
@@ -165,6 +170,7 @@ CASES: dict[str, Callable[[], int]] = {
     "more, uneven": lambda: move_uneven(few("x"), mixed("y", "x")),
     "scalar": lambda: move(np.float32(3.5), every(), few()),
     "keys": lambda: move_keys(every("x"), few("x")),
+    "keys, in another order": lambda: move_keys(every("x"), mixed("y")),
     "tree": lambda: move_tree(every("x"), few("x")),
     "from one process": lambda: move(VALUE, on(range(4), (4,), "x"), every("x")),
     "from one device": lambda: move(VALUE, on([6], (1,)), every(None)),
@@ -193,6 +199,22 @@ CASES: dict[str, Callable[[], int]] = {
     "times of the other": lambda: refused(
         lambda: mw.autotune(mw.jit(lambda x: x.sum(), mesh=others()), VALUE), mw.ArgumentError
     ),
+    "from the host": lambda: check(mw.reshard(VALUE, every("x")), VALUE, every("x")),
+    "from the host, uneven": lambda: check(
+        mw.reshard(jax.numpy.asarray(UNEVEN), every("x")), UNEVEN, every("x")
+    ),
+    "from the host, NaNs": lambda: check(
+        mw.reshard(VALUE * np.nan, few("x")), VALUE * np.nan, few("x")
+    ),
+    "from the host, a number": lambda: check(mw.reshard(3.5, few()), np.float32(3.5), few()),
+    "from the host, keys": lambda: move_keys(None, few("x")),
+    "from the host, to one process": lambda: check(mw.reshard(VALUE, mine()), VALUE, mine()),
+    "from each host another": lambda: refused(
+        lambda: mw.reshard(VALUE + jax.process_index(), every("x")), mw.MeshError
+    ),
+    "from devices of each": lambda: refused(
+        lambda: mw.reshard(jax.device_put(VALUE, mine()), every("x")), mw.MeshError
+    ),
     # What is not so yet: see the test.
     "to one process": lambda: move(VALUE, every("x"), on(range(4), (4,), "x")),
     "to one process, gathered": lambda: move(VALUE, few("x"), on(range(4), (4,))),
@@ -200,7 +222,6 @@ CASES: dict[str, Callable[[], int]] = {
         VALUE, on(range(4), (4,), "x"), on(range(4, 8), (4,), "x")
     ),
     "no elements": lambda: move(VALUE[:0], every("x"), few(None, "x")),
-    "from the host": lambda: check(mw.reshard(VALUE, every("x")), VALUE, every("x")),
 }
 
 

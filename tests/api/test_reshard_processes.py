@@ -30,9 +30,18 @@ SHARDS = {  # how many are in the first and in the second process
     "scalar": (2, 2),
     "no elements": (2, 2),
     "keys": (2, 2),
+    "keys, in another order": (4, 4),
     "tree": (8, 8),
     "from one process": (4, 4),
     "from one device": (4, 4),
+    "from the host": (4, 4),
+    "from the host, uneven": (4, 4),
+    "from the host, NaNs": (2, 2),
+    "from the host, a number": (2, 2),
+    "from the host, keys": (2, 2),
+    "from the host, to one process": (4, 4),
+    "from each host another": (1, 1),
+    "from devices of each": (1, 1),
     "under mw.jit": (16, 16),
     "under mw.jit, over two axes": (16, 16),
     "NaNs in padding": (4, 4),
@@ -102,13 +111,3 @@ def test_each_process_has_its_shards(said, case):
 )
 def test_what_is_not_so_yet(said, case):
     assert [process.get(case) for process in said] == [str(n) for n in NOT_YET[case][0]]
-
-
-@pytest.mark.slow
-@pytest.mark.xfail(
-    strict=True,
-    raises=subprocess.TimeoutExpired,
-    reason="each process takes the value to be on its own first device, and they wait for ever",
-)
-def test_what_is_on_the_host_of_both():
-    assert run(["from the host"], timeout=20) == [{"from the host": "4"}] * 2
