@@ -33,6 +33,9 @@ def with_made(closed: _jax.ClosedJaxpr, made: Collection[int], mesh: Mesh) -> _j
 
 def cut_empty(array: Any, sharding: NamedSharding) -> Any:
     """A result without elements in shards of its shape: XLA may give each device all of it."""
-    first = array.addressable_shards[0].data
-    is_cut = first.shape == sharding.shard_shape(array.shape)
-    return array if is_cut else jax.device_put(first, sharding)
+    local = sharding.shard_shape(array.shape)
+    held = [shard.data for shard in array.addressable_shards]  # none where others have all devices
+    if all(data.shape == local for data in held):
+        return array
+    cut = [data[tuple(map(slice, local))] for data in held]
+    return jax.make_array_from_single_device_arrays(array.shape, sharding, cut)

@@ -98,6 +98,12 @@ def jitted(source: NamedSharding, target: NamedSharding) -> int:
     return sum(check(x, 2 * VALUE.T @ (VALUE * (k + 1)), target) for k, x in enumerate(found))
 
 
+def without_rows(source: NamedSharding, target: NamedSharding) -> int:
+    """Of an argument without elements, which XLA would give each device whole."""
+    fn = mw.jit(lambda x: 2 * x, mesh=source.mesh, in_shardings=source, out_shardings=target)
+    return check(fn(mw.reshard(VALUE[:0], source)), VALUE[:0], target)
+
+
 def refused(call: Callable[[], object], error: type[Exception]) -> int:
     """One, where a call is refused in this process."""
     try:
@@ -177,6 +183,13 @@ CASES: dict[str, Callable[[], int]] = {
     "under mw.jit": lambda: jitted(every("x"), every()),
     "under mw.jit, over two axes": lambda: jitted(
         on(range(8), (2, 4), "y", "x"), on(range(8), (2, 4), "x")
+    ),
+    "under mw.jit, no elements": lambda: without_rows(every(None, "x"), every(None, "x")),
+    "under mw.jit, no elements, even": lambda: without_rows(
+        on([0, 4, 5], (3,)), on([0, 4, 5], (3,), None, "x")
+    ),
+    "under mw.jit, no elements, of the other": lambda: without_rows(
+        on([4, 5, 6], (3,)), on([4, 5, 6], (3,), None, "x")
     ),
     "NaNs in padding": with_nans_in_padding,
     "a NaN": with_a_nan,
