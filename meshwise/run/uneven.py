@@ -255,11 +255,13 @@ class UnevenArray:
         return f"UnevenArray({text}, dtype={self.dtype}, {note})"
 
     def __format__(self, spec: str) -> str:
-        return format(np.asarray(self)[()], spec) if spec else str(self)
+        is_shown = spec and self.is_fully_addressable
+        return format(np.asarray(self)[()], spec) if is_shown else str(self)
 
     def __str__(self) -> str:
         is_keys = jax.numpy.issubdtype(self.dtype, _jax.extended)
-        return repr(self) if is_keys else str(np.asarray(self))
+        is_shown = self.is_fully_addressable and not is_keys  # as of a jax.Array
+        return str(np.asarray(self)) if is_shown else repr(self)
 
     def __copy__(self) -> "UnevenArray":
         return self.copy()

@@ -104,6 +104,14 @@ def without_rows(source: NamedSharding, target: NamedSharding) -> int:
     return check(fn(mw.reshard(VALUE[:0], source)), VALUE[:0], target)
 
 
+def as_text() -> int:
+    """In how many ways what is not all here is shown as what it is."""
+    held = mw.reshard(lay(UNEVEN, every()), every("x"))
+    shown = "UnevenArray(<not all here>, shape=(13, 5), dtype=float32, "
+    texts = repr(held), str(held), f"{held}", f"{held:.2f}"
+    return sum(text.startswith(shown) for text in texts)
+
+
 def refused(call: Callable[[], object], error: type[Exception]) -> int:
     """One, where a call is refused in this process."""
     try:
@@ -191,6 +199,7 @@ CASES: dict[str, Callable[[], int]] = {
     "under mw.jit, no elements, of the other": lambda: without_rows(
         on([4, 5, 6], (3,)), on([4, 5, 6], (3,), None, "x")
     ),
+    "as text": as_text,
     "NaNs in padding": with_nans_in_padding,
     "a NaN": with_a_nan,
     "NumPy's in shards": lambda: refused(
