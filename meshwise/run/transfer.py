@@ -148,10 +148,13 @@ def _put(arrays: Sequence[Array], transfers: Sequence[Transfer], limits: Limits)
 
 
 def _free(old: Sequence[Array], used: Sequence[Array]) -> None:
-    """Free the sources whose buffers nothing else uses."""
+    """Free the sources whose buffers nothing else uses; some have none in this process."""
     kept = {pointer for array in used for pointer in _buffers(array)}
+    themselves = {id(held_by(array)) for array in used}
     for array in old:
-        if not array.is_deleted() and kept.isdisjoint(_buffers(array)):
+        if array.is_deleted() or id(held_by(array)) in themselves:
+            continue
+        if kept.isdisjoint(_buffers(array)):
             held_by(array).delete()
 
 

@@ -177,4 +177,4 @@ def placed_anew(held: jax.Array, shape: tuple[int, ...], target: NamedSharding) 
     on_device = {shard.device: shard.data for shard in held.addressable_shards}
     mesh: Any = target.mesh
     buffers = [on_device[d] for d in mesh.devices.flat if d in on_device]
-    return jax.make_array_from_single_device_arrays(shape, target, buffers)
+    return jax.make_array_from_single_device_arrays(shape, target, buffers, dtype=held.dtype)

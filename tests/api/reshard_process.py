@@ -237,9 +237,10 @@ CASES: dict[str, Callable[[], int]] = {
     "from devices of each": lambda: refused(
         lambda: mw.reshard(jax.device_put(VALUE, mine()), every("x")), mw.MeshError
     ),
-    # What is not so yet: see the test.
     "to one process": lambda: move(VALUE, every("x"), on(range(4), (4,), "x")),
     "to one process, gathered": lambda: move(VALUE, few("x"), on(range(4), (4,))),
+    "to one process, other axes": lambda: move(VALUE, every("x"), on(range(4), (2, 2), "y", "x")),
+    "to one process, keys": lambda: move_keys(every("x"), on(range(4), (4,), "x")),
     "from one to the other": lambda: move(
         VALUE, on(range(4), (4,), "x"), on(range(4, 8), (4,), "x")
     ),
