@@ -217,6 +217,29 @@ def refuse_structs(name: str, arguments: Arguments) -> None:
         )
 
 
+def refuse_elsewhere(name: str, arrays: Sequence[Any], paths: Sequence[str]) -> None:
+    """An error, a RuntimeError too, for arrays whose numbers are not all in this process."""
+    offenders = [
+        f"{path} lies as {x.sharding.spec} on devices of other processes, too"
+        for x, path in zip(arrays, paths, strict=True)
+        if isinstance(x, jax.Array | UnevenArray)
+        and not x.is_fully_addressable
+        and not (x.is_fully_replicated and x.addressable_shards)
+    ]
+    if offenders:
+        refusal = ArgumentError(
+            message(
+                f"{name} cannot be simulated on arrays that are not all here",
+                offenders,
+                "A simulation is of one process, and reads all numbers of its arguments.",
+                "Give it NumPy's: all processes get them by process_allgather(x, tiled=True) of "
+                "jax.experimental.multihost_utils, of an UnevenArray's .value. What the function "
+                "closes over is to be an argument, then.",
+            )
+        )
+        raise also(refusal, RuntimeError)
+
+
 def refuse_others(name: str, arguments: Arguments, paths: Sequence[str], types: Any) -> None:
     """An error for what JAX takes beside arrays."""
     found = zip(arguments.leaves, paths, types, strict=True)

@@ -9,6 +9,7 @@ import jax
 from jax.sharding import NamedSharding
 
 from meshwise import _jax
+from meshwise.api.arguments import refuse_elsewhere
 from meshwise.api.calibrate import MEASURED, links_or_figures
 from meshwise.api.deleted import refuse_gone
 from meshwise.api.shard_maps import read_shard_map
@@ -201,6 +202,7 @@ class SpmdProgram:
         program = self.per_device
         arrays = [*self.held, *self.leaves(args, kwargs)]
         refuse_gone(self.name, arrays, lambda: self.in_paths)
+        refuse_elsewhere(self.name, arrays, self.in_paths)
         with _jax.as_wide_as(program.jaxpr), _jax.promoting():
             results = simulate(
                 program.jaxpr,

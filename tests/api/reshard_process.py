@@ -200,6 +200,20 @@ CASES: dict[str, Callable[[], int]] = {
         on([4, 5, 6], (3,)), on([4, 5, 6], (3,), None, "x")
     ),
     "as text": as_text,
+    "simulated": lambda: refused(
+        lambda: (
+            mw.jit(jax.numpy.cumsum, in_shardings=every("x"))
+            .partition(VALUE[:, 0])
+            .simulate(lay(VALUE[:, 0], every("x")))
+        ),
+        mw.ArgumentError,
+    ),
+    "simulated, replicated": lambda: (
+        mw.jit(jax.numpy.negative, in_shardings=every())
+        .partition(VALUE)
+        .simulate(lay(VALUE, every()))
+        .shape[0]
+    ),
     "NaNs in padding": with_nans_in_padding,
     "a NaN": with_a_nan,
     "NumPy's in shards": lambda: refused(

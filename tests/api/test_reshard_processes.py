@@ -48,6 +48,8 @@ SHARDS = {  # how many are in the first and in the second process
     "under mw.jit, no elements, even": (1, 2),
     "under mw.jit, no elements, of the other": (0, 3),
     "as text": (4, 4),
+    "simulated": (1, 1),
+    "simulated, replicated": (16, 16),
     "NaNs in padding": (4, 4),
     "a NaN": (1, 0),
     "NumPy's in shards": (1, 1),
