@@ -10,6 +10,7 @@ import numpy as np
 
 from meshwise import _jax
 from meshwise.errors import ArgumentError, UnplannedError, also, message
+from meshwise.run.placement import show_devices
 from meshwise.run.uneven import UnevenArray
 
 
@@ -220,7 +221,7 @@ def refuse_structs(name: str, arguments: Arguments) -> None:
 def refuse_elsewhere(name: str, arrays: Sequence[Any], paths: Sequence[str]) -> None:
     """An error, a RuntimeError too, for arrays whose numbers are not all in this process."""
     offenders = [
-        f"{path} lies as {x.sharding.spec} on devices of other processes, too"
+        f"{path} is on {show_devices(x.sharding.device_set)}"
         for x, path in zip(arrays, paths, strict=True)
         if isinstance(x, jax.Array | UnevenArray)
         and not x.is_fully_addressable

@@ -112,11 +112,12 @@ def as_text() -> int:
     return sum(text.startswith(shown) for text in texts)
 
 
-def refused(call: Callable[[], object], error: type[Exception]) -> int:
-    """One, where a call is refused in this process."""
+def refused(call: Callable[[], object], error: type[Exception], text: str = "") -> int:
+    """One, where a call is refused in this process; by an error of this text, if one is given."""
     try:
         call()
-    except error:
+    except error as refusal:
+        assert text in ("", str(refusal)), refusal
         return 1
     return 0
 
@@ -164,6 +165,34 @@ def mixed(*spec) -> NamedSharding:
     return on([3, 5, 7, 0, 2, 6, 1, 4], (2, 4), *spec)
 
 
+def numbers() -> str:
+    """Of all devices, as errors show them."""
+    return ", ".join(str(number) for number in sorted(device.id for device in jax.devices()))
+
+
+NOT_ONE = """\
+mw.reshard was given another array in each of several processes: \
+float32[16, 6] is to lie as P('x',)
+What is put on the devices of all is one array: numbers on the host must be equal in all \
+processes, and what lies on devices of one is that in all of them.
+Make it of the parts with jax.make_array_from_process_local_data, or, where all processes have the \
+same, with jax.make_array_from_callback."""
+NOT_HERE = """\
+cumsum cannot be simulated on arrays that are not all here: \
+args[0] is on cpu devices {all}
+A simulation is of one process, and reads all numbers of its arguments.
+Give it NumPy's: all processes get them by process_allgather(x, tiled=True) of \
+jax.experimental.multihost_utils, of an UnevenArray's .value. What the function closes over is to \
+be an argument, then."""
+OF_ITS_OWN = """\
+<lambda> was called with arguments on other devices than its mesh \
+(cpu devices {all}): \
+args[0] float32[16,6] is on cpu device {own}
+A committed argument must lie on exactly the mesh's devices.
+Move what is one array in all processes with mw.reshard(x, NamedSharding(mesh, spec)). What each \
+has for itself: make it of the parts with jax.make_array_from_process_local_data, or, where all \
+processes have the same, with jax.make_array_from_callback."""
+
 CASES: dict[str, Callable[[], int]] = {
     "within": lambda: move(VALUE, every("x"), every()),
     "within, other dim": lambda: move(
@@ -207,6 +236,7 @@ CASES: dict[str, Callable[[], int]] = {
             .simulate(lay(VALUE[:, 0], every("x")))
         ),
         mw.ArgumentError,
+        NOT_HERE.format(all=numbers()),
     ),
     "simulated, replicated": lambda: (
         mw.jit(jax.numpy.negative, in_shardings=every())
@@ -246,10 +276,17 @@ CASES: dict[str, Callable[[], int]] = {
     "from the host, keys": lambda: move_keys(None, few("x")),
     "from the host, to one process": lambda: check(mw.reshard(VALUE, mine()), VALUE, mine()),
     "from each host another": lambda: refused(
-        lambda: mw.reshard(VALUE + jax.process_index(), every("x")), mw.MeshError
+        lambda: mw.reshard(VALUE + jax.process_index(), every("x")), mw.MeshError, NOT_ONE
     ),
     "from devices of each": lambda: refused(
-        lambda: mw.reshard(jax.device_put(VALUE, mine()), every("x")), mw.MeshError
+        lambda: mw.reshard(jax.device_put(VALUE, mine()), every("x")), mw.MeshError, NOT_ONE
+    ),
+    "to a program, from devices of each": lambda: refused(
+        lambda: mw.jit(lambda x: x, mesh=every().mesh)(
+            jax.device_put(VALUE, jax.local_devices()[0])
+        ),
+        mw.MeshError,
+        OF_ITS_OWN.format(all=numbers(), own=jax.local_devices()[0].id),
     ),
     "to one process": lambda: move(VALUE, every("x"), on(range(4), (4,), "x")),
     "to one process, gathered": lambda: move(VALUE, few("x"), on(range(4), (4,))),

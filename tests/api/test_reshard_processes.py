@@ -42,6 +42,7 @@ SHARDS = {  # how many are in the first and in the second process
     "from the host, to one process": (4, 4),
     "from each host another": (1, 1),
     "from devices of each": (1, 1),
+    "to a program, from devices of each": (1, 1),
     "under mw.jit": (16, 16),
     "under mw.jit, over two axes": (16, 16),
     "under mw.jit, no elements": (4, 4),
