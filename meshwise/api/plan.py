@@ -100,8 +100,7 @@ def plan(
         max_bytes: the most that a device may hold at once, arguments included. Without it a tenth
             more time is worth a third less memory.
         most_tried: so many plans are compared at most.
-        budget_s: the search ends after so many seconds, with the best that was found. Not on a
-            mesh of several processes, which must all come to one plan.
+        budget_s: the search of one process ends after so many seconds, with the best found.
         uneven: also cut dims that no axis divides, where every device has some rows. What lies so
             comes back as `mw.UnevenArray`, and no sharding of `jax.jit` says it.
         progress: show how many were, and each that is better than those before.
@@ -128,9 +127,8 @@ def plan(
     check_trees(function.name, resolved.mesh, arguments.tree, call.out_tree)
     with Progress(progress) as display:
         pricing = _Pricing.of(function.options, arguments, resolved, call, function.name, display)
-        axes = {axis: size for axis, size in resolved.mesh.shape.items() if size > 1}
         limits: Any = {"max_bytes": most_bytes, "until": until, "uneven": uneven}
-        found = search(pricing.groups, axes, pricing.outcome, **limits, tell=pricing.tell)
+        found = search(pricing.groups, pricing.axes, pricing.outcome, **limits, tell=pricing.tell)
     ins, outs = pricing.specs(found.best.hints)
     planned = JitFunction(function.fn, pricing.options_with(ins, outs))
     program = planned.partition(*args)
@@ -167,6 +165,11 @@ class _Pricing:
     display: Progress
     groups: tuple[Group, ...] = ()
     unplanned: Outcome | None = None
+
+    @property
+    def axes(self) -> dict[Any, int]:
+        """The axes of the mesh, those of one device left out."""
+        return {axis: size for axis, size in self.mesh.shape.items() if size > 1}
 
     @classmethod
     def of(

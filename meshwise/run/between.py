@@ -27,6 +27,7 @@ from meshwise.run.transfers import (
     as_before,
     as_travelling,
     data_of,
+    of_shards,
     wrapped_as,
 )
 
@@ -162,7 +163,7 @@ def _on_all(array: jax.Array, devices: Sequence[Any], flat: NamedSharding) -> ja
         for d in here
     ]
     shape = len(devices) * local[0], *local[1:]
-    return jax.make_array_from_single_device_arrays(shape, flat, buffers, dtype=array.dtype)
+    return of_shards(shape, flat, buffers, array.dtype)
 
 
 def _shaped(shard: jax.Array, shape: tuple[int, ...]) -> jax.Array:
@@ -183,7 +184,7 @@ def _fetched(held: jax.Array, transfer: Transfer, limits: Limits) -> tuple[jax.A
     local = (*plan.fetched.block, *transfer.item)
     buffers = [_shaped(on_device[d], local) for d in _devices(lies) if d in on_device]
     shape = *padded, *transfer.item
-    array = jax.make_array_from_single_device_arrays(shape, lies, buffers, dtype=held.dtype)
+    array = of_shards(shape, lies, buffers, held.dtype)
     is_key = jax.numpy.issubdtype(transfer.dtype, jax.dtypes.prng_key)
     array = wrapped_as(array, transfer.dtype) if is_key else as_before(array, transfer.dtype)
     return array, replace(transfer, padded=padded, source=lies)

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from meshwise import _jax
 from meshwise.errors import MeshError, message
 from meshwise.run.placement import OF_PARTS, count_processes
 from meshwise.run.transfers import Array, Transfer, data_of, shown_as, wrapped_as
@@ -23,7 +24,8 @@ def laid(array: Array, transfer: Transfer) -> Array:
     padded = *transfer.target_padded, *transfer.item
     host = np.zeros(padded, held.dtype)
     host[tuple(map(slice, held.shape))] = held
-    put = jax.make_array_from_callback(padded, transfer.target, lambda i: host[i], host.dtype)
+    with _jax.moving():
+        put = jax.make_array_from_callback(padded, transfer.target, lambda i: host[i], host.dtype)
     return shown_as(wrapped_as(put, transfer.dtype), transfer.shape)
 
 

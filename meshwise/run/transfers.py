@@ -177,4 +177,15 @@ def placed_anew(held: jax.Array, shape: tuple[int, ...], target: NamedSharding) 
     on_device = {shard.device: shard.data for shard in held.addressable_shards}
     mesh: Any = target.mesh
     buffers = [on_device[d] for d in mesh.devices.flat if d in on_device]
-    return jax.make_array_from_single_device_arrays(shape, target, buffers, dtype=held.dtype)
+    return of_shards(shape, target, buffers, held.dtype)
+
+
+def of_shards(
+    shape: tuple[int, ...], sharding: NamedSharding, shards: list[jax.Array], dtype: Any
+) -> jax.Array:
+    """An array of the shards that are in this process; where none are, only `dtype` says of what.
+
+    Beside shards it says nothing: JAX would make it narrower where wide numbers are off.
+    """
+    said = None if shards else dtype
+    return jax.make_array_from_single_device_arrays(shape, sharding, shards, dtype=said)
