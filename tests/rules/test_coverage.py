@@ -7,6 +7,7 @@ import pkgutil
 from jax.extend.core import Primitive
 
 import meshwise.rules
+from meshwise import _jax
 from meshwise.rules.registry import REGISTRY
 
 UNSUPPORTED = pathlib.Path(meshwise.rules.__file__).parent / "unsupported.txt"
@@ -66,6 +67,7 @@ OWN = {  # primitives of this package
     "min_and_argmin",
     "mw_like",
     "mw_pipeline",
+    *(primitive.name for primitive in _jax.BORDERED.values()),
     "roll",
     "set_rows",
     "stage",

@@ -44,6 +44,7 @@ from meshwise.simplify.borders import (
     copies,
     cut_sums,
     ends,
+    folded,
     joins,
     rows,
     sums,
@@ -87,7 +88,7 @@ _MERGES: Mapping[str, Merge] = {
     "conv_general_dilated": _first_of(rows.merge_convolution, around.merge_bordered),
     "concatenate": _first_of(joins.merge_concatenate, ends.merge_concatenate),
     **dict.fromkeys(
-        ("add", "add_any"), _first_of(around.merge_folded, joins.merge_add, ends.merge_add)
+        ("add", "add_any"), _first_of(folded.merge_folded, joins.merge_add, ends.merge_add)
     ),
     "dynamic_slice": rows.merge_dynamic_slice,
     "dynamic_update_slice": _first_of(updates.merge_dynamic_update_slice, ends.merge_update),
