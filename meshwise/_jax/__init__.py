@@ -216,6 +216,7 @@ from meshwise._jax.tracing import settings_key as settings_key
 from meshwise._jax.tracing import static_arguments as static_arguments
 from meshwise._jax.tracing import trace_function as trace_function
 from meshwise._jax.tracing import traced_over as traced_over
+from meshwise._jax.tracing import with_mesh as with_mesh
 from meshwise._jax.tracing import without_context_mesh as without_context_mesh
 from meshwise._jax.tracing import without_leak_checks as without_leak_checks
 from meshwise._jax.tracing import without_mesh as without_mesh

@@ -17,7 +17,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from meshwise._jax.explicit import is_explicit, plain_jaxpr, plain_type, struct_of, type_mesh
 from meshwise._jax.hints import hint_p
 from meshwise._jax.specs import axes_of
-from meshwise._jax.tracing import over_auto_axes, trace_function
+from meshwise._jax.tracing import over_auto_axes, trace_function, with_mesh
 
 
 def run_over_auto_axes(function: Callable[..., Any], args: Sequence[Any], like: Any) -> Any:
@@ -45,7 +45,7 @@ def run_over_auto_axes(function: Callable[..., Any], args: Sequence[Any], like: 
         axes=axes,
         out_sharding=shardings,
     )
-    with jax.sharding.use_abstract_mesh(mesh):
+    with with_mesh(mesh):
         return jax.tree.unflatten(out_tree, run(list(plain.consts), *captured, *leaves))
 
 

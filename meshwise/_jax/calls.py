@@ -35,6 +35,7 @@ from meshwise._jax.explicit import auto_mesh, is_explicit, is_typed, plain_type
 from meshwise._jax.hints import batched_spec
 from meshwise._jax.jaxprs import without_references
 from meshwise._jax.settings import as_wide_as
+from meshwise._jax.tracing import with_mesh
 
 mw_call_p = Primitive("mw_call")
 mw_call_p.multiple_results = True
@@ -49,7 +50,7 @@ def witness_of(mesh: Any) -> ClosedJaxpr | None:
         return None
     auto = (AxisType.Auto,) * len(mesh.axis_names)
     on_mesh = NamedSharding(jax.sharding.Mesh(mesh.devices, mesh.axis_names, auto), PartitionSpec())
-    with jax.sharding.use_abstract_mesh(on_mesh.mesh.abstract_mesh):
+    with with_mesh(on_mesh.mesh.abstract_mesh):
         return jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, on_mesh))(0.0)
 
 
@@ -76,7 +77,7 @@ def setting_of(jaxpr: ClosedJaxpr, runner: Any) -> AbstractContextManager[Any]:
     setting = ExitStack()
     setting.enter_context(as_wide_as(jaxpr))
     if not is_typed((*jaxpr.in_avals, *jaxpr.out_avals)):
-        setting.enter_context(jax.sharding.use_abstract_mesh(auto_mesh(runner.mesh)))
+        setting.enter_context(with_mesh(auto_mesh(runner.mesh)))
     return setting
 
 

@@ -88,17 +88,20 @@ def traced_over(mesh: Callable[[], AbstractContextManager[Any]], trace: Callable
     """What is traced over a mesh; in no mesh, where the function itself names another one.
 
     Nor where JAX knows a derivative or a batch in no mesh alone, as of grouped convolutions. Raises
-    what is wrong over the mesh that is given.
+    what is wrong over the mesh that is given, and where that is in context anyway.
     """
+    over = None
     try:
         with mesh():
+            over = jax.sharding.get_abstract_mesh().shape
             return trace()
     except (TypeError, ValueError, NotImplementedError) as error:
         ours = isinstance(error, MeshwiseError)
-        if ours or not jax.sharding.get_abstract_mesh().empty:
+        if ours or jax.sharding.get_abstract_mesh().shape == over:
             raise
         try:
-            return trace()
+            with without_mesh():
+                return trace()
         except Exception:
             raise error from None
 
@@ -145,7 +148,7 @@ def over_auto_axes(mesh: Any) -> Iterator[None]:
 
     Hints inside may be PartitionSpecs, and no operator is refused for an ambiguous sharding.
     """
-    with plain_types(), jax.sharding.use_abstract_mesh(auto_mesh(mesh)):
+    with plain_types(), with_mesh(auto_mesh(mesh)):
         yield
 
 
@@ -154,7 +157,7 @@ def over_typed_axes(mesh: Any = None) -> Iterator[None]:
     """As `jax.jit` traces: in the mesh in context, or in that of a program that names its own."""
     context = jax.sharding.get_abstract_mesh()
     own = context if mesh is None else getattr(mesh, "abstract_mesh", mesh)
-    with nullcontext() if own == context else jax.sharding.use_abstract_mesh(own):
+    with nullcontext() if own == context else with_mesh(own):
         yield
 
 
@@ -253,6 +256,18 @@ def without_mesh() -> Iterator[None]:
     finally:
         _ABSTRACT_MESH.set_local(abstract)
         _CONCRETE_MESH.set_local(concrete)
+
+
+@contextmanager
+def with_mesh(abstract: Any) -> Iterator[None]:
+    """A mesh in context in the place of another, one of another size too, which JAX refuses.
+
+    Then nothing is left of that. Where the sizes are equal its devices are still in context.
+    """
+    is_as_large = jax.sharding.get_abstract_mesh().size == abstract.size
+    around = nullcontext() if is_as_large else without_mesh()
+    with around, jax.sharding.use_abstract_mesh(abstract):
+        yield
 
 
 def without_context_mesh(jaxpr: Any) -> Any:

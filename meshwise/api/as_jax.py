@@ -162,7 +162,7 @@ class AsJax:
             with jax.set_mesh(mesh):
                 yield
         else:
-            with jax.sharding.use_abstract_mesh(mesh):
+            with _jax.with_mesh(mesh):
                 yield
 
 

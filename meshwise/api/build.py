@@ -244,9 +244,12 @@ def _closed_over(arrays: Sequence[Any]) -> list[str]:
 
 @contextmanager
 def planning(name: str) -> Iterator[None]:
-    """What nobody foresaw is an UnplannedError; what is traced is ours, its tracers no leaks."""
+    """What nobody foresaw is an UnplannedError; what is traced is ours, its tracers no leaks.
+
+    Nor is any mesh in context: a program is for its own.
+    """
     try:
-        with _jax.without_leak_checks(), _jax.promoting():
+        with _jax.without_leak_checks(), _jax.promoting(), _jax.without_mesh():
             yield
     except (MeshwiseError, *_FORESEEN):
         raise

@@ -129,7 +129,7 @@ class PipelinedLoss:
         check_arrays(self.__name__, "batch", batch, are_types=True)
         leaves, tree = jax.tree.flatten(params)
         context = auto_mesh(mesh) if mesh is not None else jax.sharding.get_abstract_mesh()
-        with jax.sharding.use_abstract_mesh(context):
+        with _jax.with_mesh(context):
             call, *_ = self._call(_types(leaves), tree, self._checked(batch), is_packed=True)
         rows, mesh = call.packing.pack(leaves), _jax.context_mesh() if mesh is None else mesh
         if isinstance(mesh, Mesh) and not any(isinstance(x, _jax.Tracer) for x in leaves):

@@ -260,8 +260,7 @@ class Executable:
 
     def _of_logical(self, *values: Any) -> list[Any]:
         """Logical results of logical arguments: pads, runs on all devices, cuts."""
-        refined = jax.sharding.use_abstract_mesh(self._mesh.abstract_mesh)
-        with _jax.without_mesh(), refined:  # constants made on the way lie on no mesh
+        with _jax.with_mesh(self._mesh.abstract_mesh):  # constants made on the way lie on no mesh
             padded = [pad_end(v, p) for v, p in zip(values, self._in_padded, strict=True)]
             outs = zip(self._mapped(*padded), self.program.out_types, strict=True)
             return [cut_end(out, t.shape) for out, t in outs]

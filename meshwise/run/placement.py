@@ -71,7 +71,7 @@ def without_explicit_type(value: Any) -> Any:
     if not _jax.is_explicit(mesh):
         return value
     auto = mesh.update_axis_types(dict.fromkeys(mesh.axis_names, AxisType.Auto))
-    with jax.sharding.use_abstract_mesh(auto):
+    with _jax.with_mesh(auto):
         return jax.sharding.reshard(value, PartitionSpec())
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax._src.core import ShardingTypeError
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
@@ -290,3 +290,80 @@ def test_axes_that_the_function_names_are_of_the_mesh_in_context():
         found = mw.jit(fn, in_shardings=NamedSharding(here, P("x")))(np.ones((8, 8)))
     close(found, np.full((8, 8), 2))
     assert {*seen} == {("s",)}
+
+
+POD = AbstractMesh((64, 8), ("data", "model"))
+LARGE = jax.ShapeDtypeStruct((4096, 64), "float32"), jax.ShapeDtypeStruct((64, 64), "float32")
+
+
+def half(*axes):
+    return Mesh(np.array(jax.devices()[4:]).reshape([4] + [1] * (len(axes) - 1)), axes)
+
+
+def grouped(x):
+    """A gradient that JAX knows over no mesh alone."""
+    kernel = jnp.ones((2, 1, 3))
+    return jax.grad(
+        lambda x: lax.conv_general_dilated(x, kernel, (1,), "SAME", feature_group_count=2).sum()
+    )(x)
+
+
+def product(x, w):
+    return lax.with_sharding_constraint(x, P("data")) @ w
+
+
+def pod(fn, *args, dim=0):
+    specs = P(*[None] * dim, "data"), *[None] * (len(args) - 1)
+    return mw.jit(fn, mesh=POD, in_shardings=specs).partition(*args)
+
+
+FOR_OTHER_MESHES = {
+    "partitioned": lambda: pod(product, *LARGE).wire_bytes,
+    "over no mesh": lambda: pod(grouped, jax.ShapeDtypeStruct((64, 2, 8), "float32")).wire_bytes,
+    "by hand": lambda: (
+        pod(
+            jax.shard_map(
+                lambda x: lax.psum(x, "data"), mesh=POD, in_specs=P("data"), out_specs=P()
+            ),
+            LARGE[0],
+        ).wire_bytes
+    ),
+    "summed": lambda: pod(jnp.matmul, *LARGE, dim=1).explain(),
+    "lowered": lambda: (
+        mw.jit(product, mesh=POD, in_shardings=(P("data"), None))
+        .trace(*LARGE)
+        .lower(lowering_platforms=("tpu",))
+        .as_text()
+    ),
+    "planned": lambda: mw.plan(product, *LARGE, mesh=POD).best.seconds,
+    "called": lambda: mw.jit(layer, mesh=half("x"), in_shardings=(P("x"), None))(X, W),
+    "differentiated": lambda: jax.jvp(
+        mw.jit(layer, mesh=half("x"), in_shardings=(P("x"), None)), (X, W), (X, W)
+    )[1],
+    "gradients": lambda: jax.vjp(mw.jit(layer, mesh=half("x")), on(half("x"), X, "x"), W)[1](
+        on(half("x"), W[0])
+    )[0],
+    "arguments there": lambda: mw.jit(layer, mesh=half("x"))(on(half("x"), X, "x"), W),
+    "packed": lambda: (
+        mw.pipeline_value_and_grad(
+            lambda p, b: (mw.stage_boundary(mw.stage_boundary(mw.stage_boundary(b @ p)))).mean(),
+            axis="x",
+            microbatches=2,
+        )
+        .pack(W, X, half("x"))
+        .buffers["float32"]
+    ),
+}
+
+
+@pytest.mark.parametrize("run", FOR_OTHER_MESHES.values(), ids=FOR_OTHER_MESHES)
+def test_what_is_for_a_mesh_of_another_size_than_the_one_in_context(run, mesh):
+    wanted = run()
+    jax.clear_caches()
+    with jax.set_mesh(mesh):
+        found = run()
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            again = run()
+    for each in (found, again):
+        np.testing.assert_array_equal(each, wanted)
+        assert getattr(each, "sharding", None) == getattr(wanted, "sharding", None)
