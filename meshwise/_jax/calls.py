@@ -97,7 +97,7 @@ def _impl(
     try:
         return runner.run(jaxpr, in_specs, out_specs, args)
     except InternalNanError as found:
-        raise_where_found(found, jaxpr_as_fun(jaxpr), args, {})
+        raise_where_found(found, jaxpr_as_fun(without_hints_in(jaxpr)), args, {})
 
 
 @mw_call_p.def_effectful_abstract_eval

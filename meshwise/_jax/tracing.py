@@ -14,6 +14,7 @@ from jax._src import linear_util as _linear_util
 from jax._src import mesh as _mesh_lib
 from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.named_sharding import UnspecifiedValue
+from jax.sharding import Mesh
 
 from meshwise._jax.explicit import auto_mesh, plain_types
 from meshwise._jax.jaxprs import ClosedJaxpr, JaxprEqn, with_bodies, with_each
@@ -249,25 +250,28 @@ def block_mesh() -> Any:
 @contextmanager
 def without_mesh() -> Iterator[None]:
     """No mesh in context, as outside of `jax.set_mesh`; may be used within a trace too."""
-    abstract = _ABSTRACT_MESH.swap_local(_mesh_lib.empty_abstract_mesh)
-    concrete = _CONCRETE_MESH.swap_local(_mesh_lib.empty_concrete_mesh)
-    try:
+    with with_mesh(_mesh_lib.empty_concrete_mesh):
         yield
-    finally:
-        _ABSTRACT_MESH.set_local(abstract)
-        _CONCRETE_MESH.set_local(concrete)
 
 
 @contextmanager
-def with_mesh(abstract: Any) -> Iterator[None]:
-    """A mesh in context in the place of another, one of another size too, which JAX refuses.
+def with_mesh(mesh: Any) -> Iterator[None]:
+    """A mesh in context in the place of another, as by `jax.set_mesh`; within a trace too.
 
-    Then nothing is left of that. Where the sizes are equal its devices are still in context.
+    It may be of another size. One without devices leaves those in context where it is of the same,
+    as `jax.sharding.use_abstract_mesh` does.
     """
-    is_as_large = jax.sharding.get_abstract_mesh().size == abstract.size
-    around = nullcontext() if is_as_large else without_mesh()
-    with around, jax.sharding.use_abstract_mesh(abstract):
+    context = jax.sharding.get_abstract_mesh()
+    concrete = mesh if isinstance(mesh, Mesh) else _mesh_lib.empty_concrete_mesh
+    if concrete is not mesh and context.size == mesh.size:
+        concrete = _mesh_lib.get_concrete_mesh()
+    abstract_before = _ABSTRACT_MESH.swap_local(getattr(mesh, "abstract_mesh", mesh))
+    concrete_before = _CONCRETE_MESH.swap_local(concrete)
+    try:
         yield
+    finally:
+        _ABSTRACT_MESH.set_local(abstract_before)
+        _CONCRETE_MESH.set_local(concrete_before)
 
 
 def without_context_mesh(jaxpr: Any) -> Any:

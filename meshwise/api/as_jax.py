@@ -10,8 +10,8 @@ Neither holds where words of our own were used (`mesh=`, `completion=`, `strict=
 
 import sys
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -81,10 +81,23 @@ class AsJax:
         closed = self.jitted.trace(*args, **kwargs).jaxpr
         return next((m for m in _jax.meshes_in(closed) if m.size > 1), None)
 
+    @_jax.hides_frames
+    def step_by_step(self, *args: Any, **kwargs: Any) -> Any:
+        """The results of the function itself, as under `jax.disable_jit`.
+
+        What lies nowhere on purpose is on the mesh that was given, as what the function makes is.
+        """
+        mesh = self.options.mesh
+        if isinstance(mesh, Mesh):
+            args, kwargs = jax.tree.map(lambda leaf: _whole_on(mesh, leaf), (args, kwargs))
+        with self._in_mesh():
+            return self.fn(*args, **kwargs)
+
     def run(self, call: Call) -> tuple[Any, Any, bool]:
         """The results of a call, and what JAX's dispatch needs to repeat it."""
         args, kwargs = call
-        return _jax.call_anew(self.jitted, args, kwargs)
+        with self._in_mesh():
+            return _jax.call_anew(self.jitted, args, kwargs)
 
     def trace(self, call: Call) -> Any:
         """JAX's `Traced`, of the program and of what was said of it."""
@@ -152,18 +165,18 @@ class AsJax:
             return shardings
         return jax.tree.map(named, shardings, is_leaf=lambda leaf: leaf is None)
 
-    @contextmanager
-    def _in_mesh(self) -> Iterator[None]:
+    def _in_mesh(self) -> AbstractContextManager[None]:
         """The mesh that was given is the one in context, as in the user's function it is."""
         mesh = self.options.mesh
-        if mesh is None or _jax.is_tracing():
-            yield
-        elif isinstance(mesh, Mesh):
-            with jax.set_mesh(mesh):
-                yield
-        else:
-            with _jax.with_mesh(mesh):
-                yield
+        return nullcontext() if mesh is None else _jax.with_mesh(mesh)
+
+
+def _whole_on(mesh: Mesh, leaf: Any) -> Any:
+    """An array that nobody placed, on each device of a mesh; anything else as it is."""
+    is_array = isinstance(leaf, jax.Array) and not isinstance(leaf, _jax.Tracer)
+    if not is_array or getattr(leaf, "committed", True):
+        return leaf
+    return jax.device_put(leaf, NamedSharding(mesh, PartitionSpec()))
 
 
 def _level_of_caller() -> int:

@@ -77,6 +77,7 @@ class Calls:
         self.fn = fn
         self.options = options
         self._as_jax = AsJax(name, fn, options)
+        self.step_by_step = self._as_jax.step_by_step
 
     def partition(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SpmdProgram:
         """The SPMD program for some arguments, which may be `jax.ShapeDtypeStruct`s."""
@@ -180,7 +181,7 @@ class Calls:
                 ) from None
             if not found.executable.is_uneven:
                 return as_jax()
-            _jax.raise_where_found(nan, self.fn, *arguments.call(arguments.leaves))
+            _jax.raise_where_found(nan, self.step_by_step, *arguments.call(arguments.leaves))
         return Answer(jax.tree.unflatten(found.out_tree, outs), found)
 
     def clear(self) -> None:

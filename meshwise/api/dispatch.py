@@ -52,7 +52,7 @@ class Dispatch:
 def _fn_of_held(calls: Calls, said: Any, held: Sequence[Any]) -> Any:
     arguments = _arguments(said, held)
     args, kwargs = arguments.call(arguments.leaves)
-    return calls.fn(*args, **kwargs)
+    return calls.step_by_step(*args, **kwargs)
 
 
 @_jax.hides_frames

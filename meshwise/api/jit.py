@@ -176,7 +176,11 @@ class JitFunction:
         self.calls = calls = Calls(self.name, fn, options)
         self._misses = misses = Dispatch(calls)
         self._dispatch = dispatch = _jax.dispatcher(
-            self.name, fn, misses.missed, options.static_argnums, options.static_argnames
+            self.name,
+            calls.step_by_step,
+            misses.missed,
+            options.static_argnums,
+            options.static_argnames,
         )
         donates = bool(options.donate_argnums or options.donate_argnames)
         self.__call__ = dispatch

@@ -113,6 +113,36 @@ def test_types_are_checked_of_programs_that_send():
             np.testing.assert_allclose(got, f(TEN[:8]), rtol=1e-5, atol=1e-6)
 
 
+def in_specs(a):
+    """In words that say nothing without a mesh in context."""
+    a = lax.with_sharding_constraint(a * 2, P("z"))
+    return jnp.log(mw.reshard(a, P(None, "z")))
+
+
+PLACED = {
+    "numbers": lambda a: a,
+    "on one device": jnp.asarray,
+    "on the mesh": lambda a: jax.device_put(a, NamedSharding(FOUR, P("z"))),
+}
+CALLS = {
+    "called": lambda f, a: f(a),
+    "differentiated": lambda f, a: jax.jvp(f, (a,), (a,))[1],
+    "mapped": lambda f, a: jax.vmap(f)(a[None])[0],
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize("place", PLACED.values(), ids=PLACED)
+def test_step_by_step_a_function_is_in_the_mesh_that_is_given(place, call):
+    step = mw.jit(in_specs, mesh=FOUR)
+    positive = np.abs(TEN[:8, :4]) + 1
+    wanted = np.ones((8, 4)) if call is CALLS["differentiated"] else np.log(positive * 2)
+    with jax.disable_jit():
+        np.testing.assert_allclose(call(step, place(positive)), wanted, rtol=1e-5)
+    with jax.debug_nans(True), pytest.raises(FloatingPointError, match="nan"):
+        call(step, place(-positive))
+
+
 # Settings that hold for a part of a function alone, or for its trace
 
 
