@@ -22,6 +22,7 @@ from functools import lru_cache
 from typing import Any
 
 import jax
+from jax._src import source_info_util as _source_info_util
 from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import mlir as _mlir
 from jax._src.interpreters import partial_eval as _pe
@@ -33,7 +34,7 @@ from meshwise._jax.bodies import is_of_numbers, without_hints_in
 from meshwise._jax.dispatch import InternalNanError, raise_where_found
 from meshwise._jax.explicit import auto_mesh, is_explicit, is_typed, plain_type
 from meshwise._jax.hints import batched_spec
-from meshwise._jax.jaxprs import without_references
+from meshwise._jax.jaxprs import with_each, without_references
 from meshwise._jax.settings import as_wide_as
 from meshwise._jax.tracing import with_mesh
 
@@ -43,11 +44,19 @@ mw_call_p.multiple_results = True
 Specs = tuple[Any, ...]
 
 
-@lru_cache(maxsize=64)
 def witness_of(mesh: Any) -> ClosedJaxpr | None:
-    """A jaxpr with a constraint to some mesh in it; None for a mesh without devices."""
+    """A jaxpr with a constraint to some mesh in it, of the line that calls here.
+
+    None for a mesh without devices.
+    """
     if isinstance(mesh, AbstractMesh):
         return None
+    here = _source_info_util.current()
+    return with_each(_witness_of(mesh), lambda eqn: [eqn.replace(source_info=here)])
+
+
+@lru_cache(maxsize=64)
+def _witness_of(mesh: Any) -> ClosedJaxpr:
     auto = (AxisType.Auto,) * len(mesh.axis_names)
     on_mesh = NamedSharding(jax.sharding.Mesh(mesh.devices, mesh.axis_names, auto), PartitionSpec())
     with with_mesh(on_mesh.mesh.abstract_mesh):

@@ -23,8 +23,7 @@ from jax.extend.core import Var as Var
 from jax.extend.core import jaxpr_as_fun as jaxpr_as_fun
 from jax.extend.core import primitives as _xprimitives
 
-# Lines in here are not the user's; those of libraries are only where there are no others.
-_OWN_FILES = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+# Lines in here are the user's only where there are no others.
 _LIBRARIES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _STANDARD = sysconfig.get_path("stdlib") + os.sep
 
@@ -216,9 +215,8 @@ def _line(frame: Any) -> str:
 
 
 def _user_frames(traceback: Any) -> Iterator[Any]:
-    """Frames outside of JAX and of this package, the innermost first."""
-    frames = source_info_util.user_frames(traceback)
-    return (f for f in frames if not f.file_name.startswith(_OWN_FILES))
+    """Frames outside of JAX and of this package (`tracebacks.py`), the innermost first."""
+    return iter(source_info_util.user_frames(traceback))
 
 
 def _is_users(frame: Any) -> bool:

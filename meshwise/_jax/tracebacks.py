@@ -1,21 +1,26 @@
 """Tracebacks of errors without frames of this package and of JAX, as JAX's functions leave them.
 
 What `JAX_TRACEBACK_FILTERING` says of JAX's own frames (whether they are hidden, and how) holds for
-ours.
+ours, and so it does of the line of the user's that an equation or a trace comes of.
 """
 
 import functools
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import FunctionType
 from typing import Any, TypeVar
 
+from jax._src import source_info_util as _source_info_util
 from jax._src import traceback_util as _traceback_util
 
 _Fn = TypeVar("_Fn", bound=Callable)
 _Class = TypeVar("_Class", bound=type)
 
-_traceback_util.register_exclusion(str(Path(__file__).parents[1]))
+_PACKAGE = str(Path(__file__).parents[1])
+_traceback_util.register_exclusion(_PACKAGE)
+# Nor is a line of ours one that JAX names, in its errors and in what it says of its caches.
+_source_info_util.register_exclusion(_PACKAGE + os.sep)
 
 
 def hides_frames(fn: _Fn) -> _Fn:

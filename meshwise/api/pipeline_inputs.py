@@ -103,13 +103,15 @@ def check_loss(name: str, found: Any, has_aux: bool) -> None:
     floats = [t is not None and jnp.issubdtype(t.dtype, jnp.floating) for t in types]
     if loss is None or loss.shape or not all(floats) or is_pair != has_aux:
         rule = "A loss is one floating-point scalar, the mean over a microbatch"
+        alone = "Return the loss alone"
+        alone += ", or say has_aux=True." if isinstance(found, tuple) else "."
         more = "; with has_aux, a pair of it and a tree of floating-point arrays."
         raise ArgumentError(
             message(
                 f"{name} is no loss",
                 [f"it returns {jax.tree.map(_said, found)}"],
                 rule + (more if has_aux else "."),
-                "Return these alone, counts as floats." if has_aux else "Return the loss alone.",
+                "Return these alone, counts as floats." if has_aux else alone,
             )
         )
 

@@ -1,5 +1,6 @@
 """`mw.pipeline_value_and_grad`: a loss and its gradients, computed by a pipeline of stages."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,8 +17,9 @@ from meshwise.api.in_stages import axes_named, check_hints, check_stages, refuse
 from meshwise.api.options import check_is_mesh
 from meshwise.api.pipeline_inputs import check_arrays, check_loss, check_pipeline, show_type
 from meshwise.api.specs import given_in_specs
-from meshwise.errors import ArgumentError, MeshError, PipelineError, message
+from meshwise.errors import ArgumentError, PipelineError, message
 from meshwise.ir.mesh import refine_mesh
+from meshwise.pipeline.axis import check_axis
 from meshwise.pipeline.call import PipelineCall
 from meshwise.pipeline.inner import Placement, place, without_axis
 from meshwise.pipeline.local import has_gradient
@@ -150,7 +152,7 @@ class PipelinedLoss:
         if jax.sharding.get_abstract_mesh().axis_names:
             check_stages(self.__name__, closed, jax.sharding.get_abstract_mesh())
         found = cut(closed, len(types), len(held), self.__name__, self.stages)
-        lines = [f"a boundary at {line}" for line in found.lines] or ["no boundary at all"]
+        lines = _boundaries(found.lines) or ["no boundary at all"]
         devices = self._devices(len(found.stages), lines)
         placement = self._placed(found, params, parts)
         extra = (self.chunks,) if self.schedule == "interleaved" else ()
@@ -241,15 +243,7 @@ class PipelinedLoss:
         """How many devices the stages are for; an error where the mesh has another number."""
         mesh = jax.sharding.get_abstract_mesh()
         sizes = dict(zip(mesh.axis_names, mesh.axis_sizes, strict=True))
-        if sizes and self.axis not in sizes:
-            raise MeshError(
-                message(
-                    f"{self.__name__} is to be pipelined along an axis that the mesh has not",
-                    [f"axis {self.axis!r}; the mesh has {', '.join(map(repr, sizes))}"],
-                    "The stages of a pipeline lie along one axis of the mesh.",
-                    "Name one of its axes.",
-                )
-            )
+        check_axis(self.__name__, self.axis, sizes)
         wanted = sizes.get(self.axis, stages // self.chunks) * self.chunks
         if stages != wanted:
             each = "" if self.chunks == 1 else f" of {self.chunks} chunks each"
@@ -273,7 +267,8 @@ class PipelinedLoss:
             return "Put mw.stage_boundary in other places, or choose other chunks."
         if self.stages is not None:
             return f"Say stages={wanted}."
-        return f"Put mw.stage_boundary in {wanted - 1} places, or say stages={wanted} without any."
+        places = {1: "no place", 2: "1 place"}.get(wanted, f"{wanted - 1} places")
+        return f"Put mw.stage_boundary in {places}, or say stages={wanted} without any."
 
     def _checked(self, batch: Any) -> Any:
         """The batch; an error where its arrays have no rows that the microbatches divide."""
@@ -345,3 +340,11 @@ def _types(leaves: Sequence[Any], are_weak: bool = False) -> list[Any]:
 
 def _dtype(x: Any) -> Any:
     return x.dtype if hasattr(x, "dtype") else jnp.result_type(x)
+
+
+def _boundaries(lines: Sequence[str]) -> list[str]:
+    """Where the boundaries of a model are; those of one line together."""
+    return [
+        f"a boundary at {line}" if count == 1 else f"{count} boundaries at {line}"
+        for line, count in Counter(lines).items()
+    ]

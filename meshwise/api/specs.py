@@ -57,7 +57,8 @@ def _mismatch(asked: str, offenders: Sequence[str], without: str = _COMPLETED) -
             offenders,
             "A tree of shardings has the structure of what it describes, or is a prefix of it: "
             "one entry may stand for a whole subtree.",
-            f"Give one entry for each subtree, and no other; {without}.",
+            "Give one entry for each subtree, in containers of the same classes, and no other; "
+            f"{without}.",
         )
     )
 

@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec
 from meshwise import _jax
 from meshwise.errors import PipelineError, message
 from meshwise.ir.numbers import whole_number
+from meshwise.pipeline.axis import check_axis
 from meshwise.pipeline.bubbles import without_gradient_unless
 from meshwise.pipeline.stacking import StackedLayers
 
@@ -54,7 +55,7 @@ def pipeline(
         The results of the last stage, like `inputs`.
 
     Raises:
-        PipelineError: for what does not fit.
+        PipelineError, MeshError: for what does not fit.
 
     >>> w = jax.numpy.array([[2.0], [3.0]])
     >>> pipeline(lambda w, x: w * x, w, jax.numpy.arange(3.0)[:, None]).tolist()
@@ -62,6 +63,9 @@ def pipeline(
     """
     params = params.masked() if isinstance(params, StackedLayers) else params
     stages, count = _sizes(params, inputs, schedule, repeat)
+    if axis is not None:
+        name = getattr(stage, "__name__", "the function")
+        check_axis(name, axis, jax.sharding.get_abstract_mesh().shape)
 
     def apply(own: Any, state: Any, is_used: Any) -> Any:
         return jax.vmap(stage)(*without_gradient_unless(is_used, (own, state)))

@@ -38,7 +38,8 @@ SPECS = (
 TREES = (
     "A tree of shardings has the structure of what it describes, or is a prefix of it: one entry"
     " may stand for a whole subtree.\n"
-    "Give one entry for each subtree, and no other; of hints, None leaves one to completion."
+    "Give one entry for each subtree, in containers of the same classes, and no other;"
+    " of hints, None leaves one to completion."
 )
 
 
@@ -142,6 +143,15 @@ def test_trees_that_do_not_match(mesh2x4, case):
     check(mw.TreeError, text + TREES, lambda: wrong(*ARGS))
     if "in_shardings" in options:
         check(mw.TreeError, text + TREES, lambda: jax.jit(wrong)(*ARGS))
+
+
+def test_trees_of_other_containers(mesh2x4):
+    check(
+        mw.TreeError,
+        "in_shardings of <lambda> does not match the tree it describes:"
+        " in_shardings[0] is a tuple of 2, args[0] is a list of 2\n" + TREES,
+        lambda: mw.jit(lambda a: a[0], mesh=mesh2x4, in_shardings=((P(), P()),))([X, X]),
+    )
 
 
 def test_shardings_of_keyword_and_static_arguments(mesh2x4):

@@ -126,7 +126,8 @@ def test_shard_of_another_tree():
         "  - spec has no entry for x['a']\n"
         "A tree of shardings has the structure of what it describes, or is a prefix of it: one"
         " entry may stand for a whole subtree.\n"
-        "Give one entry for each subtree, and no other; of hints, None leaves one to completion.",
+        "Give one entry for each subtree, in containers of the same classes, and no other;"
+        " of hints, None leaves one to completion.",
         lambda: mw.shard({"a": X}, {"b": P()}),
     )
 

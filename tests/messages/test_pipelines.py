@@ -85,17 +85,16 @@ def test_parameters_without_gradients():
 
 
 def test_what_is_no_loss():
-    rule = (
-        "A loss is one floating-point scalar, the mean over a microbatch.\nReturn the loss alone."
-    )
+    rule = "A loss is one floating-point scalar, the mean over a microbatch.\nReturn the loss alone"
     check(
         mw.ArgumentError,
-        f"of_rows is no loss: it returns float32[2]\n{rule}",
+        f"of_rows is no loss: it returns float32[2]\n{rule}.",
         lambda: call(of_rows),
     )
     check(
         mw.ArgumentError,
-        f"with_more is no loss: it returns ('float32[]', 'float32[2,3]')\n{rule}",
+        f"with_more is no loss: it returns ('float32[]', 'float32[2,3]')\n"
+        f"{rule}, or say has_aux=True.",
         lambda: call(with_more),
     )
 
@@ -374,16 +373,17 @@ def test_what_stages_may_not_hold():
 
 
 def test_an_axis_that_the_mesh_does_not_have():
+    def scaled(own, x):
+        return own * x
+
     def fn(w, x):
-        return mw.pipeline(lambda own, x: own * x, w, x, axis="st")
+        return mw.pipeline(scaled, w, x, axis="st")
 
     check(
-        mw.HintError,
-        "fn has hints that do not fit its values on the mesh (stage=4): axis='st' of mw.pipeline:"
-        " P('st',) names axis 'st', the mesh has 'stage'\n"
-        "A hint is a PartitionSpec or NamedSharding: at most one entry per dim,"
-        " of axes of the mesh, each once, none of them unreduced.\n"
-        "Correct the PartitionSpec; None or a missing entry leaves a dim unsharded,"
-        " PartitionSpec.UNCONSTRAINED leaves it to completion.",
+        mw.MeshError,
+        "scaled is to be pipelined along an axis that the mesh has not: axis 'st'; the mesh has"
+        " 'stage'\n"
+        "The stages of a pipeline lie along one axis of the mesh.\n"
+        "Name one of its axes.",
         lambda: mw.jit(fn, mesh=mesh_of(stage=4)).partition(np.ones(4), np.ones((8, 2))),
     )

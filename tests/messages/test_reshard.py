@@ -32,7 +32,8 @@ MEMORIES = (
 TREES = (
     "A tree of shardings has the structure of what it describes, or is a prefix of it: one entry"
     " may stand for a whole subtree.\n"
-    "Give one entry for each subtree, and no other; None leaves one where it lies."
+    "Give one entry for each subtree, in containers of the same classes, and no other;"
+    " None leaves one where it lies."
 )
 VALUES = (
     "Only arrays have parts to send.\n"

@@ -21,7 +21,22 @@ def uncut(params, batch):
     return (batch["x"] @ params["w"] * params["n"][0]).mean()
 
 
+def three_stages(params, batch):
+    x = batch["x"] @ params["w"]
+    x = mw.stage_boundary(mw.stage_boundary(x) * 2)  # two cuts
+    return (x * params["n"][0]).mean()
+
+
 def test_another_number_of_stages():
+    check(
+        mw.PipelineError,
+        "three_stages has 3 stages, for 2 devices along 'data':"
+        f" 2 boundaries at {line_of('two cuts')}\n"
+        "A model with n stage boundaries has n + 1 stages, and there are to be as many as devices"
+        " times chunks.\n"
+        "Put mw.stage_boundary in 1 place, or say stages=2 without any.",
+        lambda: call(three_stages, axis="data"),
+    )
     check(
         mw.PipelineError,
         "two_stages has 2 stages, for 4 devices along 'stage':"

@@ -7,10 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import meshwise as mw
+from tests.messages.exactly import lines_of
 
+line_of = lines_of(__file__)
 OWN = str(Path(mw.__file__).parent)
 X = np.ones((8, 8), np.float32)
 
@@ -100,3 +103,22 @@ def test_a_number_that_is_too_large_is_named_by_its_path(mesh2x4):
     with pytest.raises(OverflowError) as raised:
         mw.jit(jnp.sin, mesh=mesh2x4)({"n": 2**70})
     assert raised.value.__notes__ == ["It is args[0]['n'] of sin."]
+
+
+def test_lines_that_jax_names_are_the_users(mesh2x4, caplog):
+    part = jax.make_mesh((4,), ("x",), (AxisType.Auto,), devices=jax.devices()[:4])
+
+    def on_two(x):
+        x = mw.jit(jnp.sin, mesh=mesh2x4)(x)  # one mesh
+        return mw.jit(jnp.cos, mesh=part)(x)  # another
+
+    mw.jit(jnp.exp, mesh=part)(X)
+    with pytest.raises(ValueError, match="incompatible devices") as caught:
+        jax.jit(on_two)(X)
+    assert line_of("one mesh") in str(caught.value)
+    assert line_of("another") in str(caught.value)
+    with jax.explain_cache_misses(True):
+        mw.jit(lambda x: x * 2, mesh=mesh2x4)(X)  # traced
+    told = [r.getMessage() for r in caplog.records if "TRACING CACHE MISS" in r.getMessage()]
+    assert any(line_of("traced") in text for text in told)
+    assert not any(OWN in text for text in told)
