@@ -8,6 +8,7 @@ and `out_specs` (one a leaf, None where completed), `witness`, a jaxpr that name
 (an enclosing `jax.jit` looks for devices in the jaxprs among an equation's parameters), and
 `runner`, a hashable object with
 
+- `name`: what errors call the function;
 - `mesh`: the mesh to run on;
 - `run(jaxpr, in_specs, out_specs, args)`: partition and run on devices;
 - `function(jaxpr, in_specs, out_specs)`: the partitioned program as a traceable function.
@@ -37,6 +38,7 @@ from meshwise._jax.hints import batched_spec
 from meshwise._jax.jaxprs import with_each, without_references
 from meshwise._jax.settings import as_wide_as
 from meshwise._jax.tracing import with_mesh
+from meshwise.errors import HintError, message
 
 mw_call_p = Primitive("mw_call")
 mw_call_p.multiple_results = True
@@ -151,7 +153,8 @@ def _batch(
     runner: Any,
     **rest: Any,
 ) -> tuple[list[Any], Sequence[Any]]:
-    """One call for all: the mapped dim is sharded over `spmd_axis_name`, else completed."""
+    """One call for all: of what is hinted the mapped dim is over `spmd_axis_name`, or open."""
+    _refuse_other_axes(axis_data.spmd_name or (), runner)
     axis = axis_data.spmd_name or axis_data.explicit_mesh_axis
     with setting_of(jaxpr, runner):
         batched, dims_out = _batching.batch_jaxpr2(jaxpr, axis_data, tuple(dims))
@@ -169,3 +172,18 @@ def _batch(
 
 
 _batching.fancy_primitive_batchers[mw_call_p] = _batch
+
+
+def _refuse_other_axes(axes: Sequence[str], runner: Any) -> None:
+    """An error where `jax.vmap` is told to shard over an axis that the mesh has not."""
+    names = runner.mesh.axis_names
+    if not set(axes) <= set(names):
+        raise HintError(
+            message(
+                f"{runner.name} is mapped over an axis that its mesh has not",
+                [f"spmd_axis_name={axis!r}" for axis in axes if axis not in names],
+                f"Over spmd_axis_name of jax.vmap the mapped dim of hinted values is sharded; "
+                f"the mesh has {', '.join(map(repr, names))}.",
+                "Name one of its axes, or leave spmd_axis_name out.",
+            )
+        )

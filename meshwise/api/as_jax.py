@@ -166,9 +166,12 @@ class AsJax:
         return jax.tree.map(named, shardings, is_leaf=lambda leaf: leaf is None)
 
     def _in_mesh(self) -> AbstractContextManager[None]:
-        """The mesh that was given is the one in context, as in the user's function it is."""
+        """The mesh that was given is the one in context, as in the user's function it is.
+
+        A function of local arrays is one of the region that it is called in.
+        """
         mesh = self.options.mesh
-        return nullcontext() if mesh is None else _jax.with_mesh(mesh)
+        return nullcontext() if mesh is None or _jax.manual_axes() else _jax.with_mesh(mesh)
 
 
 def _whole_on(mesh: Mesh, leaf: Any) -> Any:

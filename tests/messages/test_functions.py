@@ -67,6 +67,20 @@ def test_hints_that_contradict_each_other(mesh2x4):
     )
 
 
+def test_a_mapped_dim_over_an_axis_that_the_mesh_has_not(mesh2x4):
+    def fn(x):
+        return x * 2
+
+    check(
+        mw.HintError,
+        "fn is mapped over an axis that its mesh has not: spmd_axis_name='batch'\n"
+        "Over spmd_axis_name of jax.vmap the mapped dim of hinted values is sharded; the mesh has"
+        " 'x', 'y'.\n"
+        "Name one of its axes, or leave spmd_axis_name out.",
+        lambda: jax.vmap(mw.jit(fn, mesh=mesh2x4), spmd_axis_name=("x", "batch"))(X),
+    )
+
+
 RULE = (
     "A hint is a PartitionSpec or NamedSharding: at most one entry per dim,"
     " of axes of the mesh, each once, none of them unreduced.\n"
