@@ -238,9 +238,10 @@ def _refuse_contradictions(problems: Sequence[str], name: str) -> None:
             message(
                 f"{name} says of values that they lie in two ways",
                 problems,
-                "mw.shard says how a value lies, and what a loop passes on unchanged is one value.",
-                "Say one of them, or use lax.with_sharding_constraint where the value is to be "
-                "moved from one to the other.",
+                "mw.shard says how a value lies, and gives the same value on, as a loop does with "
+                "what it leaves unchanged.",
+                "Say one of them, or move it from one to the other with mw.reshard or "
+                "lax.with_sharding_constraint.",
             )
         )
 

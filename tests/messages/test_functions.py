@@ -60,9 +60,10 @@ def test_hints_that_contradict_each_other(mesh2x4):
         f" {line_of('second')}\n"
         f"  - value float32[4,8] is P('x',) at {line_of('third')} and P(None, 'y') at"
         f" {line_of('fourth')}\n"
-        "mw.shard says how a value lies, and what a loop passes on unchanged is one value.\n"
-        "Say one of them, or use lax.with_sharding_constraint where the value is to be moved from"
-        " one to the other.",
+        "mw.shard says how a value lies, and gives the same value on, as a loop does with what it"
+        " leaves unchanged.\n"
+        "Say one of them, or move it from one to the other with mw.reshard or"
+        " lax.with_sharding_constraint.",
         lambda: mw.jit(fn, mesh=mesh2x4)(X),
     )
 
