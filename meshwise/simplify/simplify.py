@@ -5,6 +5,7 @@ from typing import Any
 
 from meshwise._jax import JaxprEqn, Var
 from meshwise.simplify.batch_positions import pair_batches
+from meshwise.simplify.borders.around import merge_windows
 from meshwise.simplify.borders.merge import merge_moves
 from meshwise.simplify.borders.rows import slice_splits
 from meshwise.simplify.broadcast_products import broadcast_after_products
@@ -51,5 +52,6 @@ def _with_moves_merged(
 
     Of several equations that move rows some make more than they read, and stay in a loop.
     """
-    merged = merge_moves(eqns, outputs, constants)
-    return hoist_loop_invariants(eliminate_dead_code(merged, outputs))
+    merged = eliminate_dead_code(merge_moves(eqns, outputs, constants), outputs)
+    merged = eliminate_dead_code(merge_windows(merged, outputs), outputs)
+    return hoist_loop_invariants(merged)

@@ -151,6 +151,31 @@ def test_borders_of_one_side_and_of_unlike_ones():
     checked(function, ROWS, (P("x"), P(), P()), (u, other, kernel))
 
 
+def test_joined_where_that_is_read_anyway():
+    """Or where a border is of rows from far away, which nobody but the shard at the end wants."""
+    u, kernel = draw((64, 32), (3, 3))
+    what = (kernel[None, None], (1, 1), "VALID")
+
+    def returned(u):
+        padded = jnp.pad(u, ((1, 1), (0, 0)), mode="wrap")
+        return lax.conv_general_dilated(padded[None, None], *what), padded
+
+    def far(u):
+        joined = jnp.concatenate([u[17:18], u, u[30:31]])
+        return lax.conv_general_dilated(joined[None, None], *what)
+
+    def of(function):
+        step = mw.jit(function, mesh=GRID, in_shardings=BLOCKS)
+        program = step.partition(u)
+        for ours, plain in zip(
+            *map(jax.tree.leaves, (program.simulate(u), function(u))), strict=True
+        ):
+            np.testing.assert_allclose(ours, plain, rtol=1e-4, atol=1e-4)
+        return program.wire_bytes
+
+    assert (of(returned), of(far)) == (368, 368)
+
+
 def test_images_with_channels_in_a_loop():
     """As a layer that pads in a circle, step after step: two rows of an image in each."""
     images, kernel = draw((2, 32, 16, 4), (3, 3, 4, 4))

@@ -83,3 +83,15 @@ def test_rows_that_are_read_whole_too():
     program = mw.jit(both, mesh=ROWS, **specs).partition(x)
     for found, wanted in zip(program.simulate(x), both(x), strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+
+def test_beside_what_has_no_borders():
+    """Rows that are repeated lie beside a wrapped field, and parts of it are read."""
+
+    def function(u):
+        padded = jnp.pad(u, ((1, 1), (0, 0)), mode="wrap")
+        rows, columns = u.shape
+        wide = jnp.concatenate([padded, padded[:, :2], jnp.repeat(padded[:, 3:6], 2, axis=1)], 1)
+        return wide[:rows, 3 : columns + 3] + wide[:rows, 1 : columns + 1]
+
+    checked(function, ROWS, P("x"), (32, 32))

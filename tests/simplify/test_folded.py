@@ -61,6 +61,9 @@ CASES = {
     ),
     "an end is missing": of_two(lambda u, w: w[1:-1] + placed(w, 0, 1, N - 1)),
     "an end is there twice": of_two(lambda u, w: folded(w) + placed(w, 0, 1, N - 1)),
+    "an end is there twice, first": of_two(
+        lambda u, w: sum([placed(w, 0, 1, N - 1)] * 2, w[1:-1]) + placed(w, N + 1, 1, 0)
+    ),
     "ends at their own ends": of_two(
         lambda u, w: w[1:-1] + placed(w, 0, 1, 0) + placed(w, N + 1, 1, N - 1)
     ),
@@ -76,6 +79,12 @@ CASES = {
         lambda u, w: (w[1:-1] + placed(w, 0, 1, N - 1)) * placed(w, N + 1, 1, 0)
     ),
     "a window": lambda u: folded(convolved(u)),
+    "a window, an end twice": of_two(
+        lambda u, _: folded(convolved(u)) + placed(convolved(u), 0, 1, N - 1)
+    ),
+    "an end of one sum twice": of_two(
+        lambda u, w: w[1:-1] + placed(w, 0, 1, N - 1) * 2 + placed(w, N + 1, 1, 0)
+    ),
     "a window, and it is returned": lambda u: (folded(w := convolved(u)), w),
     "a window that reads less": lambda u: folded(convolved(u, 1, 3)),
     "one whose ends are folded elsewhere": lambda u: folded(convolved(u), 2, 0),
@@ -95,6 +104,51 @@ def test_right_however_it_is_written(case, kind):
         for ours, plain in zip(found, wanted, strict=True):
             assert (ours.shape, ours.dtype) == (plain.shape, plain.dtype)
             np.testing.assert_array_equal(ours, plain)
+
+
+@pytest.mark.parametrize("dim", [1, 2])
+@pytest.mark.parametrize("order", ["NHWC", "NWHC", "NCWH"])
+def test_dims_of_a_result_that_lie_elsewhere(dim, order):
+    """A square image, whose dims are turned by the window."""
+
+    def function(u, kernel):
+        window = lax.conv_general_dilated(
+            u[None, None], kernel[None, None], (1, 1), [(2, 2)] * 2,
+            dimension_numbers=("NCHW", "OIHW", order),
+        )  # fmt: skip
+        rows = jnp.moveaxis(window, dim, 0).reshape(window.shape[dim], -1)
+        turned = jnp.moveaxis(window, dim, 0)
+        ends = [
+            lax.pad(turned, 0.0, [amounts, *[(0, 0, 0)] * 3])
+            for amounts in ((-1, -1, 0), (-1 - N, N - 1, 0), (N - 1, -1 - N, 0))
+        ]
+        direct = [
+            lax.pad(window, 0.0, [amounts if d == dim else (0, 0, 0) for d in range(4)])
+            for amounts in ((-1, -1, 0), (-1 - N, N - 1, 0), (N - 1, -1 - N, 0))
+        ]
+        return sum(ends[1:], ends[0]), sum(direct[1:], direct[0]), rows.sum()
+
+    if order == "NCWH":
+        dim += 1
+    random = np.random.default_rng(0)
+    args = [random.normal(size=shape).astype(np.float32) for shape in ((N, N), (3, 3))]
+    for spec in (P("x"), P(None, "x")):
+        program = mw.jit(function, mesh=ROWS, in_shardings=(spec, P())).partition(*args)
+        for ours, plain in zip(program.simulate(*args), function(*args), strict=True):
+            assert ours.shape == plain.shape
+            np.testing.assert_allclose(ours, plain, rtol=1e-4, atol=1e-4)
+
+
+def test_a_batch_of_nothing():
+    """Whose channels are summed up before ends are folded."""
+
+    def function(u):
+        window = lax.reduce_window(u, 0.0, lax.add, (1, 1, 3), (1, 1, 1), [(0, 0), (0, 0), (2, 2)])
+        return folded(window.sum(1).T)
+
+    u = np.zeros((0, 3, N), np.float32)
+    program = mw.jit(function, mesh=ROWS, in_shardings=P(None, None, "x")).partition(u)
+    assert program.simulate(u).shape == function(u).shape
 
 
 def test_gradients_of_all_neighbours_send_each_row_once():

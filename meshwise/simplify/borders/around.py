@@ -5,23 +5,74 @@ itself what is joined is shared out anew over the devices, a few rows more for e
 windows read it.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence, Set
 from typing import Any
 
 from jax import lax
 
 from meshwise import _jax
-from meshwise._jax import Border, JaxprEqn
+from meshwise._jax import Border, JaxprEqn, Literal
+from meshwise.ir.bodies import scopes
 from meshwise.ir.program import shape_of
 from meshwise.simplify.borders.equations import Makers, any_maker, equations_of
 from meshwise.simplify.borders.shifts import rows_of
-from meshwise.simplify.counts import Counts
 
 # At most so many rows lie before an array, or behind it.
 MOST = 8
 
 
-def merge_bordered(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn] | None:
+def merge_windows(eqns: Sequence[JaxprEqn], outputs: Sequence[Any]) -> list[JaxprEqn]:
+    """The equations with each window over such borders as one, where nothing else reads them.
+
+    What is joined would be there for that all the same. Nor where it is joined once, before a loop.
+    """
+    makers = Makers({v: eqn for eqn in eqns for v in eqn.outvars}, frozenset())
+    made_in = [*zip(eqns, scopes(eqns), strict=True)]
+    scope_of = {v: scope for eqn, scope in made_in for v in eqn.outvars}
+    found: dict[int, tuple[Any, list[JaxprEqn]]] = {}
+    for index, (eqn, scope) in enumerate(made_in):
+        root = _joined_root(eqn.invars[0], makers) if eqn.primitive in _jax.BORDERED else None
+        merged = None if root is None or scope_of[root] != scope else _merged(eqn, makers)
+        if merged is not None:
+            found[index] = root, merged
+    if not found:
+        return list(eqns)
+    readers: dict[Any, list[int]] = defaultdict(list)
+    for index, eqn in enumerate(eqns):
+        for atom in eqn.invars:
+            if not isinstance(atom, Literal):
+                readers[atom].append(index)
+    returned = {a for a in outputs if not isinstance(a, Literal)}
+
+    def is_read_otherwise(var: Any) -> bool:
+        others = [index for index in readers[var] if index not in found]
+        is_spread = all(_places(eqns[index]) is not None for index in others)
+        return (
+            var in returned
+            or not is_spread
+            or any(is_read_otherwise(v) for index in others for v in eqns[index].outvars)
+        )
+
+    left = {root for root, _ in found.values() if is_read_otherwise(root)}
+    return [
+        made
+        for index, eqn in enumerate(eqns)
+        for made in (found[index][1] if index in found and found[index][0] not in left else [eqn])
+    ]
+
+
+def _joined_root(atom: Any, makers: Makers) -> Any | None:
+    """What is joined, of which something is no more than the same with dims of one element."""
+    eqn = any_maker(atom, makers)
+    while eqn is not None and eqn.primitive is not lax.concatenate_p:
+        if _places(eqn) is None:
+            return None
+        eqn = any_maker(eqn.invars[0], makers)
+    return None if eqn is None else eqn.outvars[0]
+
+
+def _merged(eqn: JaxprEqn, makers: Makers) -> list[JaxprEqn] | None:
     """A window over such borders, along dims that it pads with nothing itself."""
     window, params = eqn.primitive, eqn.params
     dims = range(len(shape_of(eqn.invars[0])))
@@ -88,7 +139,16 @@ def _around(runs: Sequence[tuple[int, int]], dim: int, size: int) -> Border | No
         tuple(first + k for first, count in part for k in range(count))
         for part in (runs[:at], runs[at + 1 :])
     )
-    return Border(dim, before, after) if max(len(before), len(after)) <= MOST else None
+    border = Border(dim, before, after)
+    is_few = max(len(before), len(after)) <= MOST
+    return border if is_few and (border.goes_round(size) or _is_near(border, size)) else None
+
+
+def _is_near(border: Border, size: int) -> bool:
+    """Whether rows are not further from their places than those of what is mirrored there."""
+    before = [row - place for place, row in enumerate(border.before, -len(border.before))]
+    after = [place - row for place, row in enumerate(border.after, size)]
+    return all(0 < away <= 2 * len(side) for side in (before, after) for away in side)
 
 
 def _places(eqn: JaxprEqn) -> list[int] | None:

@@ -4,11 +4,10 @@ The gradient of a window over an array that is wrapped is a window over one that
 that of neighbours on a circle is a sum of what is moved round.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
-from math import prod
 from typing import Any
 
 import jax
@@ -118,23 +117,24 @@ def _folded(eqn: JaxprEqn, terms: Sequence[_Moved], makers: Makers) -> list[Jaxp
     if len(main) != 1 or not 0 < total - size <= size:
         return None
     before, after = main[0], total - size - main[0]
-    ends = {
+    ends = [
         (before, range(size)),
         (before + size, range(after)),
         (before - size, range(size - before, size)),
-    }
-    if {(t.first, t.inside) for t in terms} != {end for end in ends if end[1]} or after < 0:
+    ]
+    wanted = Counter(end for end in ends if end[1])
+    if after < 0 or Counter((term.first, term.inside) for term in terms) != wanted:
         return None
     summed = _sum_going_round(eqn, source, dim, before, makers)
     if summed is not None:
         return summed
     maker, place, dropped = any_maker(source, makers), dim, ()
     if maker is not None and _drops_units(maker):
-        dropped = maker.params["axes" if maker.primitive is lax.reduce_sum_p else "dimensions"]
+        dropped = _dropped(maker)
         place = [d for d in range(len(shape_of(maker.invars[0]))) if d not in dropped][dim]
         maker = any_maker(maker.invars[0], makers)
-    border = Border(place, tuple(range(size - after, size)), tuple(range(before)))
-    window = None if maker is None else _going_round(maker, border, size)
+    around = tuple(range(size - after, size)), tuple(range(before))
+    window = None if maker is None else _going_round(maker, place, around, size)
     if window is None:
         return None
     if not dropped:
@@ -189,22 +189,34 @@ def _sum_going_round(
     return [*made[:-1], made[-1].replace(outvars=eqn.outvars)]
 
 
+def _dropped(eqn: JaxprEqn) -> Sequence[int]:
+    """The dims that a sum, or a squeeze, leaves out."""
+    return eqn.params["axes" if eqn.primitive is lax.reduce_sum_p else "dimensions"]
+
+
 def _drops_units(eqn: JaxprEqn) -> bool:
     """Whether dims of one element are left out, or summed over."""
     drops = eqn.primitive in (lax.reduce_sum_p, lax.squeeze_p)
-    return drops and prod(shape_of(eqn.invars[0])) == prod(shape_of(eqn.outvars[0]))
+    return drops and all(shape_of(eqn.invars[0])[d] == 1 for d in _dropped(eqn))
 
 
-def _going_round(eqn: JaxprEqn, border: Border, size: int) -> JaxprEqn | None:
-    """The window that goes round in the place of one that reads all places it may along a dim.
+def _going_round(
+    eqn: JaxprEqn, dim: int, around: tuple[tuple[int, ...], tuple[int, ...]], size: int
+) -> JaxprEqn | None:
+    """The window that goes round, with rows around, where one reads all it may along a dim.
 
-    None of anything else: of a window that is not a sum, or reads the same place twice.
+    The dim is one of its result. None of anything else: of a window that is not a sum, or reads the
+    same place twice.
     """
     window, params = eqn.params.get("window", eqn.primitive), eqn.params
     if window not in (lax.conv_general_dilated_p, lax.reduce_window_sum_p):
         return None
-    at = _jax.padded_dim(window, params, border.dim)
-    if at < 0 or any(other.dim == border.dim for other in params.get("borders", ())):
+    at = _padded_of_result(window, params, dim)
+    if at < 0:
+        return None
+    numbers = params.get("dimension_numbers")
+    border = Border(dim if numbers is None else numbers.lhs_spec[2 + at], *around)
+    if any(other.dim == border.dim for other in params.get("borders", ())):
         return None
     if window is lax.conv_general_dilated_p:
         kernel = shape_of(eqn.invars[1])[params["dimension_numbers"].rhs_spec[2 + at]]
@@ -218,12 +230,17 @@ def _going_round(eqn: JaxprEqn, border: Border, size: int) -> JaxprEqn | None:
     if not (is_full and is_around and base == 1 and shape_of(eqn.invars[0])[border.dim] == size):
         return None
     shape, padding = list(shape_of(eqn.outvars[0])), [*params["padding"]]
-    result = border.dim
-    if window is lax.conv_general_dilated_p:
-        result = params["dimension_numbers"].out_spec[2 + at]
-    shape[result] = size
+    shape[dim] = size
     padding[at] = len(border.before), len(border.after)
     borders = (*params.get("borders", ()), border)
     more = {"padding": tuple(padding), "borders": borders, "window": window}
     outs = [_jax.var_like(eqn.outvars[0], shape)]
     return _jax.new_eqn(_jax.BORDERED[window], eqn.invars, outs, {**params, **more}, eqn)
+
+
+def _padded_of_result(window: Any, params: Any, dim: int) -> int:
+    """Which of the amounts that a window pads is that of a dim of its result; -1 for none."""
+    if window is not lax.conv_general_dilated_p:
+        return dim
+    spatial = params["dimension_numbers"].out_spec[2:]
+    return spatial.index(dim) if dim in spatial else -1

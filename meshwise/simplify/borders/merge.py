@@ -40,7 +40,6 @@ from jax import lax
 from meshwise._jax import JaxprEqn, Literal, Var
 from meshwise.ir.bodies import OUTERMOST, Scope, scopes
 from meshwise.simplify.borders import (
-    around,
     copies,
     cut_sums,
     ends,
@@ -79,13 +78,12 @@ _MERGES: Mapping[str, Merge] = {
         windows.count_rows,
         windows.narrow,
         windows.merge_covered,
-        around.merge_bordered,
     ),
     **dict.fromkeys(
         ("reduce_window_max", "reduce_window_min"),
-        _first_of(windows.narrow, windows.merge_covered, around.merge_bordered),
+        _first_of(windows.narrow, windows.merge_covered),
     ),
-    "conv_general_dilated": _first_of(rows.merge_convolution, around.merge_bordered),
+    "conv_general_dilated": rows.merge_convolution,
     "concatenate": _first_of(joins.merge_concatenate, ends.merge_concatenate),
     **dict.fromkeys(
         ("add", "add_any"), _first_of(folded.merge_folded, joins.merge_add, ends.merge_add)

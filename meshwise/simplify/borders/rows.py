@@ -204,9 +204,10 @@ def _slice_bordered(
         return None
     found: list[JaxprEqn] = []
     parts: list[Any] = []
-    for atom, begin, end in _taken(_flat(inner, makers), dim, starts[dim], limits[dim]):
-        behind = _joined_behind(atom, others, makers)
-        if behind is None:
+    taken = [*_taken(_flat(inner, makers), dim, starts[dim], limits[dim])]
+    all_behind = [_joined_behind(atom, others, makers) for atom, *_ in taken]
+    for (atom, begin, end), behind in zip(taken, all_behind, strict=True):
+        if behind is None or None in all_behind:  # before anything is kept for others
             return None
         source, moves = behind
         made, part = _cut_once(eqn, source, others, makers.beside(found), counts)
