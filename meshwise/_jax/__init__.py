@@ -24,6 +24,7 @@ from meshwise._jax.bodies import without_hints_in as without_hints_in
 from meshwise._jax.bordered import BORDERED as BORDERED
 from meshwise._jax.bordered import Border as Border
 from meshwise._jax.bordered import padded_dim as padded_dim
+from meshwise._jax.bordered import with_borders as with_borders
 from meshwise._jax.bordered import without_borders as without_borders
 from meshwise._jax.buffers import base_array as base_array
 from meshwise._jax.buffers import sharing as sharing

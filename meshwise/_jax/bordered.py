@@ -13,7 +13,7 @@ from typing import Any
 import jax
 from jax import lax
 
-from meshwise._jax.jaxprs import JaxprEqn, Primitive
+from meshwise._jax.jaxprs import JaxprEqn, Primitive, new_eqn
 
 WINDOWS = (
     lax.conv_general_dilated_p,
@@ -76,6 +76,19 @@ def padded_dim(window: Any, params: Any, dim: int) -> int:
         return dim
     spatial = params["dimension_numbers"].lhs_spec[2:]
     return spatial.index(dim) if dim in spatial else -1
+
+
+def with_borders(
+    eqn: JaxprEqn, x: Any, borders: Sequence[Border], outvars: Sequence[Any]
+) -> JaxprEqn:
+    """A window, which may have borders along other dims already, over an array with these."""
+    window, padding = eqn.params.get("window", eqn.primitive), [*eqn.params["padding"]]
+    for border in borders:
+        amounts = len(border.before), len(border.after)
+        padding[padded_dim(window, eqn.params, border.dim)] = amounts
+    every = (*eqn.params.get("borders", ()), *borders)
+    params = {**eqn.params, "padding": tuple(padding), "borders": every, "window": window}
+    return new_eqn(BORDERED[window], [x, *eqn.invars[1:]], outvars, params, eqn)
 
 
 def without_borders(eqn: JaxprEqn) -> JaxprEqn:

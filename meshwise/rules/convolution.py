@@ -128,7 +128,7 @@ def _exchanges(context: LocalContext) -> list[Exchange] | None:
 def _convolution_local(context: LocalContext, lhs: Any, rhs: Any) -> list[Any]:
     """Rows are fetched and padded first; the groups that a device has are counted in its shard."""
     params = context.params
-    rhs_spec = params["dimension_numbers"][1]
+    lhs_spec, rhs_spec, _ = params["dimension_numbers"]
     changed: dict[str, Any] = {}
     for name, operand, place in (("feature_group_count", 0, 1), ("batch_group_count", 0, 0)):
         if params[name] > 1:
@@ -150,7 +150,7 @@ def _convolution_local(context: LocalContext, lhs: Any, rhs: Any) -> list[Any]:
             rhs = mask_padding(context, rhs, rhs_spec[d + 2], factor, np.zeros((), rhs.dtype))
     lhs, around = laid_around(context, lhs, [reading for _, reading in readings])
     for dim in around:
-        padding[params["dimension_numbers"][0][2:].index(dim)] = (0, 0)
+        padding[lhs_spec[2:].index(dim)] = (0, 0)
     for d, reading in readings:
         if len(set(reading.leads)) == 1:  # the convolution itself dilates
             low = reading.leads[0]

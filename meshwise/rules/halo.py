@@ -139,10 +139,8 @@ def _overlaps(fetch: Fetch) -> list[Overlap]:
         while row < end:
             turns, at = divmod(row, fetch.size)
             sender, start = divmod(at, fetch.block)
-            rows, on = (
-                min(end - row, fetch.block - start, fetch.size - at),
-                turns * len(fetch.starts),
-            )
+            rows = min(end - row, fetch.block - start, fetch.size - at)
+            on = turns * len(fetch.starts)
             found.append(Overlap(sender, receiver, start, row - first, rows, on))
             row += rows
     return found

@@ -74,20 +74,10 @@ def _joined_root(atom: Any, makers: Makers) -> Any | None:
 
 def _merged(eqn: JaxprEqn, makers: Makers) -> list[JaxprEqn] | None:
     """A window over such borders, along dims that it pads with nothing itself."""
-    window, params = eqn.primitive, eqn.params
     dims = range(len(shape_of(eqn.invars[0])))
     may_have = {d for d in dims if _may_have_border(eqn, d)}
     made, source, borders = _bordered(eqn, eqn.invars[0], may_have, makers)
-    if not borders:
-        return None
-    padding = [*params["padding"]]
-    for border in borders:
-        amounts = len(border.before), len(border.after)
-        padding[_jax.padded_dim(window, params, border.dim)] = amounts
-    more = {"padding": tuple(padding), "borders": tuple(borders), "window": window}
-    operands = [source, *eqn.invars[1:]]
-    primitive = _jax.BORDERED[window]
-    return [*made, _jax.new_eqn(primitive, operands, eqn.outvars, {**params, **more}, eqn)]
+    return [*made, _jax.with_borders(eqn, source, borders, eqn.outvars)] if borders else None
 
 
 def _may_have_border(eqn: JaxprEqn, dim: int) -> bool:

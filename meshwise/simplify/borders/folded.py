@@ -10,14 +10,12 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
-import jax
-import numpy as np
 from jax import lax
 
 from meshwise import _jax
-from meshwise._jax import Border, JaxprEqn, Literal
+from meshwise._jax import Border, JaxprEqn
 from meshwise.ir.operators import is_among
-from meshwise.ir.program import shape_of, type_of
+from meshwise.ir.program import shape_of
 from meshwise.simplify.borders.equations import Makers, any_maker, one_equation
 from meshwise.simplify.borders.joins import zero_pad
 from meshwise.simplify.counts import Counts
@@ -41,16 +39,10 @@ def merge_folded(eqn: JaxprEqn, makers: Makers, counts: Counts) -> list[JaxprEqn
         made = _folded(eqn, folded, makers)
         if made is None:
             continue
-        rest = [
-            atom
-            for atom, other in zip(_added(eqn, makers), terms, strict=True)
-            if other not in folded
-        ]
+        rest = [atom for atom, other in zip(added, terms, strict=True) if other not in folded]
         for atom in rest:
-            own = made[-1].replace(
-                outvars=[_jax.var_like(eqn.outvars[0], shape_of(eqn.outvars[0]))]
-            )
-            made = [*made[:-1], own, eqn.replace(invars=[own.outvars[0], atom])]
+            own = _jax.var_like(eqn.outvars[0], shape_of(eqn.outvars[0]))
+            made = [*made[:-1], made[-1].replace(outvars=[own]), eqn.replace(invars=[own, atom])]
         return made
     return None
 
@@ -151,6 +143,7 @@ def _sum_going_round(
     size = shape_of(eqn.outvars[0])[dim]
     # By how they are padded along other dims, and how far they are moved along this one.
     alike: dict[Any, dict[int, list[Any]]] = defaultdict(lambda: defaultdict(list))
+    fill: Any = None  # zero, as all of them have it
     for atom in atoms:
         pad = zero_pad(atom, makers)
         if pad is None or shape_of(pad.invars[0])[dim] != size:
@@ -160,6 +153,7 @@ def _sum_going_round(
             return None
         others = tuple((0, 0, 0) if d == dim else own for d, own in enumerate(config))
         alike[others][(config[dim][0] - before) % size].append(pad.invars[0])
+        fill = pad.invars[1]
     made: list[JaxprEqn] = []
 
     def emit(primitive: Any, operands: Sequence[Any], shape: Sequence[int], **params: Any) -> Any:
@@ -170,8 +164,7 @@ def _sum_going_round(
     def total(values: Sequence[Any]) -> Any:
         return reduce(lambda a, b: emit(eqn.primitive, [a, b], shape_of(a), **eqn.params), values)
 
-    zero, sums = np.zeros((), type_of(eqn.outvars[0]).dtype), list[Any]()
-    fill = Literal(zero, jax.typeof(zero))
+    sums: list[Any] = []
     for config, by_shift in alike.items():
         moved = []
         for shift, values in by_shift.items():
@@ -229,13 +222,9 @@ def _going_round(
     is_around = len(border.before) + len(border.after) == reach < size
     if not (is_full and is_around and base == 1 and shape_of(eqn.invars[0])[border.dim] == size):
         return None
-    shape, padding = list(shape_of(eqn.outvars[0])), [*params["padding"]]
+    shape = list(shape_of(eqn.outvars[0]))
     shape[dim] = size
-    padding[at] = len(border.before), len(border.after)
-    borders = (*params.get("borders", ()), border)
-    more = {"padding": tuple(padding), "borders": borders, "window": window}
-    outs = [_jax.var_like(eqn.outvars[0], shape)]
-    return _jax.new_eqn(_jax.BORDERED[window], eqn.invars, outs, {**params, **more}, eqn)
+    return _jax.with_borders(eqn, eqn.invars[0], [border], [_jax.var_like(eqn.outvars[0], shape)])
 
 
 def _padded_of_result(window: Any, params: Any, dim: int) -> int:

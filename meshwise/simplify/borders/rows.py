@@ -202,19 +202,17 @@ def _slice_bordered(
     sizes = zip(shape_of(eqn.outvars[0]), shape_of(eqn.invars[0]), strict=True)
     if not others or not all(is_most(rows, size) for rows, size in sizes):
         return None
+    taken = [*_taken(_flat(inner, makers), dim, starts[dim], limits[dim])]
+    behind = [_joined_behind(atom, others, makers) for atom, *_ in taken]
+    if None in behind:  # before anything is kept for others
+        return None
     found: list[JaxprEqn] = []
     parts: list[Any] = []
-    taken = [*_taken(_flat(inner, makers), dim, starts[dim], limits[dim])]
-    all_behind = [_joined_behind(atom, others, makers) for atom, *_ in taken]
-    for (atom, begin, end), behind in zip(taken, all_behind, strict=True):
-        if behind is None or None in all_behind:  # before anything is kept for others
-            return None
-        source, moves = behind
+    for (atom, begin, end), (source, between) in zip(taken, filter(None, behind), strict=True):
         made, part = _cut_once(eqn, source, others, makers.beside(found), counts)
         found += made
-        if end - begin < shape_of(atom)[dim]:
-            moves = [*moves, _rows_between(eqn, atom, dim, begin, end)]
-        for move in moves:
+        is_cut = end - begin < shape_of(atom)[dim]
+        for move in [*between, *([_rows_between(eqn, atom, dim, begin, end)] if is_cut else [])]:
             own = _of_part(move, part, others)
             is_slice = own.primitive is lax.slice_p
             merged = merge_slice(own, makers.beside(found), counts) if is_slice else None
